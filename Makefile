@@ -1,8 +1,7 @@
 # The commands for users and contributors: `make demo`, `make test`. CONTRIBUTING.md describes them.
 #
-# Everything builds in one profile (release) and with `--workspace`, which gives every dependency one set of features,
-# so nothing is compiled twice. CARGO_TARGET_DIR, LIBTORCH, ONEFOLD_CACHE and RUST_TEST_THREADS are respected when they
-# are set.
+# Everything is built in one profile (release) and with `--workspace`, which gives every dependency one set of features,
+# so nothing is compiled twice. CARGO_TARGET_DIR, LIBTORCH, ONEFOLD_CACHE and RUST_TEST_THREADS are used if they are set.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,10 +9,10 @@ SHELL := bash
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# Evaluated in each recipe that needs it: fetches libtorch the first time, prints its path afterwards.
+# Each recipe that needs libtorch runs this. The script downloads libtorch the first time, and always prints its path.
 WITH_LIBTORCH = LIBTORCH="$$(trainer/libtorch.sh)" && export LIBTORCH &&
 
-# Many tests wait: for processes that they kill, and for stores that do not answer.
+# There are more threads than processors, because many tests wait, for example for stores that do not answer.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 
 .PHONY: help
@@ -24,7 +23,7 @@ help: ## Show this list
 requirements: ## Check that this machine can build Onefold; `make` does this before it builds
 	@tests/requirements.sh $(REQUIREMENTS)
 
-# Prerequisites of these targets get the variable too.
+# The variable also applies to the prerequisites of these targets.
 test test-rust test-python test-random: REQUIREMENTS := --tests
 
 .PHONY: build
@@ -42,7 +41,7 @@ demo: requirements ## MovieLens-100K from ratings to a trained model; figures in
 	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace $(DEMO_BINARIES:%=--bin %)
 	@$(TARGET)/release/onefold-demo --out target/demo
 
-# LIBTORCH, and the NVRTC with which tests compile the GPU's kernels.
+# Sets LIBTORCH, and the NVRTC with which tests compile the GPU kernels.
 WITH_TESTS = $(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC &&
 
 .PHONY: test
@@ -57,8 +56,8 @@ test-rust: build tools ## Run the tests of the workspace
 test-python: build ## Build the wheel and run the tests of the Python package
 	@$(WITH_LIBTORCH) tests/run.py python
 
-# At least 100 times as many cases as in `make test`, of another seed, which is printed. proptest gives up when it rejects
-# more cases than a limit, so the limits grow too. The filter leaves out what is not a property test.
+# By default, 100 times as many cases as in `make test`, with a random seed, which is printed. proptest fails when it
+# rejects more cases than a limit, so the limits increase too. The filter selects only property tests.
 TIMES ?= 100
 SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 PROPERTY_TESTS = $$(tests/property/names.py)
@@ -92,6 +91,7 @@ bench: ## Run the criterion benches
 .PHONY: lint
 lint: ## Formatting, clippy and rustdoc, warnings as errors
 	@$(CARGO) fmt --all --check
+	@tests/same_features.py
 	@$(WITH_LIBTORCH) $(CARGO) clippy --locked --release --workspace --all-targets -- -D warnings
 	@$(WITH_LIBTORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release --workspace --no-deps --document-private-items
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it into a folder of the target directory, and runs its tests; arguments go to pytest.
+# Builds the wheel, installs it into a subdirectory of the target directory, and runs its tests. Arguments are passed
+# to pytest.
 #
 #   python/test.sh [--torch] [PYTEST ARGUMENTS]
 #
-# With --torch the tests that need torch, torchdata or TorchRec run, and nothing else. The tests call the commands of
-# ${CARGO_TARGET_DIR:-target}/release, which `make build` makes.
+# With --torch, only the tests that need torch, torchdata or TorchRec run. The tests call the commands in
+# ${CARGO_TARGET_DIR:-target}/release, which `make build` builds.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 torch=
@@ -22,7 +23,7 @@ rm -rf "$installed"
 python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-index --target "$installed" "$wheel" 1>&2
 cd "$here"
 export ONEFOLD_BINARIES=$target/release ONEFOLD_WHEELS=$target/wheels PYTHONPATH=$installed:$packages$torch PYTHONDONTWRITEBYTECODE=1
-# Neither the tests nor the processes that they start take modules from this folder, whose `onefold` has no compiled half.
+# The tests and their processes must not import modules from this directory, whose `onefold` has no compiled module.
 export PYTHONSAFEPATH=1
-# `append` gives tests names by which a spawned process imports them.
+# With `append`, tests have module names that a spawned process can import.
 exec python3 -m pytest -p no:cacheprovider -m "$marker" --import-mode=append "$@"

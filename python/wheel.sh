@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds the wheel of the package `onefold` into the folder OUT, and prints the wheel's path.
+# Builds the wheel of the package `onefold` into the directory OUT, and prints the path of the wheel.
 #
 #   python/wheel.sh OUT
 #
-# maturin compiles with the workspace's one profile and its target directory, so what `make build` compiled is not compiled
-# again. The wheel is tagged for this machine's glibc: it works where glibc is as new or newer, and needs no Rust there.
+# maturin uses the workspace's profile and target directory, so crates that `make build` compiled are not compiled
+# again. The wheel is tagged with this machine's glibc version: it works with this version or a newer one, and needs
+# no Rust.
 set -euo pipefail
 out=$(realpath -m "$1")
 cd "$(dirname "$0")"
@@ -12,7 +13,7 @@ packages=$(./environment.sh)
 target=${CARGO_TARGET_DIR:-$PWD/../target}
 glibc=$(ldd --version | sed -n '1s/.* \([0-9]*\)\.\([0-9]*\)$/\1_\2/p')
 rm -f "$out"/onefold-[0-9]*.whl
-# cargo's messages go to stderr; the only line of stdout is the path.
+# cargo's messages go to stderr. The path is the only line on stdout.
 CARGO_TARGET_DIR=$target PYTHONPATH=$packages "$packages/bin/maturin" build --release --locked --out "$out" \
     --compatibility "manylinux_$glibc" --auditwheel=skip ${ONEFOLD_MATURIN_ARGUMENTS:-} 1>&2
 wheels=("$out"/onefold-[0-9]*.whl)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reads a dataset from a local disk and from an S3 server in turn, and prints both rates.
+"""Reads a dataset alternately from a local disk and from an S3 server, and prints both rates.
 
     target/release/examples/s3-server --latency-ms 20 -- \\
         tests/measure_s3.py --binaries target/release --logs LOGS --work DIR
 
-LOGS is what `onefold-data generate` wrote. The server is the one that the environment names."""
+LOGS is the output of `onefold-data generate`. The environment names the server."""
 
 import argparse
 import json

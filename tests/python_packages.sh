@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Prints a folder with a Python package and all that it imports, for `PYTHONPATH`; installs it first where it is not there yet.
+# Prints a directory with a Python package and its dependencies, for `PYTHONPATH`. Installs them first if they are
+# missing.
 #
 #   tests/python_packages.sh VARIABLE PACKAGE VERSION NAME SIZE REQUIREMENTS [PYTHONS]
 #
-# The scripts that install packages for tests call it. A VARIABLE that is already set wins: a folder that holds PACKAGE. Otherwise
-# the wheels of the file REQUIREMENTS go into ${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}. The folder appears by
-# one rename, so an interrupted run leaves nothing that a later one would trust. NAME, SIZE and PYTHONS, the versions of
-# Python that have wheels, are for messages.
+# The scripts that install packages for tests call it. If the environment variable VARIABLE is set, it must name a
+# directory that contains PACKAGE, and that directory is used instead. Otherwise the wheels in the file REQUIREMENTS
+# are installed into ${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}. The directory is created by a rename, so
+# an interrupted run leaves no partial installation behind. NAME, SIZE and PYTHONS (the Python versions for which
+# wheels exist) are for messages.
 set -euo pipefail
 variable=$1 package=$2 release=$3 name=$4 size=$5 requirements=$6 pythons=${7:-}
 
@@ -25,7 +27,7 @@ python3 -m pip --version >/dev/null 2>&1 ||
     die "python3 has no pip, which installs $name" "install it (Debian: apt-get install python3-pip)"
 version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 cache=${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/onefold}
-# Other requirements are another folder.
+# Different requirements are installed into a different directory.
 digest=$(sha256sum "$requirements" | cut -c 1-8)
 home=$cache/$package-$release-$digest-python$version
 if [ -d "$home" ]; then
@@ -34,7 +36,8 @@ if [ -d "$home" ]; then
 fi
 
 mkdir -p "$cache"
-# One installation at a time; the second finds the work done. The kernel drops the lock of a killed holder.
+# Only one installation runs at a time; a second one finds the result of the first. The kernel releases the lock when
+# its holder is killed.
 exec 9>"$cache/$package.lock"
 flock 9
 if [ -d "$home" ]; then
@@ -45,7 +48,7 @@ rm -rf "$cache/$package".partial.*
 work=$(mktemp -d "$cache/$package.partial.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 say "installing $name into $home (once; about $size)"
-# pip unpacks into TMPDIR first: into the same file system, so that its last step is a rename.
+# pip unpacks into TMPDIR first. It is on the same file system, so that pip's last step is a rename.
 TMPDIR=$work python3 -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
     --no-warn-conflicts --target "$work/packages" --requirement "$requirements" 1>&2 ||
     die "pip could not install $name (its message is above)" \

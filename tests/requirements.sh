@@ -14,7 +14,7 @@ missing=0
 # `require PROBLEM HINT`: reports what is missing and what to do.
 require() { missing=$((missing + 1)); printf 'error: %s\n  hint: %s\n' "$1" "$2" >&2; }
 has() { command -v "$1" >/dev/null 2>&1; }
-# Whether version $1 is at least version $2.
+# Returns whether version $1 is at least version $2.
 at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]; }
 
 cargo=${CARGO:-cargo} cc=${CC:-cc} cxx=${CXX:-c++}
@@ -36,7 +36,7 @@ glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d ' ' -f 2)
 at_least "${glibc:-0}" 2.28 ||
     require "glibc 2.28 or newer is needed; found ${glibc:-another C library}" "use a distribution of 2018 or later with glibc"
 
-# `space FOLDER GIBIBYTES PURPOSE VARIABLE`: checks the file system of FOLDER, which VARIABLE names.
+# `space FOLDER GIBIBYTES PURPOSE VARIABLE`: checks the free space on the file system of FOLDER, which VARIABLE sets.
 space() {
     local folder=$1 free
     while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
@@ -85,7 +85,7 @@ if [ -n "$tests" ]; then
     done
 fi
 
-# The network, as far as this machine has not fetched everything yet.
+# The network, unless everything is already downloaded.
 if has "$cargo" && ! "$cargo" fetch --locked --target x86_64-unknown-linux-gnu >"$scratch/cargo.log" 2>&1; then
     require "cargo cannot fetch the crates: $(tail -n 1 "$scratch/cargo.log")" "check the network and cargo's registry"
 fi

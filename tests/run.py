@@ -16,7 +16,7 @@ import sys
 import time
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-# What the summary says about tests that need more than `make test` installs.
+# Text of the summary about tests that need more than `make test` installs.
 FURTHER_TARGETS = """\
 Further targets:
   make test-torchrec   Rust and Python tests with torch, torchdata and TorchRec (installs 2.3 GB the first time)
@@ -44,13 +44,13 @@ class Binary:
     failed: int = 0
     ignored: int = 0
     seconds: float = 0.0
-    # False until the line with its result is read: a binary that crashes prints none.
+    # Remains False until the line with the result is read. A binary that crashes prints no such line.
     finished: bool = False
     failures: list = dataclasses.field(default_factory=list)
 
 
 def output_of(command):
-    """Runs a command in the repository, passes its output on, and yields its lines without colours; last the status."""
+    """Runs a command in the repository and prints its output. Yields its lines without colours, then the exit status."""
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -62,7 +62,7 @@ def output_of(command):
 
 
 def name_of(source, path):
-    """`onefold-ingest: tests/it/main.rs`, from Cargo's `tests/it/main.rs (target/release/deps/it-0123456789abcdef)`."""
+    """Returns `it (tests/it/main.rs)` for Cargo's `tests/it/main.rs (target/release/deps/it-0123456789abcdef)`."""
     binary = re.sub(r"-[0-9a-f]{16}$", "", pathlib.PurePath(path).name)
     return f"{binary} ({source.removeprefix('unittests ')})"
 
@@ -83,7 +83,7 @@ def run_rust(arguments):
             binaries[-1].failures.append(found["name"])
         elif binaries and (found := RESULT.match(line)):
             binary = binaries[-1]
-            # Doc tests that do not compile together have results of their own.
+            # Cargo prints separate results for doc tests that cannot be compiled together.
             binary.passed += int(found["passed"])
             binary.failed += int(found["failed"])
             binary.ignored += int(found["ignored"])

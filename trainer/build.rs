@@ -1,5 +1,6 @@
-//! Compiles the shims for torch's c10d (`src/distributed/c10d.cpp`) and autograd (`src/shim.cpp`) as one translation
-//! unit, and makes the binaries of this crate find the libtorch that they were built with, without LD_LIBRARY_PATH.
+//! Compiles the shims for torch's c10d (`src/distributed/c10d.cpp`) and autograd (`src/shim.cpp`) as one
+//! translation unit, and sets the run-time search path of this crate's binaries to the libtorch that they were
+//! built with, so that they do not need `LD_LIBRARY_PATH`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +12,10 @@ fn main() {
     compile_shims(Path::new(&library));
 }
 
-/// Declarations of the classes of Gloo that c10d's header names; see the README there.
+/// The folder with declarations of the Gloo classes that c10d's header names; see the README there.
 const GLOO: &str = "src/distributed/declarations";
 
-/// Compiles the shims as torch-sys compiles its own.
+/// Compiles the shims with the compiler settings of torch-sys.
 fn compile_shims(library: &Path) {
     const SOURCE: &str = "src/libtorch.cpp";
     for source in [SOURCE, "src/shim.cpp", "src/distributed/c10d.cpp", GLOO] {
@@ -27,7 +28,7 @@ fn compile_shims(library: &Path) {
     let home = home.unwrap_or_else(|| library.parent().expect("`lib` is in libtorch's folder").to_owned());
     let abi = std::env::var("LIBTORCH_CXX11_ABI").unwrap_or_else(|_| "1".to_owned());
     let mut build = cc::Build::new();
-    // Others' headers come as the system's: their warnings are not ours.
+    // System headers, so that the compiler does not report warnings in third-party code.
     for folder in [home.join("include"), home.join("include/torch/csrc/api/include"), PathBuf::from(GLOO)] {
         build.flag("-isystem").flag(folder);
     }

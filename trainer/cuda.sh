@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Prints the path of `libonefold_cuda.so`, for `ONEFOLD_CUDA`, which ranks on GPUs and CUDA graphs need; builds it first
-# where it is not there yet. An ONEFOLD_CUDA that is already set wins.
+# if it does not exist. If ONEFOLD_CUDA is already set, prints its value.
 #
 #   export ONEFOLD_CUDA=$(trainer/cuda.sh [SITE_PACKAGES])
 #
-# It is src/distributed/nccl.cpp and src/device/graph.cpp, compiled against an installed torch 2.11.0 and the headers of NCCL
-# and CUDA that pip installs with it. SITE_PACKAGES is the folder with `torch` and `nvidia`; without it that of `python3`.
-# Some headers of CUDA's compiler are not among them: pip fetches them (3 MB), checked against their hashes. Building needs a
-# C++ compiler, no GPU, and 30 seconds.
+# The library consists of src/distributed/nccl.cpp and src/device/graph.cpp, compiled against an installed torch 2.11.0 and
+# the headers of NCCL and CUDA that pip installs with it. SITE_PACKAGES is the folder with `torch` and `nvidia`; the default
+# is that of `python3`. It lacks some headers of CUDA's compiler, which pip fetches (3 MB) and checks against their hashes.
+# Building needs a C++ compiler and takes 30 seconds, but needs no GPU.
 set -euo pipefail
 
 say() { printf '%s\n' "$*" >&2; }
@@ -36,13 +36,13 @@ case $version in 2.11.0 | 2.11.0+cu13*) ;; *) die "$site has torch $version" "pi
 command -v "$compiler" >/dev/null || die "there is no C++ compiler $compiler" "install one (Debian: apt-get install g++), or set CXX"
 
 cache=${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/onefold}
-# What it is made of: the sources, and the headers that say how NCCL's structures look.
+# The library depends on the sources, and on the headers that define the layout of NCCL's structures.
 made_of=$(cat "${sources[@]}" "$site/nvidia/nccl/include/nccl.h" "$site/torch/version.py" | sha256sum | cut -c1-16)
 home=$cache/cuda-$made_of
 library=$home/libonefold_cuda.so
 if [ ! -d "$home" ]; then
     mkdir -p "$cache"
-    # One build at a time; the second finds the work done. The kernel drops the lock of a killed holder.
+    # One build at a time; a second process waits and finds the result. The kernel releases the lock of a killed process.
     exec 9>"$cache/cuda.lock"
     flock 9
 fi
@@ -66,7 +66,7 @@ python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-
 for wheel in "$work"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$work/more"; done
 
 mkdir "$work/cuda"
-# Symbols of libtorch, NCCL and CUDA are those of the process that loads it.
+# Symbols of libtorch, NCCL and CUDA are resolved in the process that loads the library.
 "$compiler" -std=c++17 -O2 -fPIC -shared -Wall -Wextra -Werror -DUSE_C10D_NCCL \
     -isystem "$site/torch/include" -isystem "$site/torch/include/torch/csrc/api/include" \
     -isystem "$site/nvidia/cu13/include" -isystem "$site/nvidia/nccl/include" \

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Prints the path of a libtorch 2.11.0, for `LIBTORCH`; fetches it first where it is not there yet.
+# Prints the path of a libtorch 2.11.0, for `LIBTORCH`; fetches it first if it does not exist.
 #
 #   export LIBTORCH=$(trainer/libtorch.sh)
 #
-# A LIBTORCH that is already set wins. Otherwise the headers and the CPU libraries of PyPI's torch
-# 2.11.0 wheel are unpacked into ${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}, which all clones
-# share and `cargo clean` leaves alone. pip checks every wheel against the hashes below. The directory
-# appears by one rename, so an interrupted run leaves nothing that a later one would trust.
+# If LIBTORCH is already set, prints its value. Otherwise unpacks the headers and the CPU libraries of PyPI's torch 2.11.0
+# wheel into ${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}, which all clones share and `cargo clean` does not
+# delete. pip checks every wheel against the hashes below. The directory appears by a single rename, so an interrupted run
+# leaves no incomplete directory.
 set -euo pipefail
 
 say() { printf '%s\n' "$*" >&2; }
@@ -35,7 +35,7 @@ python3 -m pip --version >/dev/null 2>&1 ||
     die "python3 has no pip, which fetches libtorch" "install it (Debian: apt-get install python3-pip)" "$own"
 
 mkdir -p "$cache"
-# One fetch at a time; the second finds the work done. The kernel drops the lock of a killed holder.
+# One fetch at a time; a second process waits and finds the result. The kernel releases the lock of a killed process.
 exec 9>"$cache/libtorch.lock"
 flock 9
 if [ -d "$home" ]; then
@@ -53,7 +53,7 @@ nvidia-cuda-runtime==13.0.96 --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c
 WHEELS
 
 say "fetching libtorch 2.11.0 into $home (once; about 540 MB)"
-# The Python version is pinned too, so that every machine gets the wheels whose hashes stand above.
+# The Python version is pinned too, so that every machine gets the wheels with these hashes.
 python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --require-hashes \
     --only-binary=:all: --implementation cp --python-version 3.11 --abi cp311 --abi none \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_25_x86_64 \

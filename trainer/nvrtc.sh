@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Prints the folder of NVRTC 13.0 (CUDA's run-time compiler), for `ONEFOLD_NVRTC`; fetches it first where it is not there yet.
+# Prints the folder of NVRTC 13.0 (CUDA's run-time compiler), for `ONEFOLD_NVRTC`; fetches it first if it does not exist.
 #
 #   ONEFOLD_NVRTC=$(trainer/nvrtc.sh) cargo test --release -p onefold-trainer nvrtc
 #
-# It needs no GPU, and tests compile the kernels with it. A GPU host has it beside torch. It is unpacked as
-# libtorch.sh unpacks libtorch: into the cache, checked against its hash, by one rename.
+# Tests compile the kernels with it, which needs no GPU. A GPU host has it with torch. Like libtorch.sh, this script unpacks
+# it into the cache, checked against its hash, by a single rename.
 set -euo pipefail
 
 say() { printf '%s\n' "$*" >&2; }
@@ -25,7 +25,7 @@ if [ ! -d "$home" ]; then
     python3 -m pip --version >/dev/null 2>&1 ||
         die "python3 has no pip, which fetches NVRTC" "install it (Debian: apt-get install python3-pip)"
     mkdir -p "$cache"
-    # One fetch at a time; the second finds the work done. The kernel drops the lock of a killed holder.
+    # One fetch at a time; a second process waits and finds the result. The kernel releases the lock of a killed process.
     exec 9>"$cache/nvrtc.lock"
     flock 9
 fi

@@ -11,7 +11,7 @@ use onefold_base::progress::Reporter;
 use onefold_storage::Storage;
 use serde::Serialize;
 
-use crate::rewrite::{RewriteOptions, Rewriter, check_samples, files_of, start};
+use crate::rewrite::{Fate, RewriteOptions, Rewriter, check_samples, files_of, start};
 use crate::schema::with_sample_keys;
 use crate::{Commit, FileSet, PartitionFilter, PartitionKey, Result, Snapshot};
 
@@ -116,21 +116,22 @@ pub fn compact(
 impl Compacted {
     /// Writes a range again.
     fn rewrite(&mut self, rewriter: &mut Rewriter<'_>, key: &PartitionKey, sets: &[FileSet]) -> Result<()> {
-        let range = rewriter.rewrite(key, sets, &vec![true; sets.len()], &|_| true)?;
-        check_samples(sets, &range, 0)?;
-        let (before, now) = (Size::of(sets.iter()), Size::of(range.files.iter()));
+        let fates = vec![Fate::Rewritten; sets.len()];
+        let written = rewriter.rewrite(key, sets, &fates, &|_| true)?;
+        check_samples(sets, &fates, &written, 0)?;
+        let (before, now) = (Size::of(sets.iter()), Size::of(written.files.iter()));
         // How long kept texts are is not known before they are read.
         let is_smaller = now.files < before.files || now.row_groups < before.row_groups;
         if !is_smaller && !sets.iter().any(has_unused_columns) {
-            rewriter.discard(&range);
+            rewriter.discard(&written);
             return Ok(());
         }
         self.ranges_rewritten += 1;
-        self.samples_rewritten += range.samples();
+        self.samples_rewritten += written.samples();
         self.files = self.files + now.files - before.files;
         self.row_groups = self.row_groups + now.row_groups - before.row_groups;
         self.bytes_on_disk = self.bytes_on_disk + now.bytes - before.bytes;
-        rewriter.add(range)
+        rewriter.add(written, sets, &fates)
     }
 }
 

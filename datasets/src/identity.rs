@@ -30,7 +30,7 @@ pub const MOST_BUCKETS: u32 = 1 << IDENTITY_BITS;
 const IDENTITY_BITS: u32 = 16;
 /// The other bits.
 const INSTANCE_BITS: u32 = 63 - IDENTITY_BITS;
-/// Samples that a range of buckets has about, if nobody says how many ranges there are.
+/// The approximate number of samples in a range of buckets, if the number of ranges is not given.
 const SAMPLES_OF_A_RANGE: u64 = 50_000_000;
 /// The default number of ranges is at most this.
 const MOST_DEFAULT_RANGES: u64 = 256;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever divides a log into n parts by the hash of the session divides it as n ranges do.
+        /// A log that is divided into n parts by the hash of the session is divided as by n ranges.
         #[test]
         fn ranges_are_buckets_of_a_coarser_division(session_id in 0..=i64::MAX, ranges in 1_u32..300) {
             let buckets = Buckets::of_ranges(ranges);

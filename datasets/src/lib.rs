@@ -78,6 +78,6 @@ pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
 pub use writer::{
-    BucketWriter, BucketWriters, ClosingBuckets, DatasetWriter, Decode, Encoders, WriterOptions, Written,
-    check_new_location,
+    BucketWriter, BucketWriters, ClosingBuckets, ColumnsWriter, DatasetWriter, Decode, Encoders,
+    WriterOptions, Written, check_new_location,
 };

@@ -6,15 +6,11 @@
 //! the range then       a  b' d           the new files hold what is kept of b and c, cut as a writer cuts samples
 //! ```
 //!
-//! Files that are not chosen stay as they are. The commit describes a whole range in one manifest, so that new files
-//! keep their place between the others. Row groups are read one by one: what is in memory are those that are being
+//! Files that are not chosen stay as they are. Row groups are read one by one: what is in memory are those that are being
 //! written.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use arrow::array::{ArrayRef, Float32Array, Int64Array, RecordBatch, TimestampMicrosecondArray};
-use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::datatypes::Int64Type;
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::progress::Reporter;
 use onefold_storage::Storage;
@@ -117,8 +113,8 @@ impl<'a> Rewriter<'a> {
         Ok(Self { storage, snapshot, writer, statistics, pool, reporter })
     }
 
-    /// Writes those of the `sets` of a range again that are `chosen`, with the samples of the sessions that are kept.
-    /// Gives the whole range. The new files are removed if this is dropped before it has [finished](Self::finish).
+    /// Writes sets of a range again, with the samples of the sessions that are kept. Gives what is written in place of
+    /// the sets that do not stay. The new files are removed if this is dropped before it has [finished](Self::finish).
     ///
     /// # Errors
     ///
@@ -127,33 +123,35 @@ impl<'a> Rewriter<'a> {
         &mut self,
         key: &PartitionKey,
         sets: &[FileSet],
-        chosen: &[bool],
+        fates: &[Fate],
         is_kept: &dyn Fn(i64) -> bool,
     ) -> Result<WrittenBucket> {
         let range = sets.first().map_or(0, |set| self.snapshot.division().range_of(set.bucket));
-        let mut whole = WrittenBucket::empty(key.clone(), range);
+        let mut written = WrittenBucket::empty(key.clone(), range);
         let mut output: Option<SampleWriter> = None;
-        for (set, chosen) in sets.iter().zip(chosen) {
-            if *chosen {
+        for (set, fate) in sets.iter().zip(fates) {
+            if *fate == Fate::Rewritten {
                 let output = output.get_or_insert_with(|| self.writer.some_of_range(key, range));
                 self.copy(set, is_kept, output)?;
                 continue;
             }
-            self.end(output.take(), &mut whole)?;
-            whole.statistics.extend(self.statistics.of(set)?);
-            whole.files.push(set.clone());
+            self.end(output.take(), &mut written)?;
+            if *fate == Fate::Listed {
+                written.statistics.extend(self.statistics.of(set)?);
+                written.files.push(set.clone());
+            }
         }
-        self.end(output, &mut whole)?;
-        Ok(whole)
+        self.end(output, &mut written)?;
+        Ok(written)
     }
 
-    /// Ends new files, and adds them to their range.
-    fn end(&mut self, output: Option<SampleWriter>, whole: &mut WrittenBucket) -> Result<()> {
+    /// Ends new files, and adds them to what is written.
+    fn end(&mut self, output: Option<SampleWriter>, written: &mut WrittenBucket) -> Result<()> {
         let Some(output) = output else { return Ok(()) };
-        let written = output.finish()?;
-        self.writer.owns(&written);
-        whole.files.extend(written.files);
-        whole.statistics.extend(written.statistics);
+        let new = output.finish()?;
+        self.writer.owns(&new);
+        written.files.extend(new.files);
+        written.statistics.extend(new.statistics);
         Ok(())
     }
 
@@ -183,13 +181,13 @@ impl<'a> Rewriter<'a> {
         self.storage.clean_up(range.paths().map(str::to_owned).collect());
     }
 
-    /// Makes a range that was [rewritten](Self::rewrite) a part of the commit.
+    /// Makes what was [rewritten](Self::rewrite) of the sets of a range a part of the commit.
     ///
     /// # Errors
     ///
-    /// As [`DatasetWriter::add_part`].
-    pub(crate) fn add(&mut self, range: WrittenBucket) -> Result<()> {
-        self.writer.add_part(range)
+    /// As [`DatasetWriter::add`].
+    pub(crate) fn add(&mut self, written: WrittenBucket, sets: &[FileSet], fates: &[Fate]) -> Result<()> {
+        self.writer.add_rewritten(written, replaced(sets, fates).map(|set| set.path().to_owned()))
     }
 
     /// Makes a vocabulary, of which originals were removed, a part of the commit in place of the dataset's of this name.
@@ -217,43 +215,76 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// Chooses further sets of a range, so that each run of chosen ones can be written for itself: those whose columns are
-/// not those of the schema, which another manifest would have to say; and all where sessions do not fit into row groups,
-/// or are not contiguous in the first place.
-pub(crate) fn choose_whole_runs(snapshot: &Snapshot, sets: &[FileSet], chosen: &mut [bool]) {
-    if !chosen.contains(&true) {
-        return;
-    }
-    let row_groups: Vec<&RowGroup> = sets.iter().flat_map(|set| &set.row_groups).collect();
-    let goes_on = |pair: &[&RowGroup]| pair[0].last_session == pair[1].first_session;
-    if !snapshot.order.is_clustered() || row_groups.windows(2).any(goes_on) {
-        chosen.fill(true);
-    }
-    for (set, chosen) in sets.iter().zip(chosen) {
-        *chosen |= !set.changes.is_none();
-    }
+/// What becomes of a set of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It stays as it is.
+    Stays,
+    /// Its files stay as they are, and the new manifest describes them.
+    Listed,
+    /// Its samples are written into new files.
+    Rewritten,
 }
 
-/// Checks that a range that was written again has the samples of `sets` but for so many; all of them, if none are
+/// What becomes of the `sets` of a range, of which some are `chosen` to be written again.
+///
+/// Row groups of one range that begin with the same bucket are in the order of their manifests, and the new one is the
+/// last. So sets that begin with the bucket with which new files may begin, and come behind them, are listed behind them;
+/// if their columns are not those of the schema, which would take another manifest, they are written again, too. All sets
+/// are where a session does not fit into a row group, or sessions are not contiguous in the first place.
+pub(crate) fn fates(snapshot: &Snapshot, sets: &[FileSet], chosen: &[bool]) -> Vec<Fate> {
+    let row_groups: Vec<&RowGroup> = sets.iter().flat_map(|set| &set.row_groups).collect();
+    let goes_on = |pair: &[&RowGroup]| pair[0].last_session == pair[1].first_session;
+    let is_one_run = !snapshot.order.is_clustered() || row_groups.windows(2).any(goes_on);
+    if chosen.contains(&true) && is_one_run {
+        return vec![Fate::Rewritten; sets.len()];
+    }
+    let mut last_bucket = None;
+    let fate = |(set, chosen): (&FileSet, &bool)| {
+        let follows = last_bucket == Some(set.bucket);
+        if *chosen || follows && !set.changes.is_none() {
+            last_bucket = set.row_groups.last().map(RowGroup::last_bucket);
+            Fate::Rewritten
+        } else if follows {
+            Fate::Listed
+        } else {
+            Fate::Stays
+        }
+    };
+    sets.iter().zip(chosen).map(fate).collect()
+}
+
+/// The sets that do not stay in their manifests.
+fn replaced<'s>(sets: &'s [FileSet], fates: &[Fate]) -> impl Iterator<Item = &'s FileSet> {
+    let is_replaced = |(set, fate): (&'s FileSet, &Fate)| (*fate != Fate::Stays).then_some(set);
+    sets.iter().zip(fates).filter_map(is_replaced)
+}
+
+/// Checks that what was written has the samples of the sets that it replaces but for so many; all of them, if none are
 /// removed.
 ///
 /// # Errors
 ///
 /// [`Error::Fault`] if it has others: a bug.
-pub(crate) fn check_samples(sets: &[FileSet], range: &WrittenBucket, removed: u64) -> Result<()> {
-    let before: u64 = sets.iter().map(|set| set.samples).sum();
-    let mut digest = Digest::default();
-    sets.iter().flat_map(|set| &set.row_groups).for_each(|row_group| digest.merge(row_group.digest));
-    // Files whose features changed since have the digest of other columns.
-    let is_current = sets.iter().all(|set| set.changes.is_none());
-    let same_samples = removed > 0 || !is_current || digest == range.digest();
-    if before == range.samples() + removed && same_samples {
+pub(crate) fn check_samples(
+    sets: &[FileSet],
+    fates: &[Fate],
+    written: &WrittenBucket,
+    removed: u64,
+) -> Result<()> {
+    let (mut before, mut digest, mut is_digested) = (0, Digest::default(), true);
+    for set in replaced(sets, fates) {
+        before += set.samples;
+        set.row_groups.iter().for_each(|row_group| digest.merge(row_group.digest));
+        // Otherwise the digest is one of other columns.
+        is_digested &= set.changes.lacks.is_empty() && set.changes.are_digested();
+    }
+    let same_samples = removed > 0 || !is_digested || digest == written.digest();
+    if before == written.samples() + removed && same_samples {
         return Ok(());
     }
-    let message = format!(
-        "of {before} samples {removed} were to be removed, but {} are left, or others",
-        range.samples()
-    );
+    let left = written.samples();
+    let message = format!("of {before} samples {removed} were to be removed, but {left} are left, or others");
     let hint = "nothing was committed; run `onefold-ingest verify`, and report this if that finds nothing";
     Err(Fault::new(Kind::Failed, message).hint(hint).into())
 }
@@ -264,37 +295,15 @@ pub(crate) fn files_of<'s>(sets: impl IntoIterator<Item = &'s FileSet>) -> (u64,
         .fold((0, 0), |(files, bytes), set| (files + set.files.len() as u64, bytes + set.bytes_on_disk()))
 }
 
-/// The samples of a row group, as a writer takes them. Lists are views of ids that samples share.
+/// The samples of a row group, as a writer takes them, whose columns are decoded on the threads of this pool. Lists are
+/// views of ids that samples share.
 fn samples(files: &OpenFiles, snapshot: &Snapshot, row_group: usize) -> Result<RecordBatch> {
-    let schema = &snapshot.schema;
-    let kept: HashMap<&str, &KeptColumn> =
-        schema.kept.iter().map(|column| (column.name.as_str(), column)).collect();
-    let lists = schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
-    let lists: HashMap<&str, _> = lists.map(|(group, f)| (f.name.as_str(), (group, f))).collect();
-    let columns = with_sample_keys(schema.to_arrow(), snapshot.sample_keys);
-    let column = |name: &str| -> Result<ArrayRef> {
-        if let Some((group, feature)) = lists.get(name) {
-            let lists = files.lists(row_group, snapshot.layout, group, feature)?;
-            return Ok(lists.to_views(0..lists.len()));
-        }
-        if let Some(column) = kept.get(name) {
-            return files.kept(row_group, column);
-        }
-        let values: ArrayRef = match name {
-            name if name == SESSION_COLUMN || snapshot.sample_keys && name == SAMPLE_KEY_COLUMN => {
-                Arc::new(Int64Array::new(files.numbers::<Int64Type>(row_group, name)?, None))
-            }
-            TIME_COLUMN => {
-                let times = files.numbers::<TimestampMicrosecondType>(row_group, name)?;
-                Arc::new(TimestampMicrosecondArray::new(times, None))
-            }
-            _ => Arc::new(Float32Array::new(files.numbers::<Float32Type>(row_group, name)?, None)),
-        };
-        Ok(values)
-    };
+    let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
+    let how = (&snapshot.schema, snapshot.layout);
     let fields: Vec<_> = columns.fields().iter().collect();
     let arrays = fields.into_par_iter().map(|field| -> Result<(String, ArrayRef, bool)> {
-        Ok((field.name().clone(), column(field.name())?, field.is_nullable()))
+        let column = files.of_samples(row_group, how, field)?;
+        Ok((field.name().clone(), column, field.is_nullable()))
     });
     let arrays: Vec<_> = arrays.collect::<Result<_>>()?;
     RecordBatch::try_from_iter_with_nullable(arrays).map_err(Error::from)

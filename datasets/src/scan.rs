@@ -8,12 +8,15 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::array::{
-    Array, ArrayRef, ArrowPrimitiveType, AsArray, Int64Array, ListArray, ListViewArray, RecordBatch,
-    RecordBatchReader,
+    Array, ArrayRef, ArrowPrimitiveType, AsArray, Float32Array, Int64Array, ListArray, ListViewArray,
+    RecordBatch, RecordBatchReader, TimestampMicrosecondArray,
 };
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::compute::concat_batches;
-use arrow::datatypes::{Field, FieldRef, Int64Type, Schema as ArrowSchema, SchemaRef};
+use arrow::datatypes::{
+    DataType, Field, FieldRef, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef,
+    TimestampMicrosecondType,
+};
 use onefold_base::process::catch_panic;
 use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
@@ -24,7 +27,7 @@ use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::footer::{Footer, check_counts, decoding_bytes, find, same_field};
 use crate::lists::Lists;
 use crate::{
-    ColumnChanges, DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, Snapshot,
+    ColumnChanges, DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, Schema, Snapshot,
     SparseFeature, missing_column, schema, with_name,
 };
 
@@ -258,7 +261,7 @@ impl OpenFiles {
 
     /// Whether the digest and the number of ids of a row group are those of the columns that are read.
     pub(crate) fn are_as_digested(&self) -> bool {
-        self.changes.are_only_additions()
+        self.changes.are_digested()
     }
 
     /// Whether the files lack a column of the dataset.
@@ -267,7 +270,7 @@ impl OpenFiles {
     }
 
     /// The files that have a column, and its number in each.
-    fn places(&self, name: &str) -> impl Iterator<Item = (&OpenFile, usize)> {
+    fn places<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a OpenFile, usize)> {
         let name = self.changes.in_files(name);
         self.files.iter().filter_map(move |file| {
             let root = file.fields().iter().position(|field| field.name() == name)?;
@@ -374,6 +377,60 @@ impl OpenFiles {
         }
         let lists = column.as_list_opt::<i32>().and_then(SampleLists::new);
         Ok(lists.ok_or_else(|| wrong(&feature.name, "it does not hold lists of ids".to_owned()))?)
+    }
+
+    /// The samples of a row group with the columns that a writer of this schema takes; those of `given` are not read.
+    ///
+    /// # Errors
+    ///
+    /// As [`numbers`](Self::numbers).
+    pub(crate) fn samples(
+        &self,
+        row_group: usize,
+        (schema, layout, sample_keys): (&Schema, Layout, bool),
+        given: &RecordBatch,
+    ) -> Result<RecordBatch> {
+        let _fetched = self.fetch(row_group)?;
+        let columns = schema::with_sample_keys(schema.to_arrow(), sample_keys);
+        let read = |field: &FieldRef| match given.column_by_name(field.name()) {
+            Some(given) => Ok((field.name().clone(), Arc::clone(given))),
+            None => Ok((field.name().clone(), self.of_samples(row_group, (schema, layout), field)?)),
+        };
+        let columns = columns.fields().iter().map(read).collect::<Result<Vec<_>>>()?;
+        Ok(RecordBatch::try_from_iter(columns)?)
+    }
+
+    /// A column of the samples of a row group.
+    ///
+    /// # Errors
+    ///
+    /// As [`numbers`](Self::numbers).
+    pub(crate) fn of_samples(
+        &self,
+        row_group: usize,
+        (schema, layout): (&Schema, Layout),
+        field: &Field,
+    ) -> Result<ArrayRef> {
+        let name = field.name();
+        if let Some(kept) = schema.kept.iter().find(|kept| kept.name == *name) {
+            return self.kept(row_group, kept);
+        }
+        let mut features =
+            schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
+        if let Some((group, feature)) = features.find(|(_, feature)| feature.name == *name) {
+            let lists = self.lists(row_group, layout, group, feature)?;
+            return Ok(lists.to_views(0..lists.len()));
+        }
+        Ok(match field.data_type() {
+            DataType::Float32 => {
+                Arc::new(Float32Array::new(self.numbers::<Float32Type>(row_group, name)?, None))
+            }
+            DataType::Int64 => Arc::new(Int64Array::new(self.numbers::<Int64Type>(row_group, name)?, None)),
+            _ => {
+                let times = self.numbers::<TimestampMicrosecondType>(row_group, name)?;
+                Arc::new(TimestampMicrosecondArray::new(times, None))
+            }
+        })
     }
 
     /// The ids that a feature's column stores in a row group: in the `folded` layout not those of the samples.

@@ -17,6 +17,7 @@
 //! Files have names that no other writer uses, so writers never disturb each other, nor readers. A killed writer leaves
 //! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.
 
+mod beside;
 mod bucket;
 mod checksums;
 mod closing;
@@ -40,6 +41,7 @@ use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
 use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
+pub use self::beside::ColumnsWriter;
 pub use self::bucket::{BucketWriter, BucketWriters, Decode};
 pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::{Counter, count_lists};
@@ -53,12 +55,15 @@ use crate::digest::Digest;
 use crate::extension::{SAME_CONFIGURATION, misfit as misfit_of_schemas};
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
-use crate::snapshot::{Snapshot, WrittenBucket, latest_head};
+use crate::snapshot::{Snapshot, WrittenBucket, latest_head, not_a_dataset};
 use crate::vocabulary::FormerOriginals;
 use crate::{
     Buckets, Commit, Error, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
     Vocabulary, VocabularyFile,
 };
+
+/// Row groups that are encoded and wait for one before them, for each thread.
+const WAITING_PART: usize = 2;
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
 /// before it removes the files it wrote.
@@ -72,6 +77,8 @@ pub struct DatasetWriter {
     partition_columns: Vec<PartitionColumn>,
     /// The files that are complete, by partition and range of buckets.
     written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
+    /// The first files of row groups that are rewritten.
+    replaced: BTreeSet<String>,
     vocabularies: BTreeMap<String, VocabularyFile>,
     /// Paths of all files that are complete, for the case that the writer fails.
     paths: Vec<String>,
@@ -126,6 +133,7 @@ impl DatasetWriter {
             base,
             partition_columns,
             written: BTreeMap::new(),
+            replaced: BTreeSet::new(),
             vocabularies: BTreeMap::new(),
             paths: Vec::new(),
             expected: None,
@@ -335,6 +343,21 @@ impl DatasetWriter {
         self.paths.extend(range.paths().map(str::to_owned));
     }
 
+    /// Adds what is written in place of some row groups of a range of buckets, which are known by their first files. The
+    /// others stay. Needed for [`Commit::Forget`] and [`Commit::Compact`] alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`add`](Self::add).
+    pub(crate) fn add_rewritten(
+        &mut self,
+        range: WrittenBucket,
+        replaced: impl Iterator<Item = String>,
+    ) -> Result<()> {
+        self.replaced.extend(replaced);
+        self.add_part(range)
+    }
+
     /// Writes some samples of a range of buckets, into files whose names no other call gives.
     pub(crate) fn some_of_range(&self, key: &PartitionKey, range: u32) -> SampleWriter {
         SampleWriter::new(self.writers.for_part(1).range(key, range))
@@ -392,7 +415,15 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             Err(onefold_storage::Error::exists(storage.location(), hint).into())
         }
         (Some(base), Commit::Overwrite) => Ok(Some(base)),
-        (Some(base), Commit::Append | Commit::Replace | Commit::Merge | Commit::Forget | Commit::Compact) => {
+        (
+            Some(base),
+            Commit::Append
+            | Commit::Replace
+            | Commit::Merge
+            | Commit::Columns
+            | Commit::Forget
+            | Commit::Compact,
+        ) => {
             check_appendable(storage, &base, schema, options)?;
             Ok(Some(base))
         }
@@ -400,6 +431,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             let hint = "use `append`, `replace` or `merge`";
             Err(Error::schema("a writer of samples does not alter features", hint))
         }
+        (None, Commit::Columns | Commit::Forget | Commit::Compact) => Err(not_a_dataset(storage)),
         (None, _) => check_new_location(storage).map(|()| None),
     }
 }

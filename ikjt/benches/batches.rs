@@ -1,9 +1,9 @@
-//! Cutting batches of 2,048 samples out of decoded row groups, and what is done to a batch after that.
+//! Benchmarks of cutting batches of 2,048 samples out of decoded row groups, and of the next operations on a batch.
 //!
-//! `cargo bench -p onefold-ikjt --bench batches`; the throughput is in samples. The row groups imitate rm1: 24 pooled
-//! features of 20 ids that repeat with probability 0.9, 6 windows of 100 items that gain one with probability 0.3, and
-//! 12 item features of 2 ids; sessions have 16 samples. `folded` has inverse indices and windows, as decoded from the
-//! folded layout, `rows` has every list for every sample.
+//! Run `cargo bench -p onefold-ikjt --bench batches`; the throughput is in samples. The row groups imitate rm1: 24
+//! pooled features of 20 ids that repeat with probability 0.9, 6 windows of 100 items that gain one with probability
+//! 0.3, and 12 item features of 2 ids; sessions have 16 samples. `folded` has inverse indices and windows, as decoded
+//! from the folded layout; `rows` has every list for every sample.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -15,7 +15,7 @@ const SAMPLES: usize = 2048;
 const ROW_GROUP: usize = 16 * SAMPLES;
 const SESSION: usize = 16;
 
-/// A linear congruential generator (Knuth's MMIX constants) keeps the bench free of dependencies.
+/// A linear congruential generator (Knuth's MMIX constants), which avoids a dependency.
 struct Random(u64);
 
 impl Random {
@@ -33,7 +33,8 @@ impl Random {
     }
 }
 
-/// `features` lists of `length` ids per sample; `change` is what happens to them from sample to sample.
+/// Returns a plain group with `features` lists of `length` ids per sample. `change` changes a list from one sample to
+/// the next.
 fn plain_group(
     name: &str,
     features: usize,
@@ -59,7 +60,7 @@ fn plain_group(
     Group::try_new(name, None, values.into_iter().enumerate().map(feature).collect()).unwrap()
 }
 
-/// A decoded row group, as `rows` and as `folded`.
+/// Returns a decoded row group in the layouts `rows` and `folded`.
 fn row_group() -> (Batch, Batch) {
     let mut random = Random(1);
     let mut groups = Vec::new();
@@ -104,7 +105,7 @@ fn benches(criterion: &mut Criterion) {
     let mut benches = criterion.benchmark_group("batches");
     benches.throughput(Throughput::Elements(SAMPLES as u64));
     for (layout, source) in [("rows", &rows), ("folded", &folded)] {
-        // Two neighbours, and sessions from all over the row group.
+        // `few` has two neighbouring pieces; `many` has sessions from the whole row group.
         let shuffled = |i: usize| (i * 37 % (ROW_GROUP / SESSION)) * SESSION;
         let few: Vec<(&Batch, Range<usize>)> = vec![(source, ROW_GROUP - 1000..ROW_GROUP), (source, 0..1048)];
         let many: Vec<_> =

@@ -1,9 +1,9 @@
-//! Deduplicating clustered batches of 2,048 samples, in bytes of input ids a second (one thread).
+//! Benchmark of deduplicating clustered batches of 2,048 samples, in bytes of input ids per second (one thread).
 //!
-//! `cargo bench -p onefold-ikjt --bench deduplicate`. `rm1 user features` is what DESIGN's workload rm1 carries per
-//! user: four groups of six pooled features (mean length 20, repeat probability d = 0.9) and two timelines of three
-//! windows of 100 ids (a new id with probability 0.3), in sessions of geometric size with mean 16.5. The others vary
-//! session size S, d and list length.
+//! Run `cargo bench -p onefold-ikjt --bench deduplicate`. `rm1 user features` has the user features of DESIGN's
+//! workload rm1: four groups of six pooled features (mean length 20, repeat probability d = 0.9) and two timelines of
+//! three windows of 100 ids (a new id with probability 0.3), in sessions of geometric size with mean 16.5. The other
+//! cases vary session size S, d and list length.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ use onefold_ikjt::{Feature, Group, deduplicate, fold_windows};
 
 const SAMPLES: usize = 2048;
 
-/// Knuth's MMIX linear congruential generator: keeps the bench free of dependencies.
+/// Knuth's MMIX linear congruential generator, which avoids a dependency.
 struct Random(u64);
 
 impl Random {
@@ -26,16 +26,16 @@ impl Random {
     }
 }
 
-/// How a group's lists go on from one sample of a session to the next.
+/// How a group's lists change from one sample of a session to the next.
 #[derive(Clone, Copy)]
 enum Change {
-    /// They stay with probability d, or else are drawn anew with a mean length.
+    /// With probability d the lists repeat. Otherwise they are drawn anew, with a given mean length.
     Redraw(f64, usize),
-    /// With a probability every one gets an id at its end and loses its first.
+    /// With a given probability every list gains an id at its end and loses its first id.
     Slide(f64, usize),
 }
 
-/// A plain KJT of `features` features that change together, in sessions of geometric size with mean `s`.
+/// Returns a plain KJT of `features` features that change together, in sessions of geometric size with mean `s`.
 fn group(features: usize, s: f64, change: Change, seed: u64) -> Group {
     let mut random = Random(seed);
     let mut lists = vec![Vec::with_capacity(SAMPLES); features];

@@ -1,9 +1,9 @@
-//! How long a dataset takes to open that has grown by an append a day, in how much memory, and how much one more append
-//! writes: `cargo bench -p onefold-ikjt --bench open -- --days 365 --buckets 64 --sparse 500 --dense 200`.
+//! Benchmark of opening a dataset that has grown by one append per day: time, memory, and the bytes that one more
+//! append writes. Run `cargo bench -p onefold-ikjt --bench open -- --days 365 --buckets 64 --sparse 500 --dense 200`.
 //!
-//! Without options it is a small dataset. It is opened by processes that do nothing else, while the page cache has its
-//! files. Neither opening nor appending reads data files, so the days between the first and the last one name the data
-//! files of the first day; `--written-days 365` writes them all, which takes several gigabytes of temporary files.
+//! Without options the dataset is small. Separate processes open it, with its files in the page cache. Neither
+//! opening nor appending reads data files, so the days between the first and the last one refer to the data files of
+//! the first day. `--written-days 365` writes all files, which takes several gigabytes of temporary files.
 #![expect(clippy::print_stdout, reason = "what was measured")]
 
 use std::collections::BTreeMap;
@@ -29,12 +29,12 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-// As `onefold-read` has it.
+// Uses the same allocator as `onefold-read`.
 onefold_allocator::use_jemalloc!(onefold_allocator::ONE_ARENA);
 
-/// Sparse features of a group.
+/// The number of sparse features per group.
 const GROUP: usize = 50;
-/// Decoded bytes of a sample, about: a row group has all samples of a bucket and a day.
+/// The approximate size of a decoded sample in bytes. A row group contains all samples of a bucket and a day.
 const SAMPLE_BYTES: usize = 1000;
 const DAY_MICROS: i64 = 86_400_000_000;
 
@@ -106,7 +106,7 @@ fn main() {
     }
 }
 
-/// Prints how long it takes to open a dataset, and the largest resident set of the process afterwards.
+/// Prints the time to open a dataset, and the largest resident set of the process afterwards.
 fn measure<T>(what: &str, open: impl FnOnce() -> T) {
     let started = Instant::now();
     let opened = open();
@@ -117,19 +117,19 @@ fn measure<T>(what: &str, open: impl FnOnce() -> T) {
     println!("{what}, peak memory of the process: {peak}");
 }
 
-/// The files in a folder, and their sizes.
+/// Returns the files in a folder, and their sizes in bytes.
 fn files(folder: &Path) -> BTreeMap<PathBuf, u64> {
     let paths = fs_err::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     paths.map(|path| (path.clone(), fs_err::metadata(path).unwrap().len())).collect()
 }
 
-/// A dataset that is written.
+/// A dataset that is being written.
 struct Dataset<'a> {
     root: &'a Path,
     arguments: &'a Arguments,
     schema: Schema,
     options: WriterOptions,
-    /// The label and the features of a day, bucket by bucket: the same on all days.
+    /// The label and the features of a day, bucket by bucket. They are the same on all days.
     features: RecordBatch,
 }
 
@@ -163,10 +163,10 @@ impl<'a> Dataset<'a> {
         PartitionKey::new(vec![("day".to_owned(), day.to_string())])
     }
 
-    /// The samples of a bucket: one session, in time order.
+    /// Returns the samples of a bucket: one session, in time order.
     fn rows(&self, day: u32, bucket: u32) -> (i64, Vec<i64>, RecordBatch) {
         let (buckets, samples) = (i64::from(self.arguments.buckets), self.arguments.samples as usize);
-        // The bucket follows from the 16 high bits of 63.
+        // The upper 16 of 63 bits determine the bucket.
         let session = ((i64::from(bucket) * 65_536 + 65_535) / buckets) << 47 | i64::from(day);
         assert_eq!(bucket_of_session(session, self.arguments.buckets), bucket);
         let times: Vec<i64> =
@@ -182,7 +182,7 @@ impl<'a> Dataset<'a> {
         (session, times, RecordBatch::try_from_iter(columns).unwrap())
     }
 
-    /// Writes the data files of a day, several buckets at a time.
+    /// Writes the data files of a day, several buckets in parallel.
     fn write(&self, day: u32) -> Vec<WrittenBucket> {
         let (storage, threads) = (Storage::open(self.root).unwrap(), available_threads());
         let encoders = Encoders::new(threads, threads).unwrap();
@@ -200,7 +200,7 @@ impl<'a> Dataset<'a> {
         (0..self.arguments.buckets).into_par_iter().map(write).collect()
     }
 
-    /// Commits data files as those of a day.
+    /// Commits data files as the files of a day.
     fn commit(&self, day: u32, buckets: Vec<WrittenBucket>) {
         let mut writer = DatasetWriter::create(self.root, self.schema.clone(), self.options.clone()).unwrap();
         writer.set_partition_columns(vec![PartitionColumn::new("day", PartitionType::Integer)]).unwrap();
@@ -212,7 +212,7 @@ impl<'a> Dataset<'a> {
     }
 }
 
-/// Random values of the label and all features of some samples, in the order of the schema.
+/// Returns random values of the label and all features for `samples` samples, in the order of the schema.
 fn features(schema: &Schema, samples: usize) -> RecordBatch {
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut columns: Vec<(&str, ArrayRef)> = Vec::new();

@@ -1,7 +1,9 @@
-//! Preprocessing a batch of 2,048 samples like rm1's: `firstx` and `sigrid_hash` on every sparse feature.
+//! Benchmark of preprocessing a batch of 2,048 samples similar to rm1: `firstx` and `sigrid_hash` on every sparse
+//! feature.
 //!
-//! `cargo bench -p onefold-ikjt --bench preprocess`; `hash` has a throughput in ids, `rm1` in samples. `rm1/plain` is
-//! the same data without deduplication, `rm1/distinct` with it, and in `rm1/windows` the sequences overlap as well.
+//! Run `cargo bench -p onefold-ikjt --bench preprocess`. The throughput of `hash` is in ids, that of `rm1` in
+//! samples. `rm1/plain` has the data without deduplication, `rm1/distinct` has it deduplicated, and in `rm1/windows`
+//! the sequences also overlap.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -16,7 +18,7 @@ const SAMPLES: usize = 2048;
 const SESSION: usize = 16;
 const IDS: i64 = 200_000;
 
-/// A linear congruential generator (Knuth's MMIX constants) keeps the bench free of dependencies.
+/// A linear congruential generator (Knuth's MMIX constants), which avoids a dependency.
 struct Random(u64);
 
 impl Random {
@@ -30,7 +32,7 @@ impl Random {
     }
 }
 
-/// A group in which each sample repeats the lists of the one before with a probability of nine tenths.
+/// Returns a group in which each sample repeats the lists of the previous sample with probability 0.9.
 fn user_group(random: &mut Random, number: usize) -> Group {
     let (mut rows, mut inverse) = (vec![Vec::new(); 6], Vec::new());
     for sample in 0..SAMPLES {
@@ -48,7 +50,7 @@ fn user_group(random: &mut Random, number: usize) -> Group {
     Group::try_new(format!("user{number}"), Some(inverse.into()), features).unwrap()
 }
 
-/// Three sequences of 100 ids that gain an id with a probability of three tenths.
+/// Returns a group of three sequences of 100 ids that gain an id with probability 0.3.
 fn timeline(random: &mut Random, number: usize) -> Group {
     let (mut values, mut offsets, mut inverse) = (vec![Vec::new(); 3], Vec::new(), Vec::new());
     for sample in 0..SAMPLES {
@@ -94,14 +96,14 @@ fn windows() -> Batch {
     .unwrap()
 }
 
-/// The batch with other groups.
+/// Returns the batch with other groups.
 fn with_groups(batch: &Batch, group: impl Fn(&Group) -> Group) -> Batch {
     let parts = batch.clone().into_parts();
     let groups = parts.groups.iter().map(group).collect();
     Batch::try_new(BatchParts { groups, ..parts }).unwrap()
 }
 
-/// The same rows, each with a copy of its ids.
+/// Returns the same rows, each with a separate copy of its ids.
 fn contiguous(group: &Group) -> Group {
     let features = group.features().iter().map(|feature| feature.gather(0..feature.rows())).collect();
     Group::try_new(group.name(), group.inverse().cloned(), features).unwrap()
@@ -149,7 +151,7 @@ fn hashes(criterion: &mut Criterion) {
     benches.finish();
 }
 
-/// The batch with buffers of its own, as a reader hands it over.
+/// Returns the batch with buffers that it does not share, like the batches of a reader.
 fn owned(batch: &Batch) -> Batch {
     with_groups(batch, |group| {
         let feature = |f: &Feature| {

@@ -1,11 +1,13 @@
-//! Reading a dataset, in samples a second (one thread): layouts and forms over the probability d that a list repeats.
+//! Benchmark of reading a dataset, in samples per second (one thread), for layouts, kinds of deduplication and
+//! probabilities d that a list repeats.
 //!
-//! `cargo bench -p onefold-ikjt --bench reader`. 20,000 samples in sessions of 16 with a group of eight features of 20
-//! ids, a group of two windows of 50, and one item feature; files are not verified. What a sample costs should follow
-//! the ids stored for it: from `folded`, it falls as d rises; from `rows`, it does not.
+//! Run `cargo bench -p onefold-ikjt --bench reader`. The dataset has 20,000 samples in sessions of 16, with a group
+//! of eight features of 20 ids, a group of two windows of 50, and one item feature. Files are not verified. The cost
+//! of a sample should be proportional to the ids that are stored for it: with `folded`, it falls as d rises; with
+//! `rows`, it does not.
 //!
-//! `read visits` compares `exact` and `window` where rows come back: 40 users with sessions of 4 samples, so that a
-//! batch has a dozen sessions of each user. There `window` should read at least as fast as `exact`.
+//! `read visits` compares `exact` and `window` on data in which rows recur: 40 users with sessions of 4 samples, so
+//! that a batch has a dozen sessions of each user. In this case `window` should be at least as fast as `exact`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,14 +26,14 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const SAMPLES: usize = 20_000;
-/// Every session is of another user.
+/// Each session belongs to a different user.
 const SESSIONS: Sessions = Sessions { samples: 16, users: SAMPLES };
-/// Every user has a dozen sessions in a batch.
+/// Each user has a dozen sessions in a batch.
 const VISITS: Sessions = Sessions { samples: 4, users: 40 };
 const USER: [&str; 8] = ["u0", "u1", "u2", "u3", "u4", "u5", "u6", "u7"];
 const WINDOWS: [&str; 2] = ["w0", "w1"];
 
-/// Sessions of so many samples each, of these users in turns.
+/// The sessions of a dataset: `samples` samples each, assigned to `users` users in turns.
 #[derive(Clone, Copy)]
 struct Sessions {
     samples: usize,
@@ -57,7 +59,7 @@ fn schema() -> Schema {
     }
 }
 
-/// Lists of `samples` samples, one after the other.
+/// The lists of one feature, one after the other.
 #[derive(Default)]
 struct Lists {
     ids: Vec<i64>,
@@ -85,7 +87,7 @@ fn rows(d: f64, sessions: Sessions) -> RecordBatch {
     let mut user: Vec<Lists> = USER.iter().map(|_| Lists::default()).collect();
     let mut windows: Vec<Lists> = WINDOWS.iter().map(|_| Lists::default()).collect();
     let mut item = Lists::default();
-    // By user: the lists of the sample before. A user who comes back begins with them.
+    // The lists of the previous sample of each user. The user's next session begins with them.
     let mut users: Vec<Vec<Vec<i64>>> = vec![Vec::new(); sessions.users];
     for sample in 0..SAMPLES {
         let current = &mut users[sample / sessions.samples % sessions.users];

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes what Onefold reads from disk and from the network: `run.sh [SECONDS]` for each target, 60 by default. Fails if a target finds
-# an input that panics, takes too long or takes too much memory; the input is then kept in the target's artifacts.
+# Fuzzes the parsers of data from disk and from the network: `run.sh [SECONDS]` runs each target for 60 seconds by
+# default. Fails if a target finds an input that panics, takes too long or takes too much memory. The input is then
+# kept in the target's artifacts.
 set -euo pipefail
 seconds="${1:-60}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -15,7 +16,7 @@ if ! cargo fuzz --version >/dev/null 2>&1; then
 fi
 
 cd "$here"
-# Without a sanitizer the stable toolchain suffices: there is no unsafe code to watch.
+# Without a sanitizer the stable toolchain suffices. There is no unsafe code for a sanitizer to check.
 options=(--fuzz-dir "$here" --sanitizer none --release)
 for name in folded snapshot folded_file packed; do
     cargo fuzz build "${options[@]}" "$name"

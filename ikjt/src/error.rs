@@ -5,34 +5,34 @@ use std::path::{Path, PathBuf};
 
 use onefold_base::fault::{Explain, Fault, Kind, Text};
 
-/// What can go wrong between a dataset and its batches.
+/// An error of reading, decoding, preprocessing or transferring batches.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
     Io(#[from] std::io::Error),
 
-    /// The dataset's snapshot or a partition filter.
+    /// An error about the dataset's snapshot or about a partition filter.
     Dataset(#[from] onefold_datasets::Error),
 
-    /// Buffers that do not make a tensor.
+    /// Buffers that violate the invariants of a feature, group or batch.
     Invariant(Fault),
 
     /// A data file that cannot be decoded.
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// The row group, if it got that far.
+        /// The row group, if the error occurred in one.
         row_group: Option<usize>,
-        /// The column, where it is known.
+        /// The column, if it is known.
         column: Option<String>,
-        /// The row in the row group, where it is known.
+        /// The row within the row group, if it is known.
         row: Option<usize>,
-        /// What the decoder says.
+        /// The decoder's message.
         message: String,
     },
 
-    /// Any other error, and the answer of a preprocessing service in place of batches.
+    /// Any other error, or an error that a preprocessing service returned instead of batches.
     Fault(#[from] Fault),
 }
 
@@ -63,37 +63,38 @@ impl Explain for Error {
 }
 
 impl Error {
-    /// Options that cannot work with this dataset: what is wrong, and what to do.
+    /// Creates an error about options that do not suit this dataset, with a message and a hint.
     pub fn options(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Options, message).hint(hint).into()
     }
 
-    /// Buffers that do not make a tensor: the feature, group or batch, and the broken invariant, with index, value and
-    /// bound.
+    /// Creates an error about buffers that violate an invariant. `place` names the feature, group or batch; `message`
+    /// names the broken invariant with index, value and bound.
     pub fn invariant(place: impl fmt::Display, message: impl fmt::Display) -> Self {
         Self::Invariant(Fault::new(Kind::Data, format!("{place}: {message}")))
     }
 
-    /// A data file, or a row group of it, that cannot be decoded.
+    /// Creates an error for a data file, or one of its row groups, that cannot be decoded.
     pub(crate) fn corrupt(path: &Path, row_group: Option<usize>, message: impl Into<String>) -> Self {
         let message = message.into();
         Self::Corrupt { path: path.to_owned(), row_group, column: None, row: None, message }
     }
 
-    /// A data file that is not what the snapshot says.
+    /// Creates an error for a data file that differs from what the snapshot records.
     pub(crate) fn mismatch(path: impl AsRef<Path>, message: impl Into<Text>) -> Self {
         let hint = "the file was replaced or removed after the build; build the dataset again";
         Fault::of_file(Kind::Data, path, message).hint(hint).into()
     }
 
-    /// A batch that came from another process and is not what was asked for.
+    /// Creates an error for a batch from another process that does not match the request.
     pub fn wrong_batch(error: &Self) -> Self {
         let message =
             format!("the preprocessing service sent something else than a batch of the job: {error}");
         Fault::new(Kind::Data, message).into()
     }
 
-    /// A value that may not be there: of a sample that comes from `origin`, or whose number in its batch alone is known.
+    /// Creates an error for an invalid value of a sample. The error names the file, row group and row if `origin` is
+    /// given, and otherwise the sample's index in its batch.
     pub(crate) fn value(
         (origin, sample): (Option<Origin>, usize),
         column: &str,
@@ -110,16 +111,16 @@ impl Error {
     }
 }
 
-/// Where in the dataset a sample is.
+/// The place of a sample in the dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) path: PathBuf,
     pub(crate) row_group: usize,
-    /// The row of the row group.
+    /// The row within the row group.
     pub(crate) row: usize,
 }
 
-/// Where in a file: row group, column and row, as far as known.
+/// A place in a file: row group, column and row, as far as they are known. Displays as a suffix of the path.
 struct InFile<'a>(Option<usize>, Option<&'a str>, Option<usize>);
 
 impl fmt::Display for InFile<'_> {

@@ -2,11 +2,11 @@
 
 const K: u64 = 0x9ddf_ea08_eb38_2d69;
 
-/// Ids that [`SigridHash::hash_all`] takes through each of its loops at a time: 4 KiB.
+/// The number of ids per block in [`SigridHash::hash_all`]: 4 KiB of ids.
 const BLOCK: usize = 512;
 
-/// SigridHash before its modulus: Thomas Wang's 64-bit mix of the id, combined with the salt as in CityHash's
-/// `Hash128to64`.
+/// Computes SigridHash without the final modulus: Thomas Wang's 64-bit mix of the id, combined with the salt as in
+/// CityHash's `Hash128to64`.
 #[inline]
 pub fn mix(id: i64, salt: u64) -> u64 {
     combine(wang(id), salt)
@@ -33,8 +33,8 @@ fn combine(k: u64, salt: u64) -> u64 {
     b.wrapping_mul(K)
 }
 
-/// Maps an id to `0..max` (0 if `max` is 1): [`mix`] and a floored modulus. Agrees with TorchArrow's
-/// `sigrid_hash`. For many ids with one `max`, [`SigridHash`] is faster.
+/// Maps an id to `0..max` with [`mix`] and a floored modulus, as TorchArrow's `sigrid_hash` does. For many ids with
+/// one `max`, [`SigridHash`] is faster.
 ///
 /// # Panics
 ///
@@ -53,7 +53,7 @@ pub struct SigridHash {
 }
 
 impl SigridHash {
-    /// The hash to `0..max`.
+    /// Creates the hash function onto `0..max`.
     ///
     /// # Panics
     ///
@@ -62,18 +62,18 @@ impl SigridHash {
         Self { salt, modulus: Modulus::new(max) }
     }
 
-    /// The same maximum with another salt.
+    /// Returns the same hash function with another salt.
     #[must_use]
     pub fn with_salt(self, salt: u64) -> Self {
         Self { salt, ..self }
     }
 
-    /// The salt.
+    /// Returns the salt.
     pub fn salt(&self) -> u64 {
         self.salt
     }
 
-    /// `sigrid_hash(id, salt, max)`.
+    /// Returns `sigrid_hash(id, salt, max)`.
     #[inline]
     pub fn hash(&self, id: i64) -> i64 {
         self.modulus.of(mix(id, self.salt) as i64)
@@ -81,8 +81,8 @@ impl SigridHash {
 
     /// Replaces every id by its hash.
     ///
-    /// In three loops: each step of the hash waits for the one before, and a processor looks ahead over the more ids
-    /// the fewer instructions each has. The first loop also has vector instructions.
+    /// The hash is split into three short loops, because its steps depend on each other: a processor overlaps more
+    /// ids if each iteration has few instructions. The compiler also vectorizes the first loop.
     pub fn hash_all(&self, ids: &mut [i64]) {
         for block in ids.chunks_mut(BLOCK) {
             block.iter_mut().for_each(|id| *id = wang(*id) as i64);
@@ -92,12 +92,12 @@ impl SigridHash {
     }
 }
 
-/// The floored modulus (`i64::rem_euclid`) by a divisor that is known beforehand: one multiplication by its
-/// reciprocal in place of a division.
+/// The floored modulus (`i64::rem_euclid`) by a fixed divisor, computed by a multiplication with the reciprocal
+/// instead of a division.
 ///
-/// The method is that of Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (PLDI
-/// 1994), theorem 4.2 with N = 63: with `l = ceil(log2 divisor)` and `m = floor(2^(63+l) / divisor) + 1`, the
-/// quotient of any `x < 2^63` is `floor(m x / 2^(63+l))`. `m` fits into 64 bits, since numerators have only 63.
+/// The method is from Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (PLDI 1994),
+/// theorem 4.2 with N = 63: with `l = ceil(log2 divisor)` and `m = floor(2^(63+l) / divisor) + 1`, the quotient of
+/// any `x < 2^63` is `floor(m x / 2^(63+l))`. `m` fits into 64 bits, since numerators have only 63.
 /// A negative value `-(x + 1)` has the floored modulus `divisor - 1 - x mod divisor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Modulus {
@@ -108,25 +108,26 @@ pub struct Modulus {
 }
 
 impl Modulus {
-    /// The modulus by `divisor`.
+    /// Creates the modulus by `divisor`.
     ///
     /// # Panics
     ///
     /// If `divisor` is not positive.
     pub fn new(divisor: i64) -> Self {
         assert!(divisor > 0, "Modulus: the divisor is {divisor}");
-        // `of` answers for 1 itself, whose shift would be -1; any valid number serves here.
+        // `of` handles divisor 1 separately, because its shift would be -1. Any valid shift can be stored for it
+        // here.
         let log = (64 - (divisor - 1).leading_zeros()).max(1);
         let multiplier = ((1_u128 << (63 + log)) / divisor as u128 + 1) as u64;
         Self { divisor, multiplier, shift: log - 1 }
     }
 
-    /// The divisor.
+    /// Returns the divisor.
     pub fn divisor(&self) -> i64 {
         self.divisor
     }
 
-    /// `value.rem_euclid(divisor)`.
+    /// Returns `value.rem_euclid(divisor)`.
     #[inline]
     pub fn of(&self, value: i64) -> i64 {
         if self.divisor == 1 {
@@ -171,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Divisors beside powers of two, where a reciprocal rounds worst, and values beside their multiples.
+    /// Tests divisors close to powers of two, where a reciprocal is least exact, and values close to their multiples.
     #[test]
     fn modulus_is_exact_at_the_edges() {
         let near = |center: i64| (-2..=2).filter_map(move |step: i64| center.checked_add(step));
@@ -186,7 +187,7 @@ mod tests {
         }
     }
 
-    /// Numbers of every magnitude, not only of 63 bits.
+    /// Generates numbers of every magnitude, not only of 63 bits.
     fn any_magnitude() -> impl Strategy<Value = i64> {
         (any::<i64>(), 0_u32..64).prop_map(|(value, shift)| value >> shift)
     }

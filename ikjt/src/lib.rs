@@ -1,13 +1,13 @@
-//! The deduplicated batch, and how a dataset becomes batches.
+//! Deduplicated batches, and a reader that makes them from a dataset.
 //!
 //! ```text
 //! dataset ─decode─▶ row groups ─cut─▶ B samples ─deduplicate─▶ Batch ─preprocess─▶ Batch ─▶ onefold-trainer
 //! (onefold-datasets, reader)  operations          dedupe, window       preprocess
 //! ```
 //!
-//! [`preprocess`] turns a batch into the batch that a model wants, once per distinct row.
+//! [`preprocess`] turns a batch into the form that a model needs, once per distinct row.
 //!
-//! # One batch, from samples to slices
+//! # A batch, from samples to rows
 //!
 //! Five samples with two features that change together, `user` and `history`, are one [`Group`] with two
 //! distinct rows:
@@ -21,9 +21,9 @@
 //!   4       [8]  [40]                1              offsets [0, 2]   sizes [2, 1]
 //! ```
 //!
-//! The **inverse index** leads from a sample to its row, and row `u` of a [`Feature`] is
-//! `values[offsets[u] .. offsets[u] + sizes[u]]`. That is an IKJT. A group without an inverse index is a plain
-//! KJT: row `u` is sample `u`. One type serves both, so nothing has to be kept equal by hand.
+//! The **inverse index** maps a sample to its row, and row `u` of a [`Feature`] is
+//! `values[offsets[u] .. offsets[u] + sizes[u]]`. This is an IKJT. A group without an inverse index is a plain KJT: row
+//! `u` is sample `u`. One type represents both, so no conversion is needed.
 //!
 //! ```
 //! use onefold_ikjt::{Feature, Group, deduplicate};
@@ -40,27 +40,28 @@
 //! # Ok::<(), onefold_ikjt::Error>(())
 //! ```
 //!
-//! # What can be done to it
+//! # Operations
 //!
-//! | to | call |
+//! | task | function or type |
 //! |---|---|
 //! | deduplicate rows exactly | [`deduplicate`] |
-//! | let windows overlap, and undo it | [`fold_windows`], [`deduplicate`] |
-//! | cut batches and put them together | [`Batch::slice`], [`Batch::concat`] |
-//! | see what deduplication saves | [`Statistics`] |
-//! | prove that two ways of reading give the same | [`digest`] |
-//! | hand batches to Arrow | [`Batch::to_record_batch`] |
-//! | have a batch as one allocation | [`PackedBatch`] |
+//! | make rows share overlapping values, and reverse it | [`fold_windows`], [`deduplicate`] |
+//! | cut and concatenate batches | [`Batch::slice`], [`Batch::concat`] |
+//! | measure the savings of deduplication | [`Statistics`] |
+//! | check that two ways of reading give the same samples | [`digest`] |
+//! | convert batches to Arrow | [`Batch::to_record_batch`] |
+//! | copy a batch into one allocation | [`PackedBatch`] |
 //!
-//! Everything means what it does to the [expanded](Batch::expand) batch, and does it to distinct rows.
+//! Every operation processes distinct rows, and gives the same result as if it processed the
+//! [expanded](Batch::expand) batch.
 //!
-//! Invariants are checked by the `try_new` constructors and trusted afterwards; data from files always
-//! passes them.
+//! The `try_new` constructors check the invariants, and other code relies on them. Data from files always passes
+//! through `try_new`.
 //!
 //! # Modules
 //!
-//! They import each other in one direction: `batch` and `hash`, [`preprocess`], [`cache`], [`reader`], the client of the
-//! preprocessing service (with the feature `service`), and what opens datasets.
+//! Imports between modules go in one direction: `batch` and `hash`, [`preprocess`], [`cache`], [`reader`], the client
+//! of the preprocessing service (with the feature `service`), and the functions that open datasets.
 #![forbid(unsafe_code)]
 
 mod batch;

@@ -1,4 +1,4 @@
-//! `onefold-read`: shows a dataset's batches, measures how fast they come, and digests them.
+//! `onefold-read`: shows a dataset's batches, measures the rate of reading them, and computes their digests.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Opens datasets: at a path, at the URL of an object store, or by a preprocessing service.
+//! Opens datasets: at a path, at the URL of an object store, or through a preprocessing service.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,25 +10,25 @@ use crate::reader::{Location, Source};
 use crate::{ReadRequest, Reader, Result, Workers};
 
 impl Reader {
-    /// Opens the dataset at `location`: a local path, the URL of an object store, or that of a preprocessing service, as
-    /// `grpc://HOST:PORT/s3://bucket/dataset`. Later commits do not change what the reader reads. `request` may be
-    /// [`ReaderOptions`](crate::ReaderOptions) alone.
+    /// Opens the dataset at `location`: a local path, the URL of an object store, or the URL of a preprocessing
+    /// service, such as `grpc://HOST:PORT/s3://bucket/dataset`. The reader keeps the snapshot that it opened, so
+    /// later commits do not affect it. `request` may be just [`ReaderOptions`](crate::ReaderOptions).
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`](crate::Error::Dataset) if there is no dataset or the filter chooses nothing,
-    /// [`Error::Fault`](crate::Error::Fault) for the answer of a service, for options that cannot work (a batch larger
-    /// than what is to be read, a feature or kept column that the dataset does not have, more streams than
-    /// buckets) and for a pipeline that does not fit the dataset.
+    /// [`Error::Dataset`](crate::Error::Dataset) if there is no dataset or the filter selects nothing,
+    /// [`Error::Fault`](crate::Error::Fault) for an error that a service reports, for options that do not suit the
+    /// dataset (a batch larger than the selected samples, an unknown feature or kept column, more streams than
+    /// buckets) and for a pipeline that does not match the dataset.
     pub fn open(location: &Path, request: impl Into<ReadRequest>, workers: &Workers) -> Result<Self> {
         Self::of_location(locate(location)?, request.into(), workers)
     }
 
-    /// As [`open`](Self::open), for a dataset that `source` reads.
+    /// Does the same as [`open`](Self::open), for a dataset that `source` reads.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open).
+    /// See [`open`](Self::open).
     pub fn of_source(
         source: Arc<dyn Source>,
         request: impl Into<ReadRequest>,
@@ -38,23 +38,24 @@ impl Reader {
     }
 }
 
-/// The snapshot `number` of the dataset at `location`, or its newest one: from its storage, or from a preprocessing
-/// service.
+/// Returns the snapshot `number` of the dataset at `location`, or its newest one. Reads it from storage or asks a
+/// preprocessing service.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`](crate::Error::Dataset) if there is no dataset or it has no such snapshot,
-/// [`Error::Fault`](crate::Error::Fault) for what a service says.
+/// [`Error::Dataset`](crate::Error::Dataset) if there is no dataset or no such snapshot,
+/// [`Error::Fault`](crate::Error::Fault) for an error that a service reports.
 pub fn load_snapshot(location: &Path, number: Option<u64>) -> Result<Snapshot> {
     locate(location)?.snapshot(number)
 }
 
-/// The statistics of the samples in some partitions of `snapshot`, which is one of the dataset at `location`.
+/// Returns the statistics of the samples in some partitions of `snapshot`, which must be a snapshot of the dataset at
+/// `location`.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`](crate::Error::Dataset) if the filter chooses nothing or a manifest cannot be read,
-/// [`Error::Fault`](crate::Error::Fault) for what a service says.
+/// [`Error::Dataset`](crate::Error::Dataset) if the filter selects nothing or a manifest cannot be read,
+/// [`Error::Fault`](crate::Error::Fault) for an error that a service reports.
 pub fn load_statistics(
     location: &Path,
     snapshot: &Snapshot,
@@ -66,7 +67,8 @@ pub fn load_statistics(
     }
 }
 
-/// Where the dataset at `location` is stored: for the URL of a service, the location that its workers read.
+/// Returns the location at which the dataset is stored. For the URL of a service, this is the location that its
+/// workers read.
 ///
 /// # Errors
 ///
@@ -85,13 +87,13 @@ fn locate(location: &Path) -> Result<Location> {
     })
 }
 
-/// The service of a location; `None` if it is not that of a service.
+/// Connects to the service at a location. Returns `None` if it is not the location of a service.
 #[cfg(feature = "service")]
 fn connect(location: &Path) -> Result<Option<Arc<dyn Source>>> {
     crate::service::connect(location)
 }
 
-/// Refuses the location of a service.
+/// Returns an error for the location of a service.
 #[cfg(not(feature = "service"))]
 fn connect(location: &Path) -> Result<Option<Arc<dyn Source>>> {
     let text = location.to_string_lossy();

@@ -12,7 +12,7 @@ use onefold_datasets::{Commit, Decode, PartitionChoice, PartitionFilter, Partiti
 use onefold_storage::Storage;
 use serde::Serialize;
 
-use crate::cluster::RowGroups;
+use crate::cluster::{Portions, RowGroups};
 use crate::decide::has_features;
 use crate::engine::EngineOptions;
 use crate::pipeline::{BuildOptions, Pipeline, Target};
@@ -67,16 +67,12 @@ pub async fn compare(
     Ok(comparison)
 }
 
-/// About the decoded bytes of the samples that are counted together.
-const COUNTED_BYTES: usize = 32 << 20;
-
 /// Counts the samples of the partitions that are compared.
 struct Counting<'a> {
     expected: ExpectedSamples<'a>,
     choice: &'a PartitionChoice<'a>,
     partition: PartitionKey,
-    session: Option<i64>,
-    bytes: usize,
+    portions: Portions,
 }
 
 impl RowGroups for Counting<'_> {
@@ -89,15 +85,12 @@ impl RowGroups for Counting<'_> {
     }
 
     fn enter(&mut self, partition: &PartitionKey, _: u32) -> Result<()> {
-        (self.partition, self.session, self.bytes) = (partition.clone(), None, 0);
+        (self.partition, self.portions) = (partition.clone(), Portions::default());
         Ok(())
     }
 
     fn push(&mut self, session: i64, _: i64, bytes: usize) -> Result<bool> {
-        let begins = self.session.replace(session) != Some(session);
-        let ends = self.bytes >= COUNTED_BYTES && begins || self.bytes >= 2 * COUNTED_BYTES;
-        self.bytes = if ends { bytes } else { self.bytes + bytes };
-        Ok(ends)
+        Ok(self.portions.push(session, bytes))
     }
 
     fn write_row_group(&mut self, decode: Decode) -> Result<()> {
@@ -120,10 +113,9 @@ impl Pipeline<'_> {
             expected: ExpectedSamples::new(&storage, snapshot, options.engine.threads)?,
             choice: &choice,
             partition: PartitionKey::default(),
-            session: None,
-            bytes: 0,
+            portions: Portions::default(),
         };
-        clustering.decode(decided.lists, reporter, &mut counting).await?;
+        clustering.decode("comparing", decided.lists, reporter, &mut counting).await?;
         let expected = counting.expected;
         Ok(Comparison {
             samples: expected.samples(),

@@ -64,12 +64,16 @@ impl Problems {
     ///
     /// # Errors
     ///
-    /// `error`, unless problems are collected.
+    /// `error`, unless problems are collected. A store that does not answer is no problem of the logs: its error is
+    /// returned in any case.
     pub(crate) fn report(&self, error: Error) -> Result<()> {
         let Some(found) = &self.0 else { return Err(error) };
         let faults = match error {
             Error::Problems(faults) => faults,
-            error => vec![error.fault()],
+            error => match error.fault() {
+                fault if fault.kind == Kind::Storage => return Err(error),
+                fault => vec![fault],
+            },
         };
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
         for fault in faults {

@@ -28,6 +28,9 @@ pub const TIME: &str = "__onefold_time";
 pub const START: &str = "__onefold_start";
 /// The id of a sample's session, see [`onefold_datasets::session_id`].
 pub const SESSION: &str = "__onefold_session";
+/// The time of the latest event that a sample's labels are made of, likewise; null without an event. Samples have it if
+/// it is a kept column.
+pub(crate) const EVENT_TIME: &str = "__onefold_event_time";
 /// Whether a row of the table of records is a part of the totals of its samples, and no record.
 pub const TOTALS: &str = "__onefold_totals";
 /// The bucket of a record.
@@ -445,7 +448,8 @@ fn check_comparable(config: &Config, columns: &ArrowSchema) -> Result<()> {
 fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
     let known: Vec<&str> = columns.fields().iter().map(|field| field.name().as_str()).collect();
     let places = position_columns(config);
-    let is_reserved = |name: &&&str| name.starts_with(RESERVED) && places.iter().all(|place| place != **name);
+    let is_made = |name: &str| name == EVENT_TIME || places.iter().any(|place| place == name);
+    let is_reserved = |name: &&&str| name.starts_with(RESERVED) && !is_made(name);
     if let Some(name) = known.iter().find(is_reserved) {
         return Err(Error::config(
             &config.path,

@@ -7,14 +7,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion::arrow::array::AsArray;
+use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::{Int64Type, SchemaRef};
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::common::runtime::JoinSet;
 use datafusion::datasource::empty::EmptyTable;
 use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
-use datafusion::execution::spill_file::SpillFile;
+use datafusion::execution::spill_file::{SpillFile, SpillWriter};
 use datafusion::physical_plan::ExecutionPlanProperties;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use futures::StreamExt;
@@ -68,10 +68,7 @@ impl Spool {
         let (mut paths, mut writers) = (Vec::with_capacity(parts), JoinSet::new());
         for part in 0..parts {
             let file = context.runtime_env().disk_manager.create_tmp_file(name)?;
-            let path = file.path().map(|path| path.to_string_lossy().into_owned());
-            paths.push(
-                path.ok_or_else(|| DataFusionError::Internal("temporary files are not local".to_owned()))?,
-            );
+            paths.push(path_of(&*file)?);
             let rows = plan.execute(part, Arc::clone(&task))?;
             writers.spawn(write(rows, Arc::clone(&schema), Arc::clone(&file), ROW_GROUP_BYTES / parts));
             self.files.push(file);
@@ -84,6 +81,62 @@ impl Spool {
         }
         read(context, name, paths).await
     }
+
+    /// Makes the rows that were written in this process the table `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`](crate::Error::Fault) if the rows cannot be written.
+    pub(crate) async fn add(
+        &mut self,
+        context: &SessionContext,
+        name: &str,
+        SpooledRows { file, writer }: SpooledRows,
+    ) -> Result<()> {
+        writer.into_inner().map_err(unwritten)?.finish()?;
+        let path = path_of(&*file)?;
+        self.files.push(file);
+        read(context, name, vec![path]).await
+    }
+}
+
+/// Rows that are written to a temporary file batch by batch, to become a [table](Spool::add).
+pub(crate) struct SpooledRows {
+    file: Arc<dyn SpillFile>,
+    writer: ArrowWriter<Box<dyn SpillWriter>>,
+}
+
+impl SpooledRows {
+    /// No rows yet, of a table that will be called `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`](crate::Error::Fault) if there can be no such file.
+    pub(crate) fn new(context: &SessionContext, name: &str, schema: SchemaRef) -> Result<Self> {
+        let file = context.runtime_env().disk_manager.create_tmp_file(name)?;
+        let writer =
+            ArrowWriter::try_new(file.open_writer()?, schema, Some(properties())).map_err(unwritten)?;
+        Ok(Self { file, writer })
+    }
+
+    /// Adds rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`](crate::Error::Fault) if they cannot be written.
+    pub(crate) fn write(&mut self, rows: &RecordBatch) -> Result<()> {
+        self.writer.write(rows).map_err(unwritten)?;
+        if self.writer.memory_size() >= ROW_GROUP_BYTES {
+            self.writer.flush().map_err(unwritten)?;
+        }
+        Ok(())
+    }
+}
+
+/// The path of a temporary file.
+fn path_of(file: &dyn SpillFile) -> Result<String> {
+    let path = file.path().map(|path| path.to_string_lossy().into_owned());
+    Ok(path.ok_or_else(|| DataFusionError::Internal("temporary files are not local".to_owned()))?)
 }
 
 /// Makes the rows of files the table `name`.

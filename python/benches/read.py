@@ -46,7 +46,7 @@ step = [
 
 
 def row_groups(files):
-    """The tables of all row groups, of which the next one is decoded meanwhile."""
+    """Yields the tables of all row groups. The next row group is decoded in the background."""
     opened = [parquet.ParquetFile(file, memory_map=True) for file in files]
     places = [(file, i) for file in opened for i in range(file.num_row_groups)]
     with ThreadPoolExecutor(1) as pool:
@@ -61,7 +61,7 @@ def row_groups(files):
 
 
 def batches_of_pyarrow(dataset, schema, preprocess):
-    """The batches of a loader on pyarrow and numpy: floats in one matrix, and values with offsets by feature."""
+    """Yields batches of a loader on pyarrow and numpy: floats in one matrix, and values and offsets by feature."""
     floats = schema["labels"] + schema["dense"]
     lists = [feature["name"] for group in schema["groups"] for feature in group["features"]]
     rest = None
@@ -83,7 +83,7 @@ def batches_of_pyarrow(dataset, schema, preprocess):
 
 
 def cut(rows, floats, lists, preprocess):
-    """A batch of some rows of a table."""
+    """Returns a batch of some rows of a table."""
     dense = numpy.stack([rows.column(name).to_numpy() for name in floats], axis=1).astype(numpy.float32, copy=False)
     features = {}
     for name in lists:
@@ -95,7 +95,7 @@ def cut(rows, floats, lists, preprocess):
 
 
 def hashed(ids, block=8192):
-    """SigridHash of ids with the salt 0."""
+    """Returns the SigridHash of ids with salt 0."""
     out = numpy.empty(len(ids), dtype=numpy.int64)
     space = numpy.empty(block, dtype=numpy.uint64)
     for start in range(0, len(ids), block):
@@ -121,12 +121,12 @@ def hashed(ids, block=8192):
 
 
 def with_pyarrow(dataset, schema, preprocess):
-    """Samples of all batches of the loader on pyarrow and numpy."""
+    """Returns the number of samples in all batches of the loader on pyarrow and numpy."""
     return sum(len(dense) for dense, _ in batches_of_pyarrow(dataset, schema, preprocess))
 
 
 def compare(dataset, schema, preprocess):
-    """Ends the program if the first batch of the pyarrow loader is another than this package's."""
+    """Ends the program if the first batch of the pyarrow loader differs from that of this package."""
     _, features = next(batches_of_pyarrow(dataset, schema, preprocess))
     batch = next(iter(onefold.Dataset(dataset, global_batch_size=BATCH, dedupe="off", preprocess=preprocess)))
     for name, (values, offsets) in features.items():
@@ -136,7 +136,7 @@ def compare(dataset, schema, preprocess):
 
 
 def with_onefold(dataset, dedupe, preprocess):
-    """Samples of all batches of this package."""
+    """Returns the number of samples in all batches of this package."""
     samples = 0
     for batch in onefold.Dataset(dataset, global_batch_size=BATCH, dedupe=dedupe, preprocess=preprocess):
         samples += len(batch.dense)
@@ -146,7 +146,7 @@ def with_onefold(dataset, dedupe, preprocess):
 
 
 def with_binary(binary, dataset, dedupe, preprocess):
-    """Samples per second of `onefold-read bench`."""
+    """Returns the samples per second of `onefold-read bench`."""
     command = [binary, "bench", dataset, "--global-batch-size", str(BATCH), "--dedupe", dedupe, "--json"]
     command += ["--preprocess", preprocess] if preprocess else []
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -154,7 +154,7 @@ def with_binary(binary, dataset, dedupe, preprocess):
 
 
 def rate(read, *arguments):
-    """Samples per second."""
+    """Returns samples per second."""
     # The threads of numpy's OpenBLAS spin for a tenth of a second after the import.
     time.sleep(0.5)
     started = time.perf_counter()
@@ -163,7 +163,7 @@ def rate(read, *arguments):
 
 
 def alone(read, *arguments):
-    """The rate in a process of its own, as the command has one; its start does not count."""
+    """Returns the rate in a separate process, like that of the command. The start of the process is not measured."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(rate, read, *arguments).result()
 
@@ -186,7 +186,7 @@ def main():
 
 
 def measure(arguments, schema, preprocess):
-    """The rates of all three, and their ratios."""
+    """Returns the rates of all three loaders, and their ratios."""
     loaders = {
         "onefold": lambda: alone(with_onefold, arguments.folded, arguments.dedupe, preprocess),
         "onefold_read": lambda: with_binary(arguments.binary, arguments.folded, arguments.dedupe, preprocess),
@@ -194,7 +194,7 @@ def measure(arguments, schema, preprocess):
     }
     rates = {name: [] for name in loaders}
     for i in range(arguments.repeat):
-        # The other way round every second time: what ran before matters on a machine that is shared.
+        # The order alternates, because the previous measurement has an effect on a shared machine.
         for name in list(loaders)[:: -1 if i % 2 else 1]:
             rates[name].append(loaders[name]())
     median = {name: statistics.median(found) for name, found in rates.items()}

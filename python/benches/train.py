@@ -34,14 +34,14 @@ from torchrec_dlrm import Trainer, make_model  # noqa: E402
 
 
 def with_onefold(dataset, deduplicated):
-    """Dense features, sparse features and labels of all batches of this package."""
+    """Yields dense features, sparse features and labels of all batches of this package."""
     for batch in onefold.Dataset(dataset, global_batch_size=BATCH, dedupe="exact"):
         batch = batch.to_torch()
         yield batch.dense, to_kjt(batch, deduplicated=deduplicated), batch.labels[:, :1]
 
 
 def with_pyarrow(dataset, schema):
-    """The same of the loader on pyarrow and numpy."""
+    """Yields dense features, sparse features and labels of all batches of the loader on pyarrow and numpy."""
     labels = len(schema["labels"])
     for floats, features in batches_of_pyarrow(dataset, schema, None):
         floats = torch.from_numpy(floats)
@@ -52,7 +52,7 @@ def with_pyarrow(dataset, schema):
 
 
 def train(batches, schema, arguments, of_torchrec=False):
-    """Samples per second, and the losses."""
+    """Returns samples per second, and the losses."""
     torch.manual_seed(1)
     model = make_model(schema, arguments.table_rows, arguments.dim)
     if of_torchrec:

@@ -22,14 +22,14 @@ import onefold
 
 
 def with_polars(files: list[str], feature: str) -> polars.Series:
-    """The lists of a feature, one for every sample, with Polars."""
+    """Returns the lists of a feature, one per sample, with Polars."""
     # The first row of a row group is never null, so files can be filled one after the other.
     lists = polars.scan_parquet(files).select(polars.col(feature).forward_fill())
     return lists.collect()[feature]
 
 
 def with_duckdb(files: list[str], feature: str) -> polars.Series:
-    """The same with DuckDB, which knows no order of the files."""
+    """Returns the lists of a feature, one per sample, with DuckDB, which does not keep the order of the files."""
     database = duckdb.connect()
     database.register("places", polars.DataFrame({"filename": files, "place": range(len(files))}))
     return database.sql(
@@ -42,7 +42,7 @@ def with_duckdb(files: list[str], feature: str) -> polars.Series:
 
 
 def windows(files: list[str], feature: str) -> Iterator[list[int]]:
-    """The lists of a sequence that slides, one for every sample: row group by row group."""
+    """Yields the lists of a sequence, which are sliding windows, one per sample, row group by row group."""
     for file in files:
         opened = parquet.ParquetFile(file)
         for number in range(opened.num_row_groups):
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--window", help="a sequence feature")
     parser.add_argument("--partitions", help="which partitions, as `split=train`; by default all")
     arguments = parser.parse_args()
-    # `path` is an error where the columns of samples are in several files.
+    # `path` raises an error if the columns of samples are in several files.
     files = [samples.path for samples in onefold.files(arguments.dataset, partitions=arguments.partitions)]
     polars_lists, duckdb_lists = with_polars(files, arguments.feature), with_duckdb(files, arguments.feature)
     assert polars_lists.to_list() == duckdb_lists.to_list()

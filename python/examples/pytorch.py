@@ -15,7 +15,7 @@ from onefold import Batch, Feature
 
 
 class Model(nn.Module):
-    """An embedding bag for every sparse feature, and a perceptron over their vectors and the dense features."""
+    """An embedding bag per sparse feature, and a perceptron over their vectors and the dense features."""
 
     def __init__(self, schema: dict[str, Any], table_rows: int, dim: int) -> None:
         super().__init__()
@@ -29,13 +29,13 @@ class Model(nn.Module):
     def forward(self, batch: Batch[torch.Tensor]) -> torch.Tensor:
         vectors = [batch.dense]
         for group in batch.groups.values():
-            # A vector for every distinct row, of all features of the group side by side.
+            # One vector per distinct row, which concatenates all features of the group.
             rows = torch.cat([self.pooled(name, feature) for name, feature in group.features.items()], dim=1)
             vectors.append(rows if group.inverse is None else rows[group.inverse.long()])
         return self.over(torch.cat(vectors, dim=1)).squeeze(1)
 
     def pooled(self, name: str, feature: Feature[torch.Tensor]) -> torch.Tensor:
-        """The sum of every row's vectors."""
+        """Returns the sum of the vectors of every row."""
         ends = nn.functional.pad(feature.sizes.cumsum(0), (1, 0))
         return self.bags[name](feature.values, ends)
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     arguments = parser.parse_args()
     torch.manual_seed(1)
-    # "exact" batches have their rows one after the other, as EmbeddingBag takes them.
+    # The rows of "exact" batches are consecutive, as EmbeddingBag requires.
     dataset = onefold.torch.Dataset(
         arguments.dataset, global_batch_size=arguments.global_batch_size, shuffle=True, seed=1, dedupe="exact"
     )

@@ -15,7 +15,7 @@ from onefold.torchrec import EmbeddingBagCollection, to_kjt
 
 
 def make_model(schema: dict[str, Any], table_rows: int, dim: int) -> DLRM:
-    """A DLRM with a table for every sparse feature of a dataset."""
+    """Returns a DLRM with one table per sparse feature of a dataset."""
     names = [feature["name"] for group in schema["groups"] for feature in group["features"]]
     tables = [
         torchrec.EmbeddingBagConfig(
@@ -25,7 +25,7 @@ def make_model(schema: dict[str, Any], table_rows: int, dim: int) -> DLRM:
     ]
     bags = EmbeddingBagCollection(tables=tables)
     for bag in bags.embedding_bags.values():
-        # Gradients of the rows that a batch looks up, instead of gradients as large as the tables.
+        # Gradients contain only the rows that a batch looks up, instead of whole tables.
         bag.sparse = True
     return DLRM(
         bags, dense_in_features=len(schema["dense"]), dense_arch_layer_sizes=[64, dim], over_arch_layer_sizes=[64, 1]
@@ -33,14 +33,14 @@ def make_model(schema: dict[str, Any], table_rows: int, dim: int) -> DLRM:
 
 
 class Trainer:
-    """A model and how it takes a step."""
+    """A model and its optimizer."""
 
     def __init__(self, model: DLRM) -> None:
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
     def step(self, dense: torch.Tensor, kjt: torchrec.KeyedJaggedTensor, labels: torch.Tensor) -> float:
-        """The loss of a step."""
+        """Takes a step and returns its loss."""
         loss = torch.nn.functional.binary_cross_entropy_with_logits(self.model(dense, kjt), labels)
         self.optimizer.zero_grad()
         loss.backward()
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="give every sample its own lists, to compare")
     arguments = parser.parse_args()
     torch.manual_seed(1)
-    # "exact" batches have their rows one after the other, which `to_kjt` takes without a copy.
+    # The rows of "exact" batches are consecutive, so `to_kjt` needs no copy.
     dataset = onefold.Dataset(
         arguments.dataset, global_batch_size=arguments.global_batch_size, shuffle=True, seed=1, dedupe="exact"
     )

@@ -1,4 +1,4 @@
-"""Onefold: training data for recommendation models, every distinct value once.
+"""Onefold: training data for recommendation models, in which every distinct value is stored and computed once.
 
     import onefold
 
@@ -8,10 +8,10 @@
         batch.groups["user"].inverse                  # int32 [B]: the row of every sample
         batch.groups["user"].features["history"].row(0)
 
-`onefold.build` and `onefold.append` make datasets, from files or Arrow streams. `onefold.cli` has all commands as
-functions, also those of the wheel `onefold-train`. `onefold.torch` has the dataset for PyTorch's loaders, and
-`onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor. `onefold.files` lists a dataset's Parquet files for
-other engines.
+`onefold.build` and `onefold.append` make datasets from files or Arrow streams. `onefold.cli` contains all commands as
+functions, including those of the wheel `onefold-train`. `onefold.torch` contains the dataset for PyTorch's loaders,
+and `onefold.torchrec` converts batches into TorchRec's KeyedJaggedTensor. `onefold.files` lists the Parquet files of
+a dataset for other engines.
 """
 
 from . import _processor

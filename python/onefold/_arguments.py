@@ -1,7 +1,8 @@
-"""Checks of arguments, and arguments of functions as those of a command line.
+"""Checks of arguments, and conversion of a function's arguments into those of a command line.
 
-In Python a bool is an integer, and almost everything is true or false: `shuffle=False` must not become the seed 0, and
-`streams=True` not one stream. So each integer and each switch of this package goes through `integer` or `switch`.
+In Python, a bool is an integer, and almost every value is true or false. But `shuffle=False` must not become the seed
+0, nor `streams=True` one stream. So every integer and every switch of this package is checked by `integer` or
+`switch`.
 """
 
 import difflib
@@ -19,9 +20,9 @@ _END = 1 << 64
 
 
 def integer(keyword: str, value: Any, *, signed: bool = False) -> int:
-    """The value of an argument that is an integer: of Python, numpy or torch, but no bool.
+    """Returns the value of an argument that is an integer of Python, numpy or torch, but not a bool.
 
-    It raises a TypeError for other types, and an OptionsError for a negative one that is not `signed`.
+    Raises a TypeError for other types, and an OptionsError for a number outside of 0 to 2^64 - 1, unless `signed`.
     """
     if isinstance(value, (bool, numpy.bool_)):
         raise TypeError(f"'{keyword}' takes an integer, not {type(value).__name__}")
@@ -35,7 +36,10 @@ def integer(keyword: str, value: Any, *, signed: bool = False) -> int:
 
 
 def switch(keyword: str, value: Any, otherwise: str = "") -> bool:
-    """The value of an argument that is True or False; a TypeError for anything else, which ends with `otherwise`."""
+    """Returns the value of an argument that is True or False.
+
+    Raises a TypeError for other types, whose message ends with `otherwise`.
+    """
     if not isinstance(value, (bool, numpy.bool_)):
         raise TypeError(f"'{keyword}' takes True or False, not {type(value).__name__}{otherwise}")
     return bool(value)
@@ -51,7 +55,7 @@ def refuse_unknown(name: str, signature: inspect.Signature, given: Mapping[str, 
 
 
 def texts(keyword: str, kind: Literal["switch", "one", "many"], value: Any) -> list[str] | None:
-    """The value as the command line's texts; None if it says nothing."""
+    """Returns the value as texts for the command line, or None if the argument is not set."""
     if value is None:
         return None
     if kind == "switch":

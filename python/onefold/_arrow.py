@@ -1,4 +1,4 @@
-"""A dataset as Arrow: a row for every sample, with plain lists."""
+"""Datasets as Arrow streams, with one row per sample and plain lists."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class ArrowStream:
     """The samples of a dataset as an Arrow stream, which DuckDB, Polars, pandas, pyarrow and others read.
 
-    It has the interface `__arrow_c_stream__`. Each reader of it reads the epoch anew, one batch at a time, so memory holds
-    what the reader keeps, and a few batches. `schema` is that of pyarrow.
+    It implements the interface `__arrow_c_stream__`. Each use reads the epoch from its start, one batch at a time, so
+    it takes the memory of a few batches, plus the memory that the using library keeps. `schema` is a schema of
+    pyarrow.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -49,7 +50,7 @@ class ArrowStream:
                     yield self._arrow.record_batch(list(self._values(batch)), schema=schema)
 
     def _values(self, batch: Batch[numpy.ndarray]) -> Iterator[Any]:
-        """The columns of a batch, in the order of the schema."""
+        """Yields the columns of a batch, in the order of the schema."""
         arrow = self._arrow
         for matrix in (batch.labels, batch.dense):
             for column in range(matrix.shape[1]):
@@ -73,7 +74,7 @@ def _time(arrow: Any) -> Any:
 
 
 def _columns(arrow: Any, dataset: Dataset) -> list[Any]:
-    """The fields of the stream: labels, dense features, weight, time, kept columns, sparse features."""
+    """Returns the fields of the stream: labels, dense features, weight, time, kept columns, sparse features."""
     schema, options = dataset.schema, dataset._options
     floats = [*schema["labels"], *schema["dense"], *([schema["weight"]] if schema.get("weight") else [])]
     fields = [arrow.field(name, arrow.float32(), nullable=False) for name in floats]

@@ -1,4 +1,4 @@
-"""Batches: views of one allocation, in numpy or torch."""
+"""Batches: views of one allocation, as numpy arrays or torch tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = TypeVar("Array")
 
 
 class _Numpy:
-    """How the bytes of a batch become numpy arrays."""
+    """Operations on the bytes of a batch with numpy arrays."""
 
     @staticmethod
     def all_as(data: Any, dtype: str) -> Any:
@@ -39,7 +39,7 @@ class _Numpy:
 
 
 class _Torch:
-    """How the bytes of a batch become torch tensors."""
+    """Operations on the bytes of a batch with torch tensors."""
 
     @staticmethod
     def all_as(data: Any, dtype: str) -> Any:
@@ -61,16 +61,16 @@ class _Torch:
 
 
 class _Data(Generic[Array]):
-    """The bytes of a batch, and how parts of them become arrays.
+    """The bytes of a batch as arrays of several types.
 
-    Groups and features hold it and not their batch, so that a batch that is dropped goes at once, without a garbage
-    collector.
+    Groups and features refer to this object and not to their batch, so there are no reference cycles, and a batch is
+    freed at once when it is dropped.
     """
 
     def __init__(self, data: Array, size: int) -> None:
         self.size = size
         self.kind: type[_Numpy] | type[_Torch] = _Numpy if isinstance(data, numpy.ndarray) else _Torch
-        # All bytes as one array, by type: there is a multiple of 64 of them.
+        # All bytes as one array of each type. The number of bytes is a multiple of 64.
         self.float32 = self.kind.all_as(data, "float32")
         self.int32 = self.kind.all_as(data, "int32")
         self.int64 = self.kind.all_as(data, "int64")
@@ -79,15 +79,15 @@ class _Data(Generic[Array]):
 class Batch(Generic[Array]):
     """Samples: dense features, labels, and sparse features by group.
 
-    A batch is one allocation, `data`, and all its arrays are views of it, made when they are asked for. They are
-    numpy arrays, or torch tensors after `to_torch()`. Each of them keeps the allocation alive.
+    A batch is one allocation, `data`, and all its arrays are views of it, which are created on access. They are numpy
+    arrays, or torch tensors after `to_torch()`. Each of them keeps the allocation alive.
 
-    numpy's arrays are read-only: `writable()` is a copy that may be changed. torch has no read-only tensors. What is
-    written into one on the CPU, all other views of the batch have too, but those of Arrow.
+    The numpy arrays are read-only; `writable()` returns a copy that can be changed. torch has no read-only tensors. A
+    change of a tensor on the CPU is visible in all other views of the batch, except for those of Arrow.
     """
 
     def __init__(self, block: Block | None, data: Array, spec: dict[str, Any], position: str | None) -> None:
-        # The block shares its memory with `data`; there is none where the bytes are a copy, or on a device.
+        # The block shares its memory with `data`. It is None if the bytes are a copy, or on a device.
         self._block, self._spec, self.data = block, spec, data
         self._position = position
         self._views = _Data(data, spec["size"])
@@ -95,8 +95,8 @@ class Batch(Generic[Array]):
 
     @staticmethod
     def of(block: Block, position: str | None = None) -> Batch[numpy.ndarray]:
-        """The batch that a block has, as numpy arrays. A block that was copied does not know its position."""
-        # A buffer that a memoryview asks for is read-only.
+        """Returns the batch in a block, as numpy arrays. `position` is for a copied block, which has no position."""
+        # A memoryview requests a read-only buffer.
         data = numpy.frombuffer(memoryview(block), dtype=numpy.uint8)
         return Batch(block, data, json.loads(block.spec()), position or block.position())
 
@@ -126,16 +126,16 @@ class Batch(Generic[Array]):
 
     @property
     def timestamps(self) -> Array | None:
-        """Sample times in microseconds since 1970 UTC, int64 [B], or None if the dataset was not asked for them."""
+        """Sample times in microseconds since 1970 UTC, int64 [B], or None unless the dataset has `timestamps`."""
         start = self._spec["timestamps"]
         return None if start is None else self._views.int64[start // 8 :][: len(self)]
 
     @cached_property
     def kept(self) -> dict[str, numpy.ndarray]:
-        """The columns that the dataset's `keep` names, by name, with a value of every sample; numpy arrays on the CPU.
+        """The columns in the dataset's `keep`, by name, with one value per sample, as numpy arrays on the CPU.
 
-        Integers are a `numpy.ma.MaskedArray` of int64, masked where they are null; its `data` is a view of the
-        batch's bytes, unless they are on a device. Texts are an array of str, with None where they are null.
+        Integers are a `numpy.ma.MaskedArray` of int64, in which nulls are masked. Its `data` is a view of the batch's
+        bytes, unless they are on a device. Texts are an array of str, with None for nulls.
         """
         return {column["name"]: self._kept_column(column) for column in self._spec["kept"]}
 
@@ -155,7 +155,7 @@ class Batch(Generic[Array]):
         return values
 
     def _bytes(self, start: int, length: int) -> numpy.ndarray:
-        """Some bytes of the batch as a numpy array: a view if they are on the CPU."""
+        """Returns some bytes of the batch as a numpy array, which is a view if the bytes are on the CPU."""
         data: Any = self.data
         part = data[start : start + length]
         return part if self._kind is _Numpy else part.cpu().numpy()
@@ -164,7 +164,7 @@ class Batch(Generic[Array]):
     def groups(self) -> dict[str, Group[Array]]:
         """The feature groups by name."""
         spec, groups = self._spec, {}
-        # Where the next feature's sizes, offsets and values begin in the array of their type.
+        # The start of the next feature's sizes, offsets and values in the arrays of their types.
         places = spec["sizes"] // 4, spec["offsets"] // 4, spec["values"] // 8
         for group in spec["groups"]:
             groups[group["name"]] = made = Group(self._views, group, places)
@@ -178,30 +178,30 @@ class Batch(Generic[Array]):
 
     @property
     def lengths(self) -> Array:
-        """The sizes of all lists, int32, by group, feature and row."""
+        """The sizes of all lists, int32, ordered by group, feature and row."""
         lists = sum(group["rows"] * len(group["features"]) for group in self._spec["groups"])
         return self._views.int32[self._spec["sizes"] // 4 :][:lists]
 
     @property
     def values(self) -> Array:
-        """The ids of all features, int64, by group, feature and row."""
+        """The ids of all features, int64, ordered by group, feature and row."""
         count = sum(feature["values"] for group in self._spec["groups"] for feature in group["features"])
         return self._views.int64[self._spec["values"] // 8 :][:count]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the allocation."""
+        """The number of bytes of the allocation."""
         data: Any = self.data
         return data.nbytes
 
     def _block_of_data(self) -> Block:
-        """A block with the bytes: the one that shares its memory, or a copy."""
+        """Returns a block with the bytes: the block that shares its memory, or a copy."""
         if self._block is not None:
             return self._block
         return Block(numpy.ascontiguousarray(self.numpy().data), json.dumps(self._spec))
 
     def expand(self) -> Batch[Array]:
-        """The batch with every sample's own lists, where this batch is: on its device, or in pinned memory."""
+        """Returns the batch with separate lists for every sample, on the same device or in pinned memory."""
         expanded: Batch[Any] = Batch.of(self._block_of_data().expand(), self._position)
         if self._kind is _Numpy:
             return expanded
@@ -211,16 +211,17 @@ class Batch(Generic[Array]):
         return expanded.to(data.device)
 
     def writable(self) -> Batch[Array]:
-        """A copy whose arrays may be written to. Nothing else shares its memory."""
+        """Returns a copy whose arrays can be changed. Its memory is not shared."""
         data: Any = self.data
         return Batch(None, data.copy() if self._kind is _Numpy else data.clone(), self._spec, self._position)
 
     def to_arrow(self) -> ArrowBatch:
-        """An object of the Arrow PyCapsule interface, one row per sample: `pyarrow.record_batch(it)`.
+        """Returns an object with the Arrow PyCapsule interface, one row per sample: `pyarrow.record_batch(it)`.
 
-        It has no copy of the bytes, unless torch's tensors have them, which can be written to at any time.
-        A feature is a column of `list_view<int64>`, or `dictionary<int32, list_view<int64>>` where its group has an
-        inverse index; a kept column is `int64` or `string`. The batch itself has the interface too.
+        It shares the bytes of the batch. It copies them only if torch tensors share them, because these can be
+        changed at any time. A feature is a column of `list_view<int64>`, or of `dictionary<int32, list_view<int64>>`
+        if its group has an inverse index. A kept column is `int64` or `string`. The batch itself also implements the
+        interface.
         """
         return ArrowBatch(self._block_of_data())
 
@@ -231,10 +232,10 @@ class Batch(Generic[Array]):
         return self._block_of_data().__arrow_c_array__(requested_schema)
 
     def to_torch(self, *, pin_memory: bool = False) -> Batch[torch.Tensor]:
-        """The batch with torch tensors in the place of numpy arrays.
+        """Returns the batch with torch tensors instead of numpy arrays.
 
-        They are views of the same bytes, or a copy: in pinned memory if asked for, and where the bytes must not change,
-        because Arrow has them or the batch was unpickled.
+        The tensors are views of the same bytes. They are a copy if `pin_memory`, or if the bytes must not change
+        because Arrow shares them or the batch was unpickled.
         """
         torch = optional("torch", "torch")
         if self._kind is _Torch:
@@ -242,7 +243,7 @@ class Batch(Generic[Array]):
         else:
             data: Any = self.data
             if self._block is not None:
-                # A block gives numpy a writable buffer, unless Arrow has its memory.
+                # A block gives numpy a writable buffer, unless Arrow shares its memory.
                 buffer: Any = self._block
                 data = numpy.frombuffer(buffer, dtype=numpy.uint8)
             shares = data.flags.writeable
@@ -251,7 +252,7 @@ class Batch(Generic[Array]):
         return batch.pin_memory() if pin_memory else batch
 
     def pin_memory(self, device: Any = None) -> Batch[torch.Tensor]:
-        """The batch with torch tensors in pinned memory, one copy; what `DataLoader(pin_memory=True)` calls."""
+        """Copies the batch to torch tensors in pinned memory. `DataLoader(pin_memory=True)` calls it."""
         torch = optional("torch", "torch")
         if not torch.cuda.is_available():
             raise OptionsError("`pin_memory` needs a GPU, and torch finds none\n  hint: leave it out on this machine")
@@ -259,16 +260,16 @@ class Batch(Generic[Array]):
         return batch._moved(batch.data.pin_memory())
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Batch[torch.Tensor]:
-        """The batch with torch tensors on `device`: one copy of one allocation."""
+        """Returns the batch with torch tensors on `device`, by one copy of one allocation."""
         batch = self.to_torch()
         return batch._moved(batch.data.to(device, non_blocking=non_blocking))
 
     def _moved(self, data: Any) -> Batch[Any]:
-        """The batch with these bytes, which are its own or a copy of them."""
+        """Returns the batch with these bytes, which are its own bytes or a copy of them."""
         return self if data is self.data else Batch(None, data, self._spec, self._position)
 
     def numpy(self) -> Batch[numpy.ndarray]:
-        """The batch with numpy arrays."""
+        """Returns the batch with numpy arrays."""
         data: Any = self.data
         if self._kind is _Numpy:
             return Batch(self._block, data, self._spec, self._position)
@@ -277,13 +278,16 @@ class Batch(Generic[Array]):
         return Batch(None, data.cpu().numpy(), self._spec, self._position)
 
     def to_kjt(self, **options: Any) -> KeyedJaggedTensor:
-        """TorchRec's KeyedJaggedTensor of the batch: see `onefold.torchrec.to_kjt`."""
+        """Returns the batch as TorchRec's KeyedJaggedTensor: see `onefold.torchrec.to_kjt`."""
         from .torchrec import to_kjt
 
         return to_kjt(self, **options)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Where a dataset goes on after this batch, as `Dataset.load_state_dict` takes it. Copies have it too."""
+        """Returns the state of the dataset after this batch, for `Dataset.load_state_dict`. Copies also have it.
+
+        It is None if the batch has no position.
+        """
         from ._dataset import STATE_VERSION
 
         if self._position is None:
@@ -310,13 +314,13 @@ class Batch(Generic[Array]):
 
 def _unpickled(data: Any, spec: dict[str, Any], position: str | None) -> Batch[Any]:
     if isinstance(data, numpy.ndarray):
-        # As those of other batches; what pickle makes of a read-only array depends on its protocol.
+        # The array is read-only, as in other batches. Whether pickle restores that depends on its protocol.
         data.flags.writeable = False
     return Batch(None, data, spec, position)
 
 
 class ArrowBatch:
-    """A batch as Arrow has it: give it to `pyarrow.record_batch`, `polars.from_arrow` or any other library."""
+    """A batch with the Arrow interface, for `pyarrow.record_batch`, `polars.from_arrow` or any other library."""
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -329,7 +333,7 @@ class ArrowBatch:
 
 
 class Group(Generic[Array]):
-    """Features that share one inverse index: sample `i` has row `inverse[i]` of each, or row `i` if there is no index."""
+    """Features that share one inverse index: sample `i` has row `inverse[i]` of each, or row `i` without an index."""
 
     def __init__(self, views: _Data[Array], spec: dict[str, Any], places: tuple[int, int, int]) -> None:
         self._views, self._spec, self._places = views, spec, places
@@ -348,13 +352,13 @@ class Group(Generic[Array]):
 
     @property
     def inverse(self) -> Array | None:
-        """The row of every sample, int32 [B]; None if row and sample are the same."""
+        """The row of every sample, int32 [B]; None if every sample is a row."""
         start = self._spec["inverse"]
         return None if start is None else self._views.int32[start // 4 :][: self._views.size]
 
     @property
     def packed(self) -> bool:
-        """Whether no list shares ids with another: then `values` and `lengths` are a KeyedJaggedTensor's."""
+        """Whether no lists share ids. `values` and `lengths` are then those of a KeyedJaggedTensor."""
         return all(feature["packed"] for feature in self._spec["features"])
 
     @property
@@ -364,7 +368,7 @@ class Group(Generic[Array]):
 
     @property
     def values(self) -> Array:
-        """The ids of all features, int64, feature by feature."""
+        """The ids of all features, int64, ordered by feature."""
         count = sum(feature["values"] for feature in self._spec["features"])
         return self._views.int64[self._places[2] :][:count]
 
@@ -373,7 +377,7 @@ class Group(Generic[Array]):
 
 
 class Feature(Generic[Array]):
-    """Lists of ids, one per row: row `u` is `values[offsets[u] : offsets[u] + sizes[u]]`. With windows rows may overlap."""
+    """Lists of ids: row `u` is `values[offsets[u] : offsets[u] + sizes[u]]`. With windows, rows may overlap."""
 
     def __init__(self, views: _Data[Array], rows: int, spec: dict[str, Any], places: tuple[int, int, int]) -> None:
         self._views, self._spec = views, spec
@@ -388,35 +392,35 @@ class Feature(Generic[Array]):
 
     @property
     def sizes(self) -> Array:
-        """The ids of every row, int32 [rows]."""
+        """The number of ids of every row, int32 [rows]."""
         return self._views.int32[self._sizes : self._sizes + self.rows]
 
     @property
     def offsets(self) -> Array:
-        """Where every row begins in `values`, int32 [rows]."""
+        """The start of every row in `values`, int32 [rows]."""
         return self._views.int32[self._offsets : self._offsets + self.rows]
 
     @property
     def packed(self) -> bool:
-        """Whether rows stand one after the other and share no ids."""
+        """Whether rows are consecutive and share no ids."""
         return self._spec["packed"]
 
     def row(self, row: int) -> Array:
-        """The ids of a row."""
+        """Returns the ids of a row."""
         sizes, offsets, values = self._rows()
         row = integer("row", row, signed=True)
         start = int(offsets[row])
         return values[start : start + int(sizes[row])]
 
     def _rows(self) -> tuple[Any, Any, Any]:
-        """Sizes, offsets and values, of whichever kind."""
+        """Returns sizes, offsets and values, as numpy arrays or torch tensors."""
         return self.sizes, self.offsets, self.values
 
     def padded(self, length: int | None = None, *, value: int = 0) -> tuple[Array, Array]:
-        """The rows as one array [rows, length] filled up with `value`, and a mask of what is not filled up.
+        """Returns the rows as one array [rows, length], padded with `value`, and a mask that is true for ids.
 
-        Of longer lists the last `length` ids are kept, which are a sequence's newest. By default `length` is the
-        longest list's. Index both with the group's `inverse` to expand them to samples.
+        Longer lists are truncated to their last `length` ids, which are the newest ones of a sequence. By default
+        `length` is that of the longest list. Index both arrays with the group's `inverse` to expand them to samples.
         """
         kind = self._views.kind
         sizes, offsets, values = self._rows()

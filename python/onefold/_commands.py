@@ -1,9 +1,9 @@
 """The commands of the binaries as functions.
 
-Each function has the arguments of its command, as the command's own definition says: `--memory-limit 4GiB` is
-`memory_limit="4GiB"`. It returns what the command prints with `--json`, as a dict, and raises an `OnefoldError`
-with the message and the hint that the command prints. `_commands.pyi` says the same to type checkers; a test holds
-it to this.
+Each function has the arguments of its command, which are taken from the command's own definition: `--memory-limit
+4GiB` is `memory_limit="4GiB"`. It returns the output of the command with `--json`, as a dict, and raises an
+`OnefoldError` with the message and the hint of the command. `_commands.pyi` contains the signatures for type
+checkers, and a test compares it with the functions.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def _signature(keywords):
             default = int(default)
         parameters.append(inspect.Parameter(keyword, place, default=default))
     parameters.append(inspect.Parameter("progress", inspect.Parameter.KEYWORD_ONLY, default=None))
-    # By place first, and among the others those that must be given.
+    # Positional parameters come first, then required ones.
     parameters.sort(key=lambda parameter: (parameter.kind, parameter.default is not inspect.Parameter.empty))
     return inspect.Signature(parameters)
 
@@ -93,7 +93,7 @@ def _run(program, command, given, progress):
 
 
 class _Line:
-    """Progress on one line of stderr."""
+    """Shows progress on one line of stderr."""
 
     def __init__(self):
         self._stage, self._began = None, 0.0

@@ -23,38 +23,42 @@ STATE_VERSION = 1
 
 
 class Dataset:
-    """A dataset as an iterable of batches. `iter()` gives the batches of an epoch; once they are taken, those of the next.
+    """A dataset as an iterable of batches.
 
-    `location` is a path or a URL (`s3://…`, or `grpc://HOST:PORT/…` of a preprocessing service). All threads are
-    inside: there is nothing to gain from worker processes.
+    An iteration returns the batches of an epoch, and the next iteration returns those of the next epoch.
 
-    - `global_batch_size`: samples of a step over all ranks.
-    - `rank`, `world_size`: which of the processes that read the dataset together this one is. By default those of
-      `torch.distributed` if it is initialised when an iteration starts, or of the variables `RANK` and `WORLD_SIZE`,
-      which torchrun sets.
-    - `streams`: into how many parts the dataset's buckets are divided, at most as many as there are (64 or more); the
-      steps and the state depend on it and not on `world_size`, which may be any number up to it. By default
-      `world_size`.
-    - `shuffle`: whether each epoch has an order of its own, which `seed` determines, or that of the files.
-      `shuffle_within="partition"` lets partitions follow one another. Sessions are spread over `shuffle_row_groups` row
-      groups.
-    - `dedupe`: "window" (each distinct row once, and lists that overlap share ids), "exact" (distinct rows one after
-      the other) or "off".
-    - `preprocess`: the path of a `preprocess.toml` that every batch goes through.
-    - `features`: the sparse features to read; all if None.
-    - `keep`: the columns that batches carry beside the features, as `batch.kept`: some that `keep` in the dataset's
-      `dataset.toml` names, or "session_id". None by default.
-    - `tail`: "short" delivers every sample, "drop" only whole global batches.
-    - `partitions`: a filter, as `"split=train,date>=2024-05-01"`; a value with a comma or an operator is in quotes, as
-      `'city="Paris, TX"'`. `snapshot`: the number of one; the newest if None.
+    `location` is a path or a URL (`s3://…`, or `grpc://HOST:PORT/…` of a preprocessing service). The dataset is read
+    by threads of this process, so worker processes bring no advantage.
+
+    - `global_batch_size`: the number of samples of a step over all ranks.
+    - `rank`, `world_size`: the index of this process and the number of processes that read the dataset together. By
+      default they are taken from `torch.distributed` if it is initialised when an iteration starts, or else from the
+      environment variables `RANK` and `WORLD_SIZE`, which torchrun sets.
+    - `streams`: the number of parts into which the dataset's buckets are divided, at most the number of buckets (64
+      or more). The steps and the state depend on it and not on `world_size`, which may be any number up to it. By
+      default it is `world_size`.
+    - `shuffle`: whether each epoch has a different order, which `seed` determines, or the order of the files.
+      `shuffle_within="partition"` shuffles only within partitions, which are read one after the other. Sessions are
+      spread over `shuffle_row_groups` row groups.
+    - `dedupe`: "window" (distinct rows, and overlapping lists share ids), "exact" (distinct rows without shared ids)
+      or "off".
+    - `preprocess`: the path of a `preprocess.toml` with which every batch is preprocessed.
+    - `features`: the sparse features to read, or None for all.
+    - `keep`: the additional columns of batches, as `batch.kept`: columns that `keep` in the dataset's `dataset.toml`
+      names, or "session_id". By default there are none.
+    - `tail`: "short" delivers every sample, "drop" delivers only complete global batches.
+    - `partitions`: a filter such as `"split=train,date>=2024-05-01"`. A value with a comma or an operator is quoted,
+      as in `'city="Paris, TX"'`.
+    - `snapshot`: the number of the snapshot, or None for the newest.
     - `verify`: whether the bytes of each column that is read are compared with their checksum.
-    - `table_rows`: rows of embedding tables by feature; an id outside them is a DataError that says where it stands.
-    - `timestamps`: whether batches have their samples' times.
-    - `pin_memory`: batches hold torch tensors in pinned memory, for asynchronous copies to a GPU. A thread of its own
-      copies the next batch there.
+    - `table_rows`: the number of rows of embedding tables by feature. An id outside of them raises a DataError that
+      names its place.
+    - `timestamps`: whether batches contain the times of their samples.
+    - `pin_memory`: whether batches are torch tensors in pinned memory, for asynchronous copies to a GPU. A separate
+      thread copies the next batch to pinned memory.
 
-    The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` up to `streams`. A
-    dataset can be pickled, and used after a fork, wherever it is read from: each process opens it for itself. Its
+    The state depends on the batches taken, and not on batches that were read ahead. It is valid for every
+    `world_size` up to `streams`. A dataset can be pickled, and used after a fork: each process opens it again. Its
     iterators cannot.
     """
 
@@ -105,20 +109,20 @@ class Dataset:
             pin_memory=switch("pin_memory", pin_memory),
         )
         self._reader_of: Reader | None = None
-        # The process that opened the reader, and its rank then.
+        # The process that opened the reader, and its rank at that time.
         self._opened_by: tuple[int, tuple[int, int]] | None = None
         self._closed = False
         self._steps: dict[int, int] = {}
         self._next = _Start(0)
-        # The progress of the iterator whose batches were taken last.
+        # The progress of the iterator from which the last batch was taken.
         self._current: _Progress | None = None
         self._iterators: list[weakref.ref[BatchIterator]] = []
-        # A snapshot that is once read stays the one, whatever is committed meanwhile.
+        # The snapshot is determined once, whatever is committed later.
         self._options["snapshot"] = self._reader.snapshot()[0]
 
     @property
     def _reader(self) -> Reader:
-        """The reader of this process and its rank: a forked process opens its own, and so does one that got its rank."""
+        """The reader of this process and its rank. It is opened again after a fork, or when the rank has changed."""
         if self._closed:
             raise OptionsError("the dataset is closed\n  hint: open it again")
         rank, world_size = self._rank
@@ -137,7 +141,7 @@ class Dataset:
 
     @property
     def location(self) -> str:
-        """The path or URL."""
+        """The path or URL of the dataset."""
         return self._location
 
     @property
@@ -147,12 +151,12 @@ class Dataset:
 
     @property
     def rank(self) -> int:
-        """This process, from 0."""
+        """The index of this process, from 0."""
         return self._rank[0]
 
     @property
     def world_size(self) -> int:
-        """All processes."""
+        """The number of processes."""
         return self._rank[1]
 
     @property
@@ -162,24 +166,24 @@ class Dataset:
 
     @property
     def samples(self) -> int:
-        """The samples that this rank reads in an epoch, with those that sampling or the tail drops."""
+        """The number of samples that this rank reads in an epoch, including those that sampling or the tail drops."""
         return self._reader.samples()
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration: that of the last one, until all its batches are taken."""
+        """The epoch of the next iteration. It increases when all batches of an iteration were taken."""
         return self._next.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next iteration be of epoch `epoch`, from its first step."""
+        """Makes the next iteration start at the first step of epoch `epoch`."""
         self._next, self._current = _Start(integer("epoch", epoch)), None
 
     def plan(self, epoch: int | None = None) -> dict[str, Any]:
-        """What an epoch reads as a dict: `steps`, and by stream its `samples` and `splits`."""
+        """Returns the plan of an epoch as a dict: `steps`, and the `samples` and `splits` of each stream."""
         return json.loads(self._reader.plan(self.epoch if epoch is None else integer("epoch", epoch)))
 
     def __len__(self) -> int:
-        """The steps of the next epoch, the same on all ranks."""
+        """The number of steps of the next epoch, which is the same on all ranks."""
         return self._steps_of(self.epoch)
 
     def _steps_of(self, epoch: int) -> int:
@@ -195,7 +199,7 @@ class Dataset:
         return self._iterate(1)
 
     def _iterate(self, every: int) -> BatchIterator:
-        """The next batch, and every `every`-th after it."""
+        """Returns an iterator over the next batch, and every `every`-th batch after it."""
         position = self._position(self._next)
         iterator = BatchIterator(self, self._reader.resume(position, every), position)
         self._current = iterator._progress
@@ -203,10 +207,10 @@ class Dataset:
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Where to go on after the batches that were taken, as a dict that JSON can hold.
+        """Returns the state after the batches that were taken, as a dict that can be written as JSON.
 
-        It is valid for every `world_size` up to `streams`. Where several iterators are used at once, it is
-        that of the one that began or gave a batch last.
+        It is valid for every `world_size` up to `streams`. If several iterators are used at once, it is the state of
+        the one that was started, or from which a batch was taken, last.
         """
         current = self._current
         if current is not None and not current.exhausted:
@@ -216,12 +220,12 @@ class Dataset:
         return {"version": STATE_VERSION, "position": json.loads(position)}
 
     def _state_at(self, epoch: int, step: int) -> dict[str, Any]:
-        """The state before a step."""
+        """Returns the state before a step."""
         position = json.loads(self._reader.position(epoch))
         return {"version": STATE_VERSION, "position": {**position, "step": step}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next iterations go on where `state` was taken, until one of them has taken the rest of the epoch."""
+        """Makes the next iterations continue from `state`, until one of them has taken the rest of the epoch."""
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION or "position" not in state:
             raise OptionsError("this is no state of a dataset\n  hint: give what `state_dict()` returned")
         position = json.dumps(state["position"])
@@ -229,22 +233,23 @@ class Dataset:
         self._next, self._current = _Start(state["position"]["epoch"], position), None
 
     def to_arrow(self) -> ArrowStream:
-        """The samples of the next epoch as an Arrow stream, a row for each: `duckdb.sql`, `polars.DataFrame` and others read it.
+        """Returns the samples of the next epoch as an Arrow stream, for `duckdb.sql`, `polars.DataFrame` and others.
 
-        A label, a dense feature, the weight and a kept column is a column by its name; a sparse feature is one of
-        `list<int64>`, in whichever layout the dataset is. `timestamp` is there if the dataset has `timestamps`. The
-        stream has this rank's samples, and consumes no epoch. It needs pyarrow.
+        The stream has one row per sample. Labels, dense features, the weight and kept columns are columns with their
+        names. Sparse features are columns of `list<int64>`, whatever the layout of the dataset is. There is a column
+        `timestamp` if the dataset has `timestamps`. The stream contains the samples of this rank, and reading it does
+        not advance the epoch. It needs pyarrow.
         """
         return ArrowStream(self)
 
     def _copy(self, **options: Any) -> Dataset:
-        """The dataset with other options, at the next epoch."""
+        """Returns the dataset with other options, at the next epoch."""
         copy = Dataset(self._location, **{**self._options, **options})
         copy.set_epoch(self.epoch)
         return copy
 
     def close(self) -> None:
-        """Ends all iterations and gives the dataset up."""
+        """Ends all iterations and closes the dataset."""
         for held in self._iterators:
             iterator = held()
             if iterator is not None and iterator._process == os.getpid():
@@ -260,7 +265,7 @@ class Dataset:
     def __getstate__(self) -> dict[str, Any]:
         options = self._options
         if get_spawning_popen() is not None:
-            # A child process that is being started has the rank of this one, and perhaps no process group.
+            # A child process that is being started has the rank of this process, but perhaps no process group.
             options = {**options, **dict(zip(("rank", "world_size"), self._rank, strict=True))}
         return {"location": self._location, "options": options, "state": self.state_dict()}
 
@@ -289,10 +294,11 @@ class Dataset:
 
 
 def configure(threads: int | None = None, memory_limit: int | str | None = None) -> None:
-    """Sets the threads and the memory of the datasets that are opened from now on in this process.
+    """Sets the number of threads and the memory limit of datasets that are opened later in this process.
 
-    By default all threads of the machine and 1 GiB, which all datasets share. `memory_limit` is a number of bytes or a text as
-    `"512MiB"`. What the caller holds (a batch, and one or two that are ready) does not count.
+    All datasets share them. By default they are all threads of the machine and 1 GiB. `memory_limit` is a number of
+    bytes or a text such as `"512MiB"`. It excludes the batch that the caller uses, and one or two batches that are
+    ready.
     """
     if memory_limit is not None and not isinstance(memory_limit, str):
         memory_limit = integer("memory_limit", memory_limit)
@@ -300,15 +306,15 @@ def configure(threads: int | None = None, memory_limit: int | str | None = None)
 
 
 def _names(option: str, names: Iterable[str] | None) -> list[str] | None:
-    """The names that an option has."""
+    """Returns the names that are given for an option."""
     if isinstance(names, str):
-        # Its characters would be the names.
+        # A text would be taken as a list of its characters.
         raise OptionsError(f"`{option}` is the text `{names}`\n  hint: give a list of names, as [\"{names}\"]")
     return None if names is None else list(names)
 
 
 class _Start:
-    """Where the next iteration begins: at the first step of an epoch, or at a position."""
+    """The start of the next iteration: the first step of an epoch, or a position."""
 
     def __init__(self, epoch: int, position: str | None = None) -> None:
         self.epoch = epoch
@@ -317,7 +323,7 @@ class _Start:
 
 
 class _Progress:
-    """What a dataset knows of an iterator, which it does not keep alive."""
+    """The progress of an iterator. The dataset refers to it, and so does not keep the iterator alive."""
 
     def __init__(self, position: str) -> None:
         self.position = position
@@ -327,7 +333,7 @@ class _Progress:
 
 
 class BatchIterator:
-    """The batches of an epoch. Dropping it, or `close()`, ends its threads."""
+    """An iterator over the batches of an epoch. Its threads end when it is dropped, or with `close()`."""
 
     def __init__(self, dataset: Dataset, blocks: _onefold.BatchIterator, position: str) -> None:
         self._dataset = dataset
@@ -348,12 +354,12 @@ class BatchIterator:
             batch = next(self._batches)
         except StopIteration:
             self._progress.exhausted = not self._failed
-            # Unless another iterator, `set_epoch` or `load_state_dict` has already said where to go on.
+            # Another iterator, `set_epoch` or `load_state_dict` may already have set the start of the next iteration.
             if self._progress.exhausted and self._dataset._next is self._start:
                 self._dataset._next = _Start(self.epoch + 1)
             raise
         except BaseException as error:
-            # An interrupt, as by Ctrl-C, ends `_pinned` too.
+            # An interrupt such as Ctrl-C also ends `_pinned`.
             self._failed = self._failed or self._pins or isinstance(error, OnefoldError)
             raise
         self._progress.position = batch._position or self._progress.position
@@ -361,21 +367,21 @@ class BatchIterator:
         return batch
 
     def __len__(self) -> int:
-        """The steps of the epoch, with those before this iterator's first."""
+        """The number of steps of the epoch, including those before the iterator's first step."""
         return self._blocks.steps
 
     def close(self) -> None:
         """Ends the iteration and its threads."""
         self._failed = True
         self._blocks.close()
-        # At most one batch is on its way to pinned memory. A thread that waits for it sees the end by itself.
+        # At most one batch is being copied to pinned memory. A thread that waits for it notices the end by itself.
         with contextlib.suppress(OnefoldError, ValueError):
             for _ in self._batches:
                 pass
 
 
 def _pinned(blocks: _onefold.BatchIterator) -> Iterator[Batch[Any]]:
-    """The batches in pinned memory, each copied there by a thread while the caller has the one before."""
+    """Yields the batches in pinned memory. A thread copies each batch while the caller uses the previous one."""
 
     def take() -> Batch[Any] | None:
         block = next(blocks, None)
@@ -390,7 +396,7 @@ def _pinned(blocks: _onefold.BatchIterator) -> Iterator[Batch[Any]]:
                 yield batch
                 del batch
                 if os.getpid() != process:
-                    # This process was forked, and does not have the thread: an error says so.
+                    # This process was forked and does not have the thread. This call raises the error for that.
                     next(blocks)
         finally:
             if os.getpid() == process:

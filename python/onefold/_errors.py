@@ -1,4 +1,4 @@
-"""What the package raises. The message says what is wrong and where; its last lines, after `hint:`, say what to do."""
+"""The exceptions of the package. The message says what is wrong and where; the lines after `hint:` say what to do."""
 
 from typing import Any, Self
 
@@ -6,9 +6,10 @@ _HINT = "\n  hint: "
 
 
 class OnefoldError(Exception):
-    """Something that Onefold refuses or cannot do."""
+    """The base class of the exceptions, and the class of errors without a more specific one."""
 
-    # torch raises a worker's error anew in the process of the loader, by this keyword if the class has a `message`.
+    # torch raises a worker's error again in the process of the loader. If the class has a `message`, it uses this
+    # keyword.
 
     def __new__(cls, *arguments: Any, message: str | None = None) -> Self:
         return super().__new__(cls, *(arguments if message is None else (message,)))
@@ -32,22 +33,22 @@ class OnefoldError(Exception):
 
 
 class OptionsError(OnefoldError, ValueError):
-    """Options or a configuration that cannot work, or cannot work with this dataset."""
+    """Options or a configuration that are invalid, or that do not fit this dataset."""
 
 
 class DataError(OnefoldError):
-    """Data that is damaged or was changed, or that does not have the form or the values that it must have."""
+    """Data that is damaged or was changed, or that has an invalid form or invalid values."""
 
 
 class StorageError(OnefoldError, OSError):
-    """The operating system or an object store refuses something."""
+    """An error of the operating system or of an object store."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class ProcessError(OnefoldError, RuntimeError):
-    """An object of the parent process, used after a fork."""
+    """The use of an object of the parent process after a fork."""
 
 
 class MissingPackageError(OnefoldError, ImportError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import _onefold
 from ._arguments import integer
@@ -13,10 +13,10 @@ from ._errors import OptionsError
 
 @dataclass(frozen=True)
 class FileSet:
-    """Samples of one partition, and the Parquet files that have their columns.
+    """Samples of one partition, and the Parquet files with their columns.
 
-    It is nearly always one file. A column that was added or computed anew later is in a file of its own: then Parquet row
-    k of each file is the same sample, and the files are joined by the position of their rows.
+    Nearly always there is one file. A column that was added or computed again later is in a separate file. Row k of
+    each Parquet file then belongs to the same sample, so the files are joined by the position of their rows.
     """
 
     partition: Mapping[str, str]
@@ -24,11 +24,16 @@ class FileSet:
     samples: int
     """The number of samples, which is the number of Parquet rows in each file."""
     files: Mapping[str, list[str]]
-    """The columns of each file, by its path: an absolute one on a local disk, otherwise a URL."""
+    """The columns of each file, by its path: an absolute one on a local disk, otherwise a URL.
+
+    A file may have further columns, of features that were dropped or of labels that were computed anew since.
+    """
+    names: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a column in the files, its name in the dataset, of columns that have another one there."""
 
     @property
     def path(self) -> str:
-        """The only file. If there are several, an `OptionsError`: each of them lacks columns."""
+        """The path of the only file. Raises an `OptionsError` if there are several, because each lacks columns."""
         if len(self.files) != 1:
             raise OptionsError(
                 f"the columns of {self.samples} samples are in several files: {', '.join(self.files)}\n"
@@ -38,17 +43,17 @@ class FileSet:
 
 
 def files(dataset: str | os.PathLike[str], partitions: str | None = None, at: int | None = None) -> list[FileSet]:
-    """The data files of a dataset's snapshot, in the order of its samples.
+    """Returns the data files of a dataset's snapshot, in the order of its samples.
 
-    Other files in the dataset's folder belong to older snapshots, or to none. With the layout `folded`, a null list
-    means "as in the Parquet row above", and the first row of each row group has no null: `examples/dataframes.py`
-    restores all lists.
+    Other files in the directory of the dataset belong to other snapshots, or to no snapshot. In the layout `folded`,
+    a null list means "as in the previous Parquet row", and the first row of each row group has no nulls:
+    `examples/dataframes.py` restores all lists.
 
     Arguments:
         dataset: a path or a URL
-        partitions: a filter, as `"split=train,date>=2024-05-01"`; by default all
+        partitions: a filter such as `"split=train,date>=2024-05-01"`; by default all partitions
         at: the number of the snapshot; by default the newest
     """
     number = None if at is None else integer("at", at)
     found = _onefold.list_files(os.fspath(dataset), partitions or "", number)
-    return [FileSet(dict(partition), samples, dict(columns)) for partition, samples, columns in found]
+    return [FileSet(dict(key), samples, dict(columns), dict(names)) for key, samples, columns, names in found]

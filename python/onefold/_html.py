@@ -1,4 +1,4 @@
-"""Tables that notebooks show in place of `repr`."""
+"""HTML tables that notebooks show instead of `repr`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A caption and a table as HTML. All texts are escaped; numbers have separators and are aligned to the right."""
+    """Returns a table with a caption as HTML. Texts are escaped. Numbers have separators and are right-aligned."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

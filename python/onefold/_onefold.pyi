@@ -1,4 +1,4 @@
-"""The compiled half of the package; use `onefold`'s own names."""
+"""The compiled module of the package. Use the names in `onefold` instead."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, final
@@ -10,7 +10,7 @@ __version__: str
 def configure(threads: int | None = None, memory_limit: int | str | None = None) -> None: ...
 def list_files(
     location: str, partitions: str, at: int | None
-) -> list[tuple[list[tuple[str, str]], int, list[tuple[str, list[str]]]]]: ...
+) -> list[tuple[list[tuple[str, str]], int, list[tuple[str, list[str]]], list[tuple[str, str]]]]: ...
 def describe_command(program_name: str, command: str) -> tuple[str, list[tuple[str, str, bool, bool, str | None, str]]]: ...
 def run_command(
     program_name: str,

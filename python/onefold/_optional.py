@@ -1,4 +1,4 @@
-"""Packages that only some functions need: imported when they are used."""
+"""Optional packages, which are imported when they are used."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ from ._errors import MissingPackageError
 
 
 def optional(package: str, extra: str) -> Any:
-    """The module `package`, or an error that says how to install it."""
+    """Imports the module `package`. Raises an error that says how to install it if it is missing."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

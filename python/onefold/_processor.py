@@ -1,17 +1,17 @@
-"""Refuses a processor that is older than those for which the compiled half is made.
+"""Checks that the processor has the instructions for which the compiled module is built.
 
-The compiled half refuses it too, and ends the process, because it cannot raise an exception while it is loaded. So this
-module is imported before.
+The compiled module checks this too, but it ends the process, because it cannot raise an exception while it is loaded.
+So this module is imported first.
 """
 
 import mmap
 import re
 from pathlib import Path
 
-# x86-64-v3, as the kernel names its instructions.
+# The instructions of x86-64-v3, by the kernel's names.
 _NEEDED = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
 
-# The text with which the compiled half refuses: one that was compiled for all processors does not have it.
+# The error message in the compiled module. A module that was built for all x86-64 processors does not contain it.
 _REFUSAL = re.compile(rb"error: (Onefold is compiled for processors[^\0]+?\n  hint: [^\0]+?)\n")
 
 

@@ -1,4 +1,4 @@
-"""Which of the processes of a training job this one is."""
+"""The rank of this process in a training job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _GIVE = "give `rank` and `world_size`, which win"
 
 
 def current(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """The rank of this process and the number of processes.
+    """Returns the rank of this process and the number of processes.
 
-    They are the two arguments, or those of `torch.distributed` if it is initialised, or the variables `RANK` and
-    `WORLD_SIZE`, as torchrun sets them; otherwise 0 and 1. An `OptionsError` if these contradict each other.
+    They are the two arguments if given, else those of `torch.distributed` if it is initialised, else the environment
+    variables `RANK` and `WORLD_SIZE`, which torchrun sets, else 0 and 1. Raises an `OptionsError` if
+    only one of the arguments is given, or if `torch.distributed` and the variables contradict each other.
     """
     if rank is not None and world_size is not None:
         return rank, world_size
@@ -33,7 +34,7 @@ def current(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _of_group() -> tuple[int, int] | None:
-    """Those of torch.distributed, which nobody has initialised unless it is imported."""
+    """Returns rank and size of torch.distributed. It cannot be initialised unless it is imported."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -41,7 +42,7 @@ def _of_group() -> tuple[int, int] | None:
 
 
 def _of_variables() -> tuple[int, int] | None:
-    """Those of the environment."""
+    """Returns rank and size from the environment variables."""
     texts = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
     if not any(texts.values()):
         return None

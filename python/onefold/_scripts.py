@@ -1,4 +1,4 @@
-"""The console scripts: the programs themselves, with their arguments, exit statuses and signals."""
+"""The console scripts, which behave like the programs: the same arguments, exit statuses and signals."""
 
 import signal
 import sys
@@ -7,26 +7,26 @@ from . import _onefold
 
 
 def _main(program: str) -> None:
-    # Ctrl-C ends the process at once, as it ends the binary. A program that is killed leaves nothing half-written.
+    # Ctrl-C ends the process at once, as it ends the binary. A killed program leaves no partial output.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_onefold.run_program(program, [program, *sys.argv[1:]]))
 
 
 def data() -> None:
-    """`onefold-data`."""
+    """Runs `onefold-data`."""
     _main("onefold-data")
 
 
 def ingest() -> None:
-    """`onefold-ingest`."""
+    """Runs `onefold-ingest`."""
     _main("onefold-ingest")
 
 
 def read() -> None:
-    """`onefold-read`."""
+    """Runs `onefold-read`."""
     _main("onefold-read")
 
 
 def shard() -> None:
-    """`onefold-shard`."""
+    """Runs `onefold-shard`."""
     _main("onefold-shard")

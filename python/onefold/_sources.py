@@ -1,4 +1,4 @@
-"""Arrow streams as sources of a build: they become Parquet files, which the build reads like any others."""
+"""Arrow streams as sources of a build. They are written to Parquet files, which the build reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROW_GROUP_ROWS = 1 << 17
 
 @contextlib.contextmanager
 def as_files(sources: Mapping[str, Any], folder: str | os.PathLike[str] | None) -> Iterator[dict[str, Any]]:
-    """The sources as paths, where streams are files in a temporary folder that is made in `folder`, and goes at the end."""
+    """Yields the sources as paths. Streams become files in a temporary directory in `folder`, removed at the end."""
     if not isinstance(sources, Mapping):
         raise TypeError(f"'sources' takes paths or Arrow streams by name, not {type(sources).__name__}")
     with contextlib.ExitStack() as stack:
@@ -37,7 +37,7 @@ def as_files(sources: Mapping[str, Any], folder: str | os.PathLike[str] | None) 
 
 @contextlib.contextmanager
 def _storage_errors() -> Iterator[None]:
-    """An error of the operating system becomes one of this package."""
+    """Converts an error of the operating system into one of this package."""
     try:
         yield
     except StorageError:
@@ -72,7 +72,7 @@ def _write(name: str, source: Any, path: str) -> None:
 
 
 def _plain(arrow: Any, kind: Any) -> Any:
-    """The type with the same values and without views, which not every reader of Parquet knows."""
+    """Returns the type with the same values but without views, which some Parquet readers do not support."""
     types = arrow.types
     if types.is_string_view(kind):
         return arrow.large_string()

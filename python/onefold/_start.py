@@ -1,7 +1,7 @@
-"""Starts a program, and ends with it; it ends, as by SIGTERM, when the process that started this one does.
+"""Runs a program, and ends when it ends. When the parent of this process ends, the program gets a SIGTERM.
 
-`_trainer` runs it as a script: PARENT LIBRARIES PROGRAM ARGUMENT…. It stands between both because it has one thread:
-when a process with several ends, the kernel may tell its children more than once, and a second SIGTERM ends the
+`_trainer` runs this script: PARENT LIBRARIES PROGRAM ARGUMENT…. The script is a separate process with one thread,
+because the kernel may signal the end of a process with several threads more than once, and a second SIGTERM ends the
 program at once, without a checkpoint.
 """
 
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Starts the program."""
+    """Runs the program."""
     parent, libraries, program, *arguments = sys.argv[1:]
     own, told = os.getpid(), False
     child = os.fork()
@@ -34,7 +34,7 @@ def main() -> None:
     end_with(int(parent), signal.SIGTERM)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
-        # As the program ended.
+        # Ends in the same way as the program.
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(own, -code)
@@ -42,9 +42,9 @@ def main() -> None:
 
 
 def end_with(parent: int, by: signal.Signals) -> None:
-    """Lets the kernel send this process a signal when its parent ends."""
+    """Makes the kernel send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
-    # It may have ended before.
+    # The parent may have ended already.
     if os.getppid() != parent:
         os.kill(os.getpid(), by)
 

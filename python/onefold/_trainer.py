@@ -1,9 +1,9 @@
 """Training: the commands of `onefold-train` as functions.
 
-The program runs as a process of its own, with a libtorch that the wheel `onefold-train` finds. Each function has the
-arguments of its command: `--warm-start monday` is `warm_start="monday"`. It returns what the command prints with
-`--json`, as a dict, and raises an `OnefoldError` with the message and the hint that the command prints. A test holds
-the arguments to those of the program.
+The program runs as a separate process, with the libtorch that the wheel `onefold-train` finds. Each function has the
+arguments of its command: `--warm-start monday` is `warm_start="monday"`. It returns the output of the command with
+`--json`, as a dict, and raises an `OnefoldError` with the message and the hint of the command. A test compares the
+arguments with those of the program.
 """
 
 import codecs
@@ -39,16 +39,16 @@ PROGRAM = "onefold-train"
 COMMANDS = {"train": "run", "evaluate": "eval", "predict": "predict", "export": "export", "report_runs": "report"}
 """By the name of the function: the command."""
 
-# Those that take several values, and those that the command takes without a flag.
+# Keywords that take several values, and keywords that are positional arguments of the command.
 _SEVERAL = {"keep", "runs"}
 _BY_PLACE = {"config", "run", "runs"}
 
-# How long the program is waited for before signals are looked for, in milliseconds.
+# The interval at which signals are checked while the program runs, in milliseconds.
 _TICK = 50
 
 
 def _command(function: Callable[_Parameters, _Summary]) -> Callable[_Parameters, _Summary]:
-    """The function that runs its command with the arguments that `function` returns."""
+    """Returns a function that runs its command with the arguments that `function` returns."""
     name, signature = function.__name__, inspect.signature(function)
 
     @functools.wraps(function)
@@ -87,34 +87,34 @@ def train(
 ) -> _Summary:
     """Train the model of a `train.toml` on a dataset.
 
-    Ctrl-C ends the training after the step that it is in, with a checkpoint: the same call with `resume=True` goes on
-    from there. A second Ctrl-C ends it at once. TensorBoard reads the run while it is trained.
+    Ctrl-C ends the training after the current step, with a checkpoint. The same call with `resume=True` continues
+    from there. A second Ctrl-C ends the training at once. TensorBoard can read the run during the training.
 
     The command `onefold-train run`.
 
     Arguments:
-        config: the configuration: data, model, tables, optimizers
-        data: the dataset: a path or a URL, as `s3://bucket/folder`
-        out: directory of the run: checkpoints, metrics, model, summary
+        config: the configuration file: data, model, tables, optimizers
+        data: the dataset: a path or a URL such as `s3://bucket/folder`
+        out: the directory of the run: checkpoints, metrics, model, summary
         at: the number of the dataset's snapshot; by default the newest, or with `resume` that of the run
-        checkpoints: a folder or URL for the checkpoints and the model that all ranks reach; by default `out`
-        dedupe: whether batches are deduplicated; the losses are the same
-        device: where to compute: "cpu", or a GPU as "cuda:0"
-        threads: by default all that the machine has, divided by the ranks on it
-        max_steps: end after this many steps, those before a resumption included
-        plan: a plan of `onefold.cli.plan` for as many ranks as there are
-        trace_steps: the steps, counted from 1, of which every rank keeps a timeline, as "10..20"
-        overwrite: replace the run that is at `out`, once the new one is complete
-        resume: go on from the newest checkpoint of the run that is at `out`, or begin if there is none
-        warm_start: a run, or the folder or URL of its checkpoints, whose model is trained further
-        warm_start_checkpoint: a checkpoint of that run in place of its model: "latest", or a step
+        checkpoints: a directory or URL for the checkpoints and the model that all ranks can access; by default `out`
+        dedupe: how batches are deduplicated; the losses do not depend on it
+        device: the device for the computation: "cpu", or a GPU such as "cuda:0"
+        threads: the number of threads; by default all threads of the machine, divided by the ranks on it
+        max_steps: end after this number of steps, including those before a resumption
+        plan: a plan of `onefold.cli.plan` for the same number of ranks
+        trace_steps: the steps, counted from 1, for which every rank records a timeline, such as "10..20"
+        overwrite: replace an existing run at `out`, once the new one is complete
+        resume: continue from the newest checkpoint of the run at `out`, or start if there is none
+        warm_start: a run, or the directory or URL of its checkpoints, whose model is trained further
+        warm_start_checkpoint: a checkpoint of that run to use instead of its model: "latest", or a step
         new_partitions: train only on partitions that were committed after the snapshot of that run
-        progressive: train on one day or hour after the other, and evaluate on each before
+        progressive: train on one day or hour after the other, and evaluate on each before training on it
         memory_limit: bytes for parameters, optimizer state and reading, as a number or as "8GiB"
         timeout: seconds that a rank waits for the others in one operation before the job ends
-        ranks: how many processes of this machine train together; by default one. Where torchrun has started this
-            process, leave it out and call the function on every rank: rank 0 gets the summary, others an empty dict
-        progress: by default the program shows its progress on stderr, if that is a terminal; False for none
+        ranks: the number of processes on this machine that train together; by default one. If torchrun started this
+            process, omit it and call the function on every rank: rank 0 gets the summary, the others an empty dict
+        progress: by default the program shows its progress on stderr, if that is a terminal; False for no progress
     """
     return locals()
 
@@ -139,11 +139,11 @@ def evaluate(
     The command `onefold-train eval`.
 
     Arguments:
-        run: directory of the run, or the folder or URL of its checkpoints
-        data: the dataset: a path or a URL, as `s3://bucket/folder`
+        run: the directory of the run, or the directory or URL of its checkpoints
+        data: the dataset: a path or a URL such as `s3://bucket/folder`
         at: the number of the dataset's snapshot; by default the newest
-        partitions: which partitions, as "split=holdout"; by default those that the run's configuration names
-        checkpoint: a checkpoint in place of the run's model: "latest", or a step
+        partitions: a filter of partitions such as "split=holdout"; by default that in the run's configuration
+        checkpoint: a checkpoint to use instead of the run's model: "latest", or a step
         dedupe, device, threads, timeout, ranks, progress: as for `onefold.cli.train`
     """
     return locals()
@@ -169,19 +169,19 @@ def predict(
 ) -> _Summary:
     """Write a trained model's predictions to a Parquet file, with the columns that join them to the logs.
 
-    The file has a row a sample: the columns that `keep` in `dataset.toml` names, then `prediction` and `logit`.
+    The file has one row per sample: the columns that `keep` in `dataset.toml` names, then `prediction` and `logit`.
 
     The command `onefold-train predict`.
 
     Arguments:
-        run: directory of the run, or the folder or URL of its checkpoints
-        data: the dataset: a path or a URL, as `s3://bucket/folder`
+        run: the directory of the run, or the directory or URL of its checkpoints
+        data: the dataset: a path or a URL such as `s3://bucket/folder`
         out: the file to write: a path or a URL
-        overwrite: replace the file that is at `out`
-        keep: columns beside the predictions: kept ones of the dataset, or "session_id"; by default all kept ones
+        overwrite: replace an existing file at `out`
+        keep: additional columns: kept columns of the dataset, or "session_id"; by default all kept columns
         at: the number of the dataset's snapshot; by default the newest
-        partitions: which partitions, as "split=holdout"; by default those that the run's configuration names
-        checkpoint: a checkpoint in place of the run's model: "latest", or a step
+        partitions: a filter of partitions such as "split=holdout"; by default that in the run's configuration
+        checkpoint: a checkpoint to use instead of the run's model: "latest", or a step
         dedupe, device, threads, timeout, ranks, progress: as for `onefold.cli.train`
     """
     return locals()
@@ -196,15 +196,15 @@ def export(
     overwrite: bool = False,
     progress: _Progress = None,
 ) -> _Summary:
-    """Write a trained model as PyTorch and TorchRec load it: `model.safetensors`, and `export.json` about it.
+    """Write a trained model for PyTorch and TorchRec: `model.safetensors`, and `export.json`, which describes it.
 
     The command `onefold-train export`.
 
     Arguments:
-        run: directory of the run, or the folder or URL of its checkpoints
-        out: directory of the exported model
-        checkpoint: a checkpoint in place of the run's model: "latest", or a step
-        overwrite: replace the exported model that is at `out`
+        run: the directory of the run, or the directory or URL of its checkpoints
+        out: the directory of the exported model
+        checkpoint: a checkpoint to use instead of the run's model: "latest", or a step
+        overwrite: replace an existing exported model at `out`
         progress: as for `onefold.cli.train`
     """
     return locals()
@@ -212,20 +212,20 @@ def export(
 
 @_command
 def report_runs(runs: _Path | Iterable[_Path], *, html: _Path, progress: _Progress = None) -> _Summary:
-    """Draw what runs came to, side by side: curves, calibration, days, segments. A run may go on meanwhile.
+    """Draw the results of runs side by side: curves, calibration, days, segments. Runs may still be in progress.
 
     The command `onefold-train report`; `onefold.cli.report` is about a dataset.
 
     Arguments:
-        runs: directory of a run, complete or not, or of several
-        html: the page to write
+        runs: the directory of a run, complete or not, or the directories of several runs
+        html: the HTML page to write
         progress: as for `onefold.cli.train`
     """
     return locals()
 
 
 def _run(command: str, signature: inspect.Signature, given: _Summary) -> _Summary:
-    """Runs a command with these arguments, and returns its summary."""
+    """Runs a command with the arguments `given`, and returns its summary."""
     ranks, progress = given.pop("ranks", None), given.pop("progress")
     if progress is not None and progress is not False:
         raise TypeError(f"'progress' takes None or False, not {type(progress).__name__}: the program draws it")
@@ -236,7 +236,7 @@ def _run(command: str, signature: inspect.Signature, given: _Summary) -> _Summar
         words = texts(keyword, kind, value) or []
         flag = f"--{keyword.replace('_', '-')}"
         if keyword in _BY_PLACE:
-            # A name that begins with a dash is no flag.
+            # A name that begins with a dash must not be taken as a flag.
             places += [os.path.join(".", word) if word.startswith("-") else word for word in words]
         else:
             flags += [flag] if switch and words else [f"{flag}={word}" for word in words]
@@ -249,17 +249,17 @@ def _run(command: str, signature: inspect.Signature, given: _Summary) -> _Summar
         summary, failure = Path(folder, "summary"), Path(folder, "failure")
         status = _call([*start, *line], summary, failure, progress is None)
         if status != 0:
-            # Of several ranks the first one that has failed says why.
+            # If several ranks failed, the error of the first one is raised.
             for said in failure.read_text().splitlines() if failure.exists() else []:
                 _onefold.raise_failure(said)
             raise _ended(command, status)
         printed = summary.read_bytes().splitlines()
-    # Of several ranks only the first one prints.
+    # Only the first rank prints a summary.
     return json.loads(printed[-1]) if printed else {}
 
 
 def _program() -> tuple[str, str]:
-    """The program's path, and the LD_LIBRARY_PATH that it needs."""
+    """Returns the path of the program, and the LD_LIBRARY_PATH that it needs."""
     try:
         import onefold_train
     except ImportError as error:
@@ -274,13 +274,14 @@ def _program() -> tuple[str, str]:
 
 
 def _call(line: list[str], summary: Path, failure: Path, draws: bool) -> int:
-    """Runs a program that prints to the file `summary` and writes an error to `failure`, and returns its status.
+    """Runs a program that prints to the file `summary` and writes errors to `failure`, and returns its exit status.
 
-    An exception here, as Ctrl-C is one, ends the program, and is raised when it has ended; a second one ends it at
-    once.
+    An exception in this process, such as Ctrl-C, ends the program, and is raised after the program has ended. A
+    second exception ends the program at once.
     """
     with _stderr(draws) as (ours, theirs), summary.open("wb") as stdout:
-        # A group of its own, so that a terminal's Ctrl-C reaches the program once, through this process.
+        # The program has a separate process group, so that Ctrl-C in a terminal reaches it once, through this
+        # process.
         try:
             program = subprocess.Popen(
                 line,
@@ -307,13 +308,15 @@ def _call(line: list[str], summary: Path, failure: Path, draws: bool) -> int:
 
 @contextlib.contextmanager
 def _stderr(draws: bool) -> Iterator[tuple[int, int]]:
-    """Both ends of a program's stderr: ours is closed at the end, theirs is the caller's to close.
+    """Yields our and the program's end of the program's stderr. Our end is closed at the end; the caller closes the
+    other.
 
-    It is a terminal if the program is to draw there and ours is one: only on a terminal does it show its progress.
+    It is a terminal if `draws` and this process's stderr is one, because the program shows progress only on a
+    terminal.
     """
     if draws and sys.stderr is not None and sys.stderr.isatty():
         ours, theirs = os.openpty()
-        # Bytes come as they are, and lines fit.
+        # Bytes are passed unchanged, and the width of the terminal is known.
         tty.setraw(theirs)
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetwinsize(theirs, termios.tcgetwinsize(sys.stderr.fileno()))
@@ -326,12 +329,12 @@ def _stderr(draws: bool) -> Iterator[tuple[int, int]]:
 
 
 def _pass_on(program: subprocess.Popen[bytes], ours: int) -> None:
-    """Waits for the program, and passes on what it says meanwhile."""
+    """Waits for the program, and meanwhile copies its output to stderr."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     poll = select.poll()
     poll.register(ours, select.POLLIN)
     while True:
-        # Asked before reading: then what it has said until it ended is read.
+        # This is checked before reading, so that all output up to the end is read.
         ended = program.poll() is not None
         ready = poll.poll(0 if ended else _TICK)
         said = _read(ours) if ready else b""
@@ -347,12 +350,12 @@ def _read(end: int) -> bytes:
     try:
         return os.read(end, 1 << 16)
     except OSError:
-        # A terminal whose other end is closed.
+        # The other end of the terminal is closed.
         return b""
 
 
 def _ended(command: str, status: int) -> OnefoldError:
-    """The error for a program that ended without saying why."""
+    """Returns the error for a program that ended without an error message."""
     if status < 0:
         how = f"was ended by {signal.Signals(-status).name}"
         hint = "look for what sent it: the system, if memory is short"

@@ -1,9 +1,9 @@
-"""Where iterations begin, as a process and the workers of its loaders agree on it.
+"""The start of iterations, shared by a process and the workers of its loaders.
 
-A loader calls nothing of a dataset in its own process, and starts workers for each epoch or keeps them. So the workers
-themselves must find out which epoch comes next. They share a small file in memory with the process that made the
-dataset, which each of them opens anew, since its lock belongs to who opened it. The workers of one iteration of a loader
-have one token. The epoch is over once all of them have come to its end.
+A loader does not call the dataset in its own process, and it starts workers for each epoch or keeps them. So the
+workers must determine the next epoch themselves. They share a small in-memory file with the process that created the
+dataset. Each process opens the file separately, because its lock belongs to the open file. The workers of one
+iteration of a loader have the same token. An epoch is over when all of them have reached its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Turns:
-    """The next epoch and step of a dataset, and the workers that have begun and ended the current iteration."""
+    """The next epoch and step of a dataset, and the workers that have started and ended the current iteration."""
 
     def __init__(self, epoch: int, step: int) -> None:
         file = os.memfd_create("onefold-turns", os.MFD_CLOEXEC)
@@ -29,27 +29,27 @@ class Turns:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process has made it."""
+        """Whether this process created this object."""
         return self._process == os.getpid()
 
     def go_to(self, epoch: int, step: int) -> None:
-        """Lets the next iteration begin there."""
+        """Makes the next iteration start at this epoch and step."""
         with self._changed() as state:
             state.update(next=[epoch, step], run=None)
 
     def next(self) -> tuple[int, int]:
-        """Where the next iteration begins: an epoch and a step."""
+        """Returns the epoch and step at which the next iteration starts."""
         with self._changed() as state:
             epoch, step = state["next"]
         return epoch, step
 
     def begin(self, token: int, worker: int, workers: int, own: Own | None) -> tuple[int, int]:
-        """Where worker number `worker` begins, of `workers` with this token; with `own` it goes on there."""
+        """Starts the worker `worker` of `workers` with this token, at `own` if given. Returns its epoch and step."""
         with self._changed() as state:
             run = state["run"]
-            # A worker that begins a second time begins another iteration.
+            # A worker that starts a second time starts another iteration.
             if run is None or run["token"] != token or str(worker) in run["began"] or run["workers"] != workers:
-                # The iteration that goes on from its workers' states begins where the first of them does.
+                # An iteration that continues from its workers' states starts at the first of their steps.
                 run = dict(token=token, workers=workers, begin=None if own else state["next"], began={}, ended=[])
                 state["run"] = run
             if own is None:
@@ -63,7 +63,7 @@ class Turns:
             return own.epoch, own.step
 
     def end(self, token: int, worker: int, epoch: int) -> None:
-        """Worker number `worker` has given its last batch of the epoch."""
+        """Records that the worker `worker` has returned its last batch of the epoch."""
         with self._changed() as state:
             if state["run"] is not None and state["run"]["token"] == token and state["next"][0] == epoch:
                 _end(state, worker, epoch)
@@ -81,7 +81,7 @@ class Turns:
 
 
 class Own:
-    """Where a worker of a loader is: its next step of an epoch, and whether it has come to the end of it."""
+    """The position of a loader's worker: its next step in an epoch, and whether it has reached the epoch's end."""
 
     def __init__(self, epoch: int, step: int, ended: bool) -> None:
         self.epoch, self.step, self.ended = epoch, step, ended
@@ -95,6 +95,6 @@ def _end(state: dict[str, Any], worker: int, epoch: int) -> None:
 
 
 def _close(file: int, process: int) -> None:
-    """Closes the file of this process; that of a forked one may be another by now, and ends with it."""
+    """Closes the file in the process that opened it. In a forked process, the number may belong to another file."""
     if os.getpid() == process:
         os.close(file)

@@ -6,8 +6,8 @@
     cli.build("logs/dataset.toml", out="dataset")
     cli.verify("dataset")
 
-Each has the options of its command as keywords, returns what the command prints with `--json`, as a dict, and raises
-an `OnefoldError` with its message and hint. `build` and `append` are also in `onefold`.
+Each function has the options of its command as keywords. It returns the output of the command with `--json`, as a
+dict, and raises an `OnefoldError` with the command's message and hint. `build` and `append` are also in `onefold`.
 """
 
 from ._commands import (

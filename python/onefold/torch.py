@@ -1,14 +1,17 @@
-"""Onefold datasets for PyTorch: an IterableDataset for `DataLoader` and torchdata's `StatefulDataLoader`.
+"""Onefold for PyTorch: an IterableDataset for `DataLoader` and torchdata's `StatefulDataLoader`, and trained models.
 
     import onefold.torch
     from torch.utils.data import DataLoader
 
     dataset = onefold.torch.Dataset("dataset", global_batch_size=4096, streams=8, shuffle=True)
-    loader = DataLoader(dataset, batch_size=None)          # the dataset gives batches: nothing is collated
+    loader = DataLoader(dataset, batch_size=None)          # the dataset returns batches, so nothing is collated
     for batch in loader:
         batch.dense                                        # a torch tensor
 
-The threads are inside, so `num_workers=0` is the fastest. `num_workers=N` gives the same batches in the same order.
+The dataset has its own threads, so `num_workers=0` is the fastest. `num_workers=N` gives the same batches in the same
+order.
+
+`load` loads a model that `onefold-train export` wrote as an `nn.Module`; see `Model`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from ._batch import Batch
 from ._dataset import BatchIterator
 from ._dataset import Dataset as _Dataset
 from ._errors import OptionsError
+from ._model import Model, load
 from ._optional import optional
 from ._turns import Own, Turns
 
@@ -31,45 +35,47 @@ if TYPE_CHECKING:
 else:
     _torch = optional("torch", "torch")
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "Model", "load"]
 
 
 class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
-    """Batches of torch tensors, with the options of `onefold.Dataset`. Give it to `DataLoader` with `batch_size=None`.
+    """Batches of torch tensors, with the options of `onefold.Dataset`. Use it in a `DataLoader` with
+    `batch_size=None`.
 
-    Workers of a loader take turns: of N workers each makes every N-th batch, whole, and the loader puts them into the
-    order that one process has. `len()` is the steps of an epoch. Every worker decodes the row groups of the rank, with as
-    many threads and as much memory as `onefold.configure` says. An epoch is over once its workers have given their last
-    batches, which a loader may have asked for before it hands them out (`prefetch_factor`).
+    The workers of a loader take turns: each of N workers makes every N-th batch as a whole, and the loader returns
+    the batches in the same order as a single process. `len()` is the number of steps of an epoch. Every worker
+    decodes the row groups of the rank, with the number of threads and the memory limit of `onefold.configure`. An
+    epoch is over when its workers have returned their last batches, which a loader may request before it returns them
+    (`prefetch_factor`).
 
-    The state is that of the batches that were taken. With workers, the loader has taken the batches: save the state of
-    a `StatefulDataLoader`, or that of the last batch (`Batch.state_dict`). `load_state_dict` takes each of these, so
-    that a loader with another number of workers can go on. The state of a `StatefulDataLoader` can also be loaded into
-    one with the same number of workers.
+    The state depends on the batches that were taken. With workers, the loader has taken the batches: save the state
+    of the `StatefulDataLoader`, or that of the last batch (`Batch.state_dict`). `load_state_dict` takes each of
+    these, so a loader with another number of workers can continue. The state of a `StatefulDataLoader` can also be
+    loaded into a `StatefulDataLoader` with the same number of workers.
     """
 
     def __init__(self, location: str | os.PathLike[str], **options: Any) -> None:
         super().__init__()
         self._dataset = _Dataset(location, **options)
-        # Where `_dataset` begins, and where the next iteration does.
+        # The start of `_dataset`, and of the next iteration.
         self._start = self._dataset.epoch, 0
         self._turns = Turns(*self._start)
-        # In a loader's worker: what it gives, and where it was told to go on.
+        # In a worker of a loader: its batches, and the position from which it continues.
         self._share: _Share | None = None
         self._own: Own | None = None
 
     @property
     def dataset(self) -> _Dataset:
-        """The `onefold.Dataset` of this process, at the epoch that comes next."""
+        """The `onefold.Dataset` of this process, at the next epoch."""
         start = self._own_turns.next()
-        # The workers of a loader have moved on, or this process has come to the end of an epoch.
+        # The workers of a loader may have advanced, or this process may have reached the end of an epoch.
         if start != self._start:
             self._go_to(*start)
         return self._dataset
 
     @property
     def _own_turns(self) -> Turns:
-        """Those that this process shares with its loaders' workers, and with no process that it was forked from."""
+        """The turns that this process shares with its loaders' workers, but not with the process that forked it."""
         if _torch.utils.data.get_worker_info() is None and not self._turns.is_own:
             self._turns = Turns(*self._turns.next())
         return self._turns
@@ -87,11 +93,11 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
         worker = _torch.utils.data.get_worker_info()
         if worker is None:
             return _Batches(iter(self.dataset), self._own_turns)
-        # All workers that a loader starts together have seeds that follow each other.
+        # The workers that a loader starts together have consecutive seeds.
         token = worker.seed - worker.id
         own, self._own = self._own, None
         epoch, step = self._turns.begin(token, worker.id, worker.num_workers, own)
-        # A worker that has no batch left in the epoch is at its end.
+        # A worker without remaining batches is at the end of the epoch.
         step = min(step, self._dataset._steps_of(epoch))
         self._go_to(epoch, step)
         batches = self._dataset._iterate(worker.num_workers)
@@ -100,17 +106,17 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
         return self._share
 
     def __len__(self) -> int:
-        """The steps of an epoch."""
+        """The number of steps of an epoch."""
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next iteration be of epoch `epoch`, from its first step; also that of workers which run already."""
+        """Makes the next iteration start at the first step of epoch `epoch`, also in running workers."""
         self._dataset.set_epoch(epoch)
         self._start = self._dataset.epoch, 0
         self._own_turns.go_to(*self._start)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `onefold.Dataset.state_dict`. In a loader's worker it is that of the worker."""
+        """Returns the state like `onefold.Dataset.state_dict`. In a loader's worker, it is that of the worker."""
         share = self._share
         if share is None or _torch.utils.data.get_worker_info() is None:
             return self.dataset.state_dict()
@@ -118,7 +124,7 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
         return {**self._dataset._state_at(own.epoch, own.step), "worker": {"of": share.workers, "ended": own.ended}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken: by this dataset, a batch, or a `StatefulDataLoader` with any number of workers."""
+        """Continues from the state of this dataset, a batch, or a `StatefulDataLoader` with any number of workers."""
         state = _of_loader(state)
         of_worker = state.get("worker")
         self._dataset.load_state_dict({name: value for name, value in state.items() if name != "worker"})
@@ -136,7 +142,7 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process that is being started is a loader's worker, or opens the file of this one as a fork does.
+        # A process that is being started is a worker of a loader, or opens the file of this process as a fork does.
         turns = self._own_turns if get_spawning_popen() is not None else None
         return {"dataset": self.dataset, "turns": turns}
 
@@ -149,7 +155,7 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
 
 
 class _Batches:
-    """The batches of an iteration in this process. Dropping it ends the iteration's threads."""
+    """An iterator over batches in this process. The threads of the iteration end when it is dropped."""
 
     def __init__(self, batches: BatchIterator, turns: Turns) -> None:
         self._batches, self._turns = batches, turns
@@ -171,7 +177,7 @@ class _Batches:
 
 
 class _Share(_Batches):
-    """The batches of one of a loader's workers."""
+    """An iterator over the batches of one worker of a loader."""
 
     def __init__(
         self, batches: BatchIterator, turns: Turns, token: int, worker: int, workers: int, own: Own
@@ -191,7 +197,7 @@ class _Share(_Batches):
 
 
 def _of_loader(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a dataset: `state`, or that which one of torchdata's loaders has, whose workers take turns."""
+    """Returns the state of a dataset: `state` itself, or the one in the state of a loader of torchdata."""
     try:
         if "_snapshot" in state:
             workers = [worker["dataset_state"] for worker in state["_snapshot"]["_worker_snapshots"].values()]
@@ -204,7 +210,7 @@ def _of_loader(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_workers(workers: list[dict[str, Any]], more: int) -> dict[str, Any]:
-    """The state of a dataset whose batches workers have given in turns, and after which `more` were taken."""
+    """Returns the state of a dataset from the states of a loader's workers, after `more` further batches."""
     positions = [worker["position"] for worker in workers]
     first = min(positions, key=lambda position: position["step"])
     if all(worker["worker"]["ended"] for worker in workers):

@@ -1,4 +1,4 @@
-"""Batches as TorchRec's tensors, and plans as its sharding plans. For TorchRec 1.6.
+"""Converts batches into TorchRec's tensors, and plans into its sharding plans. For TorchRec 1.6.
 
     from onefold.torchrec import to_kjt
 
@@ -34,7 +34,7 @@ __all__ = ["EmbeddingBagCollection", "Sequences", "sharding_plan", "to_kjt", "to
 
 
 def _chosen(batch: Batch[_Tensor], features: Iterable[str] | None) -> _Pairs:
-    """The features asked for, with their groups, in the batch's order."""
+    """Returns the requested features with their groups, in the order of the batch."""
     pairs = [(group, feature) for group in batch.groups.values() for feature in group.features.values()]
     if features is None:
         return pairs
@@ -46,12 +46,12 @@ def _chosen(batch: Batch[_Tensor], features: Iterable[str] | None) -> _Pairs:
 
 
 def _is_run(batch: Batch[_Tensor], pairs: _Pairs) -> bool:
-    """Whether these are all features of the batch: then values and lengths are one view."""
+    """Returns whether these are all features of the batch. Values and lengths are then single views."""
     return len(pairs) == len(batch.features)
 
 
 def _packed(feature: Feature[_Tensor]) -> _Tensor:
-    """The values of a feature, list after list: windows are copied out."""
+    """Returns the values of a feature, list after list. Overlapping windows are copied."""
     if feature.packed:
         return feature.values
     sizes = feature.sizes.long()
@@ -61,7 +61,7 @@ def _packed(feature: Feature[_Tensor]) -> _Tensor:
 
 
 def _values(batch: Batch[_Tensor], pairs: _Pairs) -> tuple[_Tensor, _Tensor]:
-    """The values and lengths of features, feature by feature; views where the batch has them like this."""
+    """Returns the values and lengths of features, ordered by feature. They are views if the batch has this order."""
     if _is_run(batch, pairs) and all(group.packed for group in batch.groups.values()):
         return batch.values, batch.lengths
     values = _torch.cat([_packed(feature) for _, feature in pairs])
@@ -72,14 +72,14 @@ def _values(batch: Batch[_Tensor], pairs: _Pairs) -> tuple[_Tensor, _Tensor]:
 def to_kjt(
     batch: Batch[Any], *, features: Iterable[str] | None = None, deduplicated: bool | None = None
 ) -> KeyedJaggedTensor:
-    """A batch's sparse features as TorchRec's KeyedJaggedTensor.
+    """Returns the sparse features of a batch as TorchRec's KeyedJaggedTensor.
 
-    Deduplicated, every key has as many rows as its group has (`stride_per_key_per_rank`), and `inverse_indices`
-    lead from samples to rows; an EmbeddingBagCollection, sharded or not, pools every row once and expands the
-    result. Plain, every sample has its own lists. By default it is deduplicated if the batch is. The values and
-    lengths of a batch without windows are views when all features are converted.
+    If it is deduplicated, every key has the rows of its group (`stride_per_key_per_rank`), and `inverse_indices`
+    contain the row of every sample. An EmbeddingBagCollection, sharded or not, pools every row once and expands the
+    result. Otherwise every sample has its own lists. By default, it is deduplicated if the batch is. The values and
+    lengths of a batch without windows are views if all features are converted.
 
-    An unsharded EmbeddingCollection ignores inverse indices: take `to_sequences` for sequence features.
+    An unsharded EmbeddingCollection ignores inverse indices; use `to_sequences` for sequence features.
     """
     batch = batch.to_torch()
     has_index = any(group.inverse is not None for group in batch.groups.values())
@@ -97,7 +97,7 @@ def to_kjt(
 
 
 def _inverse_indices(batch: Batch[_Tensor], pairs: _Pairs) -> _Tensor:
-    """The row of every sample by key, int64 [keys, B]."""
+    """Returns the row of every sample for each key, int64 [keys, B]."""
     samples = _torch.arange(len(batch), dtype=_torch.int64, device=batch.values.device)
     by_group: dict[str, _Tensor] = {}
     for group, _ in pairs:
@@ -108,10 +108,11 @@ def _inverse_indices(batch: Batch[_Tensor], pairs: _Pairs) -> _Tensor:
 
 
 class EmbeddingBagCollection(_torchrec.EmbeddingBagCollection):
-    """TorchRec's EmbeddingBagCollection, for models that train on the CPU: equal results, and a fast gradient.
+    """TorchRec's EmbeddingBagCollection for models that train on the CPU, with the same results and a faster
+    gradient.
 
-    TorchRec expands pooled rows with an operator of FBGEMM, whose gradient on the CPU adds one row at a time. Here
-    torch's `index_select` expands them. On a GPU, and for a model that is sharded, take TorchRec's own.
+    TorchRec expands pooled rows with an operator of FBGEMM, whose gradient on the CPU adds one row at a time. This
+    class uses torch's `index_select`. On a GPU, and for a sharded model, use TorchRec's own class.
     """
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -132,11 +133,11 @@ class EmbeddingBagCollection(_torchrec.EmbeddingBagCollection):
 
 @dataclass
 class Sequences:
-    """Sequence features for an EmbeddingCollection, and how to come back to samples.
+    """Sequence features of one group for an EmbeddingCollection, and the expansion of its results to samples.
 
-    `kjt` has a key for every feature and the distinct rows of its group, all of them with the same number of rows:
-    features of one group. After the EmbeddingCollection and what follows it (attention, a recurrent network, a
-    mean) there is a vector per row; `expand` makes it one per sample.
+    `kjt` has one key per feature, with the distinct rows of the group. The EmbeddingCollection and the following part
+    of the model (attention, a recurrent network, a mean) compute one vector per row, and `expand` makes one per
+    sample.
     """
 
     kjt: KeyedJaggedTensor
@@ -145,12 +146,12 @@ class Sequences:
     """int64 [B], the row of every sample."""
 
     def expand(self, rows: _Tensor) -> _Tensor:
-        """Of a tensor with one entry per row, the entries of the samples."""
+        """Converts a tensor with one entry per row into one with one entry per sample."""
         return rows.index_select(0, self.inverse)
 
 
 def to_sequences(batch: Batch[Any], group: str) -> Sequences:
-    """The features of a group as `Sequences`: for sequence features, whose inverse index TorchRec leaves to the model."""
+    """Returns the features of a group as `Sequences`, whose inverse index the model must apply itself."""
     batch = batch.to_torch()
     if group not in batch.groups:
         raise OptionsError(f"the batch has no group `{group}`\n  hint: it has {', '.join(batch.groups)}")
@@ -162,10 +163,10 @@ def to_sequences(batch: Batch[Any], group: str) -> Sequences:
 
 
 def sharding_plan(path: str | os.PathLike[str]) -> ShardingPlan:
-    """TorchRec's ShardingPlan from a plan.
+    """Builds TorchRec's ShardingPlan from an exported plan.
 
-    `path` is what `onefold-shard export plan.json --torchrec --module MODULE --device DEVICE --out FILE` wrote.
-    Give the result to `DistributedModelParallel(model, plan=…)`.
+    `path` is the output of `onefold-shard export plan.json --torchrec --module MODULE --device DEVICE --out FILE`.
+    Pass the result to `DistributedModelParallel(model, plan=…)`.
     """
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharding_spec import EnumerableShardingSpec

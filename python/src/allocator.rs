@@ -1,25 +1,25 @@
-//! Where the compiled half of the package takes memory from: large blocks are mapped, the rest is the process's
-//! `malloc`.
+//! The memory allocator of the compiled part of the package: large blocks are mapped, and all others come from the
+//! process's `malloc`.
 //!
-//! glibc's `malloc` keeps what one thread frees for that thread, in pieces that fit nothing else, and no memory limit
-//! knows of it. The process belongs to the interpreter, so its `malloc` is not ours to replace or to set up. Batches
-//! and large decoded columns are therefore mapped one by one. Blocks that were given back are used again, because pages
-//! that are new to the process cost as much as the copy of a batch.
+//! glibc's `malloc` keeps memory that a thread frees for this thread, in fragments that fit no other request, and
+//! memory limits do not account for it. The process belongs to the interpreter, so this package cannot replace or
+//! configure its `malloc`. Batches and large decoded columns are therefore mapped individually. Freed blocks are
+//! reused, because new pages cost as much as copying a batch.
 //!
-//! With a limit of 320 MiB, reading rm1 in the layout `rows` made a process grow by 255 MiB to 279 MiB, and by 526 MiB
-//! to 592 MiB before. mimalloc in the place of glibc's made it 455 MiB; jemalloc would need features that change the
-//! binaries'.
+//! With a limit of 320 MiB, reading rm1 in the layout `rows` makes a process grow by 255 MiB to 279 MiB, instead of
+//! 526 MiB to 592 MiB with glibc's `malloc`. With mimalloc it was 455 MiB. jemalloc would need features that would
+//! also change the binaries.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Blocks of at least so many bytes are mapped. Smaller blocks are too many: with 512 KiB in its place, reading took
-/// 1.04 times as long.
+/// The least size in bytes of a block that is mapped. With a limit of 512 KiB, there are too many blocks, and reading
+/// took 1.04 times as long.
 const LARGE: usize = 2 << 20;
 
-/// The alignment of a mapped block; the size of every page there is is a multiple of it.
+/// The alignment of a mapped block. All page sizes are multiples of it.
 const PAGE: usize = 4096;
 
 /// The allocator of the extension module.
@@ -30,30 +30,30 @@ static ALLOCATOR: Allocator = Allocator;
 
 static KEPT: Mutex<Kept> = Mutex::new(Kept { blocks: [None; Kept::MOST], next: 0, bytes: 0 });
 
-/// The most bytes of [`KEPT`].
+/// The largest total size of the blocks in [`KEPT`], in bytes.
 static MOST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets how much memory is kept that nobody uses.
+/// Sets how many bytes of unused memory are kept at most.
 pub(crate) fn keep_at_most(bytes: usize) {
     MOST_BYTES.store(bytes, Relaxed);
 }
 
-/// Blocks that were given back, to be used again.
+/// Freed blocks, which are reused.
 struct Kept {
     blocks: [Option<Block>; Self::MOST],
-    /// The place of the oldest block.
+    /// The index of the oldest block.
     next: usize,
     bytes: usize,
 }
 
-/// A mapped block, with the [`capacity`] of what was in it.
+/// A mapped block. Its size is the [`capacity`] for its contents.
 #[derive(Clone, Copy)]
 struct Block {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: a block that is kept belongs to nobody else.
+// SAFETY: a kept block has no other owner.
 unsafe impl Send for Block {}
 
 impl Kept {
@@ -65,7 +65,7 @@ impl Kept {
         self.blocks[found].take()
     }
 
-    /// Keeps `block`. What there is no room for any more comes back, to be unmapped.
+    /// Keeps `block`. Returns the blocks that no longer fit and have to be unmapped.
     fn give(&mut self, block: Block) -> impl Iterator<Item = Block> + use<> {
         let mut dropped = [None; Self::MOST];
         self.bytes += block.bytes;
@@ -85,10 +85,10 @@ impl Kept {
 }
 
 impl Block {
-    /// New pages, all zero; `None` if the kernel has none.
+    /// Maps new pages, which are zero. Returns `None` if the kernel has no memory.
     fn map(bytes: usize) -> Option<Self> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: without an address the kernel chooses one where nothing else is.
+        // SAFETY: without an address, the kernel chooses an unused one.
         let start = unsafe { libc::mmap(null_mut(), bytes, access, kind, -1, 0) };
         let start = if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) };
         start.map(|start| Self { start, bytes })
@@ -96,33 +96,33 @@ impl Block {
 
     /// # Safety
     ///
-    /// Nobody may use the block any more.
+    /// The block must no longer be in use.
     unsafe fn unmap(self) {
         // SAFETY: the block was mapped with this size.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// The bytes of the block for so many. Sizes differ from batch to batch, and few capacities are used again more often
-/// than many: with sixteen between two powers of two, reading rm1 touched 1.8 times as many new pages. Pages that
-/// nobody touched cost nothing.
+/// Returns the size of the block for `bytes` bytes. Sizes differ between batches, and blocks are reused more often if
+/// there are few different capacities: with sixteen capacities between two powers of two, reading rm1 touched 1.8
+/// times as many new pages. Pages that are never touched cost nothing.
 fn capacity(bytes: usize) -> usize {
     bytes.next_power_of_two()
 }
 
-/// Whether such memory is mapped.
+/// Returns whether memory with this layout is mapped.
 fn is_mapped(layout: Layout) -> bool {
     layout.size() >= LARGE && layout.align() <= PAGE && layout.size() <= isize::MAX as usize / 2
 }
 
 fn mapped(bytes: usize, zeroed: bool) -> *mut u8 {
     let bytes = capacity(bytes);
-    // Never waits: in a forked process a thread that is not there may have the lock.
+    // This never waits for the lock: in a forked process, a thread that no longer exists may hold it.
     let kept = KEPT.try_lock().ok().and_then(|mut kept| kept.take(bytes));
     match kept {
         Some(block) => {
             if zeroed {
-                // SAFETY: the block is ours and has so many bytes.
+                // SAFETY: the block belongs to this function and has `bytes` bytes.
                 unsafe { block.start.write_bytes(0, bytes) };
             }
             block.start.as_ptr()
@@ -133,27 +133,27 @@ fn mapped(bytes: usize, zeroed: bool) -> *mut u8 {
 
 /// # Safety
 ///
-/// `block` must be of [`mapped`], and nobody may use it any more.
+/// `block` must come from [`mapped`], and must no longer be in use.
 unsafe fn give_back(block: Block) {
     match KEPT.try_lock() {
         Ok(mut kept) => {
             let dropped = kept.give(block);
             drop(kept);
-            // SAFETY: they were kept, and are not any more.
+            // SAFETY: these blocks were kept, and are not kept any more.
             dropped.for_each(|block| unsafe { block.unmap() });
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         Err(_) => unsafe { block.unmap() },
     }
 }
 
-// SAFETY: a block has the size and the alignment that it was asked for with. Whether it is mapped, and its capacity,
-// follow from the layout, which the caller gives again when the block comes back. Nothing here panics or allocates.
+// SAFETY: a block has the requested size and alignment. The layout, which the caller passes again when it frees the
+// block, determines whether the block is mapped, and its capacity. This code neither panics nor allocates.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match is_mapped(layout) {
             true => mapped(layout.size(), false),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             false => unsafe { System.alloc(layout) },
         }
     }
@@ -161,27 +161,27 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match is_mapped(layout) {
             true => mapped(layout.size(), true),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             false => unsafe { System.alloc_zeroed(layout) },
         }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         match NonNull::new(start) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             Some(start) if is_mapped(layout) => unsafe {
                 give_back(Block { start, bytes: capacity(layout.size()) })
             },
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             _ => unsafe { System.dealloc(start, layout) },
         }
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller promises that the new size does not overflow with this alignment.
+        // SAFETY: the caller guarantees that the new size does not overflow with this alignment.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         match (is_mapped(layout), is_mapped(new)) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             (false, false) => unsafe { System.realloc(start, layout, size) },
             (true, true) => {
                 let (before, after) = (capacity(layout.size()), capacity(size));
@@ -193,7 +193,8 @@ unsafe impl GlobalAlloc for Allocator {
                 if moved == libc::MAP_FAILED { null_mut() } else { moved.cast() }
             }
             _ => {
-                // SAFETY: the new layout has a size, and the old block is given back only once it is copied.
+                // SAFETY: the size of the new layout is not zero, and the old block is freed only after it was
+                // copied.
                 unsafe {
                     let moved = self.alloc(new);
                     if !moved.is_null() {

@@ -1,8 +1,8 @@
-//! The commands of the binaries, called as functions and as console scripts.
+//! The commands of the binaries as functions and as console scripts.
 //!
-//! A function's command runs on a thread of its own, without the interpreter's lock. The calling thread waits,
-//! hands the progress to the caller, and looks for signals. An exception there (Ctrl-C, or one of the caller's)
-//! ends the command: it stops where it next asks whether to go on, and leaves nothing half-written.
+//! The command of a function runs on a separate thread, without the interpreter's lock. The calling thread waits,
+//! passes the progress to the caller, and checks for signals. An exception in this thread (Ctrl-C, or an exception of
+//! the caller) ends the command: it stops at its next check, and leaves no partial output.
 
 use std::ffi::OsString;
 use std::io;
@@ -18,11 +18,11 @@ use pyo3::prelude::*;
 
 use crate::errors::{of_command, wrong_process};
 
-/// How often the caller hears of the progress, and signals are looked for.
+/// The interval at which the progress is reported and signals are checked.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A keyword of a command: its name, kind (`switch`, `one` or `many`), whether it is given by place, whether it is
-/// required, its default, and what it means.
+/// A keyword of a command: its name, its kind (`switch`, `one` or `many`), whether it is positional, whether it is
+/// required, its default, and its description.
 type KeywordTuple = (String, &'static str, bool, bool, Option<String>, String);
 
 fn program(name: &str) -> PyResult<Program> {
@@ -35,7 +35,7 @@ fn program(name: &str) -> PyResult<Program> {
     })
 }
 
-/// What a command does, and its keywords.
+/// Returns the description of a command, and its keywords.
 #[pyfunction]
 pub(crate) fn describe_command(program_name: &str, command: &str) -> PyResult<(String, Vec<KeywordTuple>)> {
     let program = program(program_name)?;
@@ -60,14 +60,14 @@ pub(crate) fn describe_command(program_name: &str, command: &str) -> PyResult<(S
     Ok((about, tuples.collect()))
 }
 
-/// Runs a program as its binary does, and gives its exit status. Signals are not looked for.
+/// Runs a program as its binary does, and returns its exit status. It does not check for signals.
 #[pyfunction]
 pub(crate) fn run_program(py: Python<'_>, name: &str, arguments: Vec<OsString>) -> PyResult<u8> {
     let program = program(name)?;
     Ok(py.detach(|| program.status(arguments)))
 }
 
-/// Runs a command with keywords, and gives the JSON of its summary. `progress` is called with stage, done, total
+/// Runs a command with keywords, and returns the JSON of its summary. `progress` is called with stage, done, total
 /// and unit.
 #[pyfunction]
 #[pyo3(signature = (program_name, command, given, progress=None))]
@@ -84,7 +84,7 @@ pub(crate) fn run_command(
     let reporter = Arc::clone(&watched);
     let (sender, receiver) = channel();
     let work = move || {
-        // Nobody receives if an exception was not waited for.
+        // There is no receiver if the wait was interrupted by a second exception.
         let _ = sender.send(program.call(&command, &given, reporter));
     };
     std::thread::Builder::new().name("onefold-command".to_owned()).spawn(work)?;
@@ -92,7 +92,8 @@ pub(crate) fn run_command(
     result.map_err(|failure| of_command(py, &failure))
 }
 
-/// Waits for the command. An exception ends it, and is raised when it has ended; a second one is raised at once.
+/// Waits for the command. An exception ends the command, and is raised after its end. A second exception is raised at
+/// once.
 fn wait(
     py: Python<'_>,
     receiver: &Mutex<Receiver<Result<String, Failure>>>,
@@ -125,7 +126,8 @@ fn wait(
     }
 }
 
-/// The threads of a command's pools are not there after a fork, and the command would wait for them for ever.
+/// Raises an error after a fork: the threads of a command's pools do not exist in the child process, so the command
+/// would wait for them forever.
 fn refuse_after_fork(py: Python<'_>) -> PyResult<()> {
     static USED_BY: AtomicU32 = AtomicU32::new(0);
     let process = std::process::id();
@@ -139,7 +141,7 @@ fn refuse_after_fork(py: Python<'_>) -> PyResult<()> {
     }
 }
 
-/// The progress of a command, between its threads and the one that waits.
+/// The progress of a command, shared by its threads and the thread that waits.
 #[derive(Default)]
 struct Watched {
     stages: Mutex<Stages>,
@@ -148,10 +150,10 @@ struct Watched {
 
 #[derive(Default)]
 struct Stages {
-    /// Those that ended since the caller was told.
+    /// The stages that ended since the last report.
     ended: Vec<Stage>,
     running: Option<Stage>,
-    /// Whether the running one has moved since the caller was told.
+    /// Whether the running stage has advanced since the last report.
     moved: bool,
 }
 
@@ -164,7 +166,7 @@ struct Stage {
 }
 
 impl Watched {
-    /// Calls `progress` with the stages that have ended and with the running one, if it has moved.
+    /// Calls `progress` with the stages that have ended, and with the running stage if it has advanced.
     fn tell(&self, py: Python<'_>, progress: &Py<PyAny>) -> PyResult<()> {
         let mut stages = {
             let mut held = locked(&self.stages);

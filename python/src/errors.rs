@@ -1,11 +1,11 @@
-//! Errors of the libraries as exceptions of `onefold._errors`.
+//! Converts errors of the libraries into exceptions of `onefold._errors`.
 
 use onefold_base::fault::{Explain, Kind};
 use onefold_terminal::Failure;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// The exception `class` of `onefold._errors` with this message.
+/// Returns an exception of the class `class` in `onefold._errors` with this message.
 fn exception(py: Python<'_>, class: &str, message: &str) -> PyErr {
     let made = || -> PyResult<PyErr> {
         let class = py.import("onefold._errors")?.getattr(class)?;
@@ -14,7 +14,7 @@ fn exception(py: Python<'_>, class: &str, message: &str) -> PyErr {
     made().unwrap_or_else(|error| error)
 }
 
-/// The class of the exception for an error of this kind.
+/// Returns the class of the exception for an error of this kind.
 fn class(kind: Kind) -> &'static str {
     match kind {
         Kind::Usage | Kind::Options => "OptionsError",
@@ -24,14 +24,15 @@ fn class(kind: Kind) -> &'static str {
     }
 }
 
-/// An error of a library as an exception: the same message and hint, and a class by what went wrong.
+/// Converts an error of a library into an exception with the same message and hint. The class depends on the kind of
+/// the error.
 pub(crate) fn of_library(py: Python<'_>, error: &impl Explain) -> PyErr {
     let fault = error.fault();
     exception(py, class(fault.kind), &fault.to_string())
 }
 
-/// The failure of a command: the same message and hints, a class by what went wrong, and in `summary` what the
-/// command had found before.
+/// Converts the failure of a command into an exception with the same message and hints. The class depends on the kind
+/// of the error, and `summary` contains the results that the command had printed before.
 pub(crate) fn of_command(py: Python<'_>, failure: &Failure) -> PyErr {
     let error = exception(py, class(failure.kind), &failure.to_string());
     let Some(summary) = &failure.summary else { return error };
@@ -49,12 +50,12 @@ pub(crate) fn raise_failure(py: Python<'_>, json: &str) -> PyResult<()> {
     Err(of_command(py, &failure))
 }
 
-/// Options that cannot be: what is wrong, and what to do.
+/// Returns an exception for invalid options, with the problem and the remedy.
 pub(crate) fn wrong_option(py: Python<'_>, message: &str, hint: &str) -> PyErr {
     exception(py, "OptionsError", &format!("{message}\n  hint: {hint}"))
 }
 
-/// A use of an object in a process that cannot use it.
+/// Returns an exception for the use of an object in a process that cannot use it.
 pub(crate) fn wrong_process(py: Python<'_>, message: &str) -> PyErr {
     exception(py, "ProcessError", message)
 }

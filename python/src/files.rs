@@ -1,4 +1,4 @@
-//! The data files of a snapshot, for engines that read Parquet themselves.
+//! Lists the data files of a snapshot, for engines that read Parquet themselves.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,12 @@ use pyo3::prelude::*;
 
 use crate::errors::of_library;
 
-/// Row groups, and the files that have their columns: the partition's columns and values, the samples, and of each file
-/// its path and its columns.
-type FileSetTuple = (Vec<(String, String)>, u64, Vec<(String, Vec<String>)>);
+/// Row groups and the files with their columns: the columns and values of the partition, the number of samples, the path
+/// and the columns of each file, and the renamed columns as pairs of the name in the files and the name in the dataset.
+type FileSetTuple = (Vec<(String, String)>, u64, Vec<(String, Vec<String>)>, Vec<(String, String)>);
 
-/// The data files of the partitions that the filter `partitions` chooses, in the order of the samples; of the snapshot
-/// number `at`, or of the newest one.
+/// Returns the data files of the partitions that the filter `partitions` selects, in the order of the samples, for
+/// the snapshot `at` or the newest one.
 #[pyfunction]
 #[pyo3(signature = (location, partitions, at))]
 pub(crate) fn list_files(
@@ -37,8 +37,14 @@ fn list(location: &Path, partitions: &str, at: Option<u64>) -> onefold_ikjt::Res
     let mut sets = Vec::new();
     for partition in snapshot.select(&filter)? {
         for set in &partition.files {
-            let files = set.files.iter().map(|file| (place(&file.path), file.columns.to_vec()));
-            sets.push((partition.key.columns().to_vec(), set.samples, files.collect()));
+            let is_used = |name: &&String| set.changes.in_schema(name).is_some();
+            let files = set.files.iter().map(|file| {
+                let columns = file.columns.iter().filter(is_used).cloned().collect();
+                (place(&file.path), columns)
+            });
+            let renamed = set.changes.renamed.iter().map(|(name, in_files)| (in_files.clone(), name.clone()));
+            let (files, renamed) = (files.collect(), renamed.collect());
+            sets.push((partition.key.columns().to_vec(), set.samples, files, renamed));
         }
     }
     Ok(sets)

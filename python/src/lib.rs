@@ -1,9 +1,9 @@
-//! The Python package of Onefold: what `onefold._onefold` holds.
+//! The compiled module `onefold._onefold` of the Python package.
 //!
-//! `reader` opens datasets and iterates over their batches, each of which has one allocation of `memory`, `files` lists
-//! a dataset's data files, `allocator` keeps the process within its memory limit, `process` keeps threads and objects to
-//! the process that made them, `commands` runs the commands of the binaries, `errors` turns errors into exceptions. The
-//! package's modules in Python give them their face.
+//! `reader` opens datasets and iterates over their batches, each of which has one allocation of `memory`; `files`
+//! lists the data files of a dataset; `allocator` keeps the process within its memory limit; `process` restricts
+//! threads and objects to the process that created them; `commands` runs the commands of the binaries; `errors`
+//! converts errors into exceptions. The Python modules of the package provide the public API.
 
 mod allocator;
 mod commands;
@@ -15,7 +15,7 @@ mod reader;
 
 use pyo3::prelude::*;
 
-/// The compiled half of the package `onefold`, which gives it a typed face.
+/// The compiled part of the package `onefold`. The Python modules of the package provide the typed API.
 #[pymodule]
 mod _onefold {
     use pyo3::prelude::*;

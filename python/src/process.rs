@@ -1,8 +1,8 @@
-//! What belongs to one process: its workers, and objects that a fork must not touch.
+//! Objects that belong to one process: its workers, and values that a forked process must not touch.
 //!
-//! `fork` copies the memory of a process and none of its threads. So a child has pools without threads and, in the
-//! worst case, locks that nobody will ever open. What is made here knows its process: a child makes its own
-//! workers, and never uses or drops those of its parent.
+//! `fork` copies the memory of a process but none of its threads. So a child has pools without threads, and possibly
+//! locks that are never released. The objects in this module know their process: a child creates its own workers, and
+//! never uses or drops those of its parent.
 
 use std::mem::ManuallyDrop;
 use std::process;
@@ -17,11 +17,11 @@ use pyo3::prelude::*;
 use crate::allocator::keep_at_most;
 use crate::errors::{of_library, wrong_option};
 
-/// Memory that nobody uses is kept up to the memory limit divided by this. The reader leaves a quarter of the limit to
-/// what it does not count.
+/// The memory limit is divided by this number to get the limit for unused memory that is kept. The reader reserves a
+/// quarter of the memory limit for memory that it does not count.
 const KEPT_SHARE: u64 = 8;
 
-/// A value that only the process that made it uses and drops.
+/// A value that only the process that created it uses and drops.
 #[derive(Debug)]
 pub(crate) struct OfProcess<T> {
     process: u32,
@@ -33,14 +33,14 @@ impl<T> OfProcess<T> {
         Self { process: process::id(), value: ManuallyDrop::new(value) }
     }
 
-    /// The value, if this is its process.
+    /// Returns the value, if this process created it.
     pub(crate) fn get(&self) -> Option<&T> {
         (self.process == process::id()).then_some(&self.value)
     }
 }
 
 impl OfProcess<Workers> {
-    /// The threads and the memory limit, which a child takes over for workers of its own.
+    /// Returns the number of threads and the memory limit, with which a child creates its own workers.
     fn settings(&self) -> (usize, u64) {
         (self.value.threads(), self.value.memory_limit())
     }
@@ -55,11 +55,11 @@ impl<T> Drop for OfProcess<T> {
     }
 }
 
-/// The workers of this process. The lock is only taken while the thread is attached to the interpreter and given back
-/// before it is detached, as `os.fork` is called: so no fork finds it locked.
+/// The workers of this process. The lock is only held while the thread is attached to the interpreter, as it is for
+/// `os.fork`. So the lock is never held during a fork.
 static WORKERS: Mutex<Option<OfProcess<Workers>>> = Mutex::new(None);
 
-/// This process's workers, started at their first use.
+/// Returns the workers of this process, which start at their first use.
 pub(crate) fn workers(py: Python<'_>) -> PyResult<Workers> {
     let mut shared = WORKERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(workers) = shared.as_ref().and_then(OfProcess::get) {
@@ -78,7 +78,7 @@ fn start(py: Python<'_>, threads: usize, memory_limit: u64) -> PyResult<Workers>
     Ok(workers)
 }
 
-/// Sets the threads and the memory of the readers that are opened from now on in this process.
+/// Sets the number of threads and the memory limit of readers that are opened later in this process.
 #[pyfunction]
 #[pyo3(signature = (threads=None, memory_limit=None))]
 pub(crate) fn configure(
@@ -96,7 +96,7 @@ pub(crate) fn configure(
     Ok(())
 }
 
-/// A number of bytes, given as one or as text like `512MiB`.
+/// Parses a number of bytes, given as a number or as text such as `512MiB`.
 fn bytes(limit: &Bound<'_, PyAny>) -> PyResult<u64> {
     let given = limit.extract::<u64>().ok().filter(|bytes| *bytes > 0).map(|bytes| bytes.to_string());
     let text = match given {

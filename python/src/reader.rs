@@ -1,4 +1,4 @@
-//! Datasets, iterators over them, and batches, as Python has them.
+//! The Python classes for datasets, iterators over them, and batches.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -23,25 +23,25 @@ use crate::errors::{of_library, wrong_option, wrong_process};
 use crate::memory::Memory;
 use crate::process::{OfProcess, workers};
 
-/// How long the interpreter waits for a batch before it looks for signals.
+/// The time for which the interpreter waits for a batch before it checks for signals.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// How long the end of an iteration waits for its threads.
+/// The time for which the end of an iteration waits for its threads.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Batches that wait beside the one that Python has.
+/// The number of batches that are ready in addition to the one that Python uses.
 const READY: usize = 1;
 
 const FORKED: &str = "it was made in another process, before a fork, and has no threads in this one\n  \
                       hint: begin a new iteration in this process; a dataset may be used after a fork, its iterators may not";
 
-/// A dataset opened for reading.
+/// A dataset that is open for reading.
 #[pyclass(frozen, module = "onefold._onefold")]
 pub(crate) struct Reader {
     reader: OfProcess<onefold_ikjt::Reader>,
 }
 
-/// A word of a few.
+/// Parses an option that has a few possible values.
 fn choice<T: Copy>(py: Python<'_>, option: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
     choices.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<String> = choices.iter().map(|(name, _)| format!("`{name}`")).collect();
@@ -101,7 +101,7 @@ impl Reader {
             &[("epoch", Within::Epoch), ("partition", Within::Partition)],
         )?;
         let keep = keep.unwrap_or_default();
-        // The reader's own error would name its own option.
+        // The reader's own error would use the name of its own option.
         if let Some((_, name)) = keep.iter().enumerate().find(|(i, name)| keep[..*i].contains(name)) {
             let message = format!("`keep` names the column `{name}` twice");
             return Err(wrong_option(py, &message, "name every column once"));
@@ -135,46 +135,46 @@ impl Reader {
         Ok(Self { reader: OfProcess::new(reader) })
     }
 
-    /// The samples that this rank reads in an epoch.
+    /// Returns the number of samples that this rank reads in an epoch.
     fn samples(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.get(py)?.samples())
     }
 
-    /// The steps of an epoch.
+    /// Returns the number of steps of an epoch.
     fn steps(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         let reader = self.get(py)?;
         py.detach(|| reader.steps(epoch)).map_err(|error| of_library(py, &error))
     }
 
-    /// What an epoch reads, as JSON.
+    /// Returns the plan of an epoch as JSON.
     fn plan(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
         let reader = self.get(py)?;
         to_json(&py.detach(|| reader.plan(epoch)).map_err(|error| of_library(py, &error))?)
     }
 
-    /// The schema of the batches, as JSON.
+    /// Returns the schema of the batches as JSON.
     fn schema(&self, py: Python<'_>) -> PyResult<String> {
         to_json(self.get(py)?.schema())
     }
 
-    /// The number of the snapshot that is read, and the identity of the dataset.
+    /// Returns the number of the snapshot, and the identity of the dataset.
     fn snapshot(&self, py: Python<'_>) -> PyResult<(u64, String)> {
         let snapshot = self.get(py)?.snapshot();
         Ok((snapshot.snapshot, snapshot.dataset.clone()))
     }
 
-    /// The position before an epoch, as JSON.
+    /// Returns the position before an epoch as JSON.
     fn position(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
         to_json(&self.get(py)?.position(epoch))
     }
 
-    /// Refuses a position that is not of this dataset and these options.
+    /// Raises an error for a position of another dataset or of other options.
     fn check(&self, py: Python<'_>, position: &str) -> PyResult<()> {
         let position = to_position(py, position)?;
         self.get(py)?.check(&position).map_err(|error| of_library(py, &error))
     }
 
-    /// The first batch after a position, and every `every`-th after it.
+    /// Returns an iterator over the first batch after a position, and every `every`-th batch after it.
     fn resume(&self, py: Python<'_>, position: &str, every: u64) -> PyResult<BatchIterator> {
         let position = to_position(py, position)?;
         let reader = self.get(py)?;
@@ -187,7 +187,7 @@ impl Reader {
     }
 }
 
-/// A thread that waits for the reader's batches, so that the interpreter can stop waiting for it.
+/// A thread that waits for the reader's batches, so that the interpreter can interrupt its own wait.
 struct Feed {
     queue: Receiver<Option<Result<Box<Step<PackedBatch>>, Error>>>,
     thread: JoinHandle<()>,
@@ -200,7 +200,7 @@ impl Feed {
             loop {
                 let step = batches.next().map(|step| step.map(Box::new));
                 let is_last = !matches!(step, Some(Ok(_)));
-                // An error of `send` says that nobody waits any more.
+                // If `send` fails, no receiver is waiting.
                 if sender.send(step).is_err() || is_last {
                     return;
                 }
@@ -210,8 +210,8 @@ impl Feed {
         Ok(Self { queue, thread })
     }
 
-    /// Ends the thread, and with it those of the epoch. A thread that still waits for a file or an object store after
-    /// [`PATIENCE`] is left to end by itself: whoever interrupts a wait must not wait for it again.
+    /// Ends the thread and the threads of the epoch. A thread that still waits for a file or an object store after
+    /// [`PATIENCE`] is left to end by itself, because interrupting a wait must not cause another wait.
     fn stop(self) {
         drop(self.queue);
         let started = Instant::now();
@@ -225,7 +225,7 @@ impl Feed {
     }
 }
 
-/// The batches of an epoch.
+/// An iterator over the batches of an epoch.
 #[pyclass(frozen, module = "onefold._onefold")]
 pub(crate) struct BatchIterator {
     feed: OfProcess<Mutex<Option<Feed>>>,
@@ -247,7 +247,8 @@ impl BatchIterator {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Block>> {
         let feed = self.feed(py)?;
         loop {
-            // Detached also for the lock: another thread may hold it while it waits.
+            // The thread is also detached while it waits for the lock, because another thread may hold it during its
+            // own wait.
             let fed = py.detach(|| {
                 let feed = feed.lock().unwrap_or_else(PoisonError::into_inner);
                 feed.as_ref().map(|feed| feed.queue.recv_timeout(SLICE))
@@ -278,7 +279,7 @@ impl BatchIterator {
         }
     }
 
-    /// The steps of the epoch.
+    /// Returns the number of steps of the epoch.
     #[getter]
     fn steps(&self) -> u64 {
         self.steps
@@ -301,12 +302,12 @@ impl Drop for BatchIterator {
         let feed = feed.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(feed) = feed else { return };
         let mut feed = Some(feed);
-        // The threads end without the interpreter, which meanwhile does other things.
+        // The thread is detached while the other threads end, so the interpreter can run other threads.
         let _ = Python::try_attach(|py| py.detach(|| feed.take().map(Feed::stop)));
     }
 }
 
-/// A batch as one allocation.
+/// A batch in one allocation.
 #[pyclass(frozen, module = "onefold._onefold")]
 pub(crate) struct Block {
     memory: Memory,
@@ -315,19 +316,19 @@ pub(crate) struct Block {
 
 #[pymethods]
 impl Block {
-    /// A block of such bytes, which are copied. `spec` is what another block gave.
+    /// Creates a block with a copy of `bytes`. `spec` is the spec of another block.
     #[new]
     fn new(py: Python<'_>, bytes: pyo3::buffer::PyBuffer<u8>, spec: &str) -> PyResult<Self> {
         let memory = Memory::copy_of(&bytes.to_vec(py)?, spec).map_err(|error| of_library(py, &error))?;
         Ok(Self { memory, position: None })
     }
 
-    /// The bytes: read-only, unless the caller asks for a writable buffer. That is refused once Arrow or another thread
-    /// relies on the bytes.
+    /// Returns a buffer of the bytes: read-only, unless the caller requests a writable buffer. A writable buffer is
+    /// refused once Arrow or another thread relies on the bytes.
     ///
     /// # Safety
     ///
-    /// CPython calls it with a valid `view`, which it releases before it drops the object that holds the memory.
+    /// CPython calls it with a valid `view`, and releases the view before it drops the object that holds the memory.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let memory = &slf.get().memory;
         let length = ffi::Py_ssize_t::try_from(memory.len())
@@ -337,17 +338,17 @@ impl Block {
             return Err(PyBufferError::new_err("Arrow has the memory of this batch, which must not change"));
         }
         let (start, read_only) = (memory.address().cast(), c_int::from(!writable));
-        // SAFETY: `view` is CPython's, and the bytes live as long as `slf`, which the view holds.
+        // SAFETY: `view` is valid, and the bytes live as long as `slf`, to which the view holds a reference.
         let failed = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, read_only, flags) };
         if failed == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 
-    /// Where the parts stand, as JSON.
+    /// Returns where the parts of the batch are, as JSON.
     fn spec(&self) -> PyResult<String> {
         to_json(self.memory.places())
     }
 
-    /// The position after the batch, as JSON.
+    /// Returns the position after the batch as JSON.
     fn position(&self) -> PyResult<Option<String>> {
         self.position.as_ref().map(to_json).transpose()
     }
@@ -357,7 +358,7 @@ impl Block {
         self.memory.places().size
     }
 
-    /// Every sample with a copy of its lists.
+    /// Returns a block in which every sample has its own copy of its lists.
     fn expand(&self, py: Python<'_>) -> PyResult<Self> {
         let places = self.memory.places();
         let widths = (places.dense_width, places.label_width);
@@ -367,13 +368,14 @@ impl Block {
         Ok(Self { memory: Memory::new(expanded), position: self.position.clone() })
     }
 
-    /// The schema as an Arrow PyCapsule.
+    /// Returns the schema as an Arrow PyCapsule.
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let rows = self.record_batch(py)?;
         Ok(to_schema_pycapsule(py, rows.schema().as_ref())?)
     }
 
-    /// A struct array as Arrow PyCapsules: a record batch, without a copy unless somebody may write into the memory.
+    /// Returns a struct array as Arrow PyCapsules: a record batch, without a copy unless Python may write to the
+    /// memory.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_array__<'py>(
         &self,

@@ -1,4 +1,4 @@
-"""Datasets that the tests read, made by the project's own commands."""
+"""Fixtures with the datasets that the tests read, built by the project's commands."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ SAMPLES = 6000
 
 
 def command(name, *arguments, cwd=None):
-    """Runs a command of the project."""
+    """Runs a command of the project, and returns its stdout."""
     folder = os.environ.get("ONEFOLD_BINARIES")
     assert folder, "ONEFOLD_BINARIES must name the folder of the commands, as `python/test.sh` sets it"
     done = subprocess.run([Path(folder) / name, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
@@ -26,13 +26,13 @@ def command(name, *arguments, cwd=None):
 
 @pytest.fixture(scope="session")
 def run():
-    """Runs a command of the project: `run("onefold-ingest", "build", …)`."""
+    """Returns a function that runs a command of the project: `run("onefold-ingest", "build", …)`."""
     return command
 
 
 @pytest.fixture(scope="session")
 def logs(tmp_path_factory):
-    """Raw logs of the workload rm1."""
+    """Returns the directory of raw logs of the workload rm1."""
     folder = tmp_path_factory.mktemp("logs")
     command("onefold-data", "generate", "--workload", "rm1", "--samples", SAMPLES, "--seed", 3, "--out", folder / "rm1")
     return folder / "rm1"
@@ -40,7 +40,7 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def dataset(logs):
-    """A folded dataset of 64 buckets, in 8 ranges with files of their own."""
+    """Returns a folded dataset with 64 buckets, in 8 ranges with separate files."""
     out = logs.parent / "folded"
     command("onefold-ingest", "build", logs / "dataset.toml", "--out", out, "--buckets", 8)
     return out
@@ -48,7 +48,7 @@ def dataset(logs):
 
 @pytest.fixture(scope="session")
 def rows_dataset(logs):
-    """The same dataset in the layout `rows`."""
+    """Returns the same dataset in the layout `rows`."""
     out = logs.parent / "rows"
     command("onefold-ingest", "build", logs / "dataset.toml", "--out", out, "--buckets", 8, "--layout", "rows")
     return out
@@ -56,7 +56,7 @@ def rows_dataset(logs):
 
 @pytest.fixture
 def stored(dataset, monkeypatch):
-    """The URL of the folded dataset in an object store."""
+    """Yields the URL of the folded dataset in an object store."""
     with store_of(dataset.parent) as settings:
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
@@ -65,7 +65,7 @@ def stored(dataset, monkeypatch):
 
 @pytest.fixture(scope="session")
 def train_wheel(tmp_path_factory):
-    """A folder into which pip installed the wheel `onefold-train`."""
+    """Returns a directory into which pip has installed the wheel `onefold-train`."""
     folder = tmp_path_factory.mktemp("wheel")
     program = Path(os.environ["ONEFOLD_BINARIES"]) / "onefold-train"
     builder = Path(__file__).parents[1] / "train" / "wheel.py"
@@ -78,7 +78,7 @@ def train_wheel(tmp_path_factory):
 
 @pytest.fixture
 def torch_libraries(tmp_path):
-    """A folder `torch` as an installed torch has it, with the libraries that the tests were built with."""
+    """Returns a directory `torch` like that of an installed torch, with the libraries of the tests' build."""
     folder = tmp_path / "torch"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise ImportError('torch must not be imported')\n")
@@ -89,7 +89,7 @@ def torch_libraries(tmp_path):
 
 @pytest.fixture
 def trainer(train_wheel, torch_libraries, monkeypatch):
-    """The wheel `onefold-train` is installed, and so is torch, as far as the wheel needs it."""
+    """Installs the wheel `onefold-train`, and the part of torch that the wheel needs."""
     monkeypatch.syspath_prepend(train_wheel)
     if importlib.util.find_spec("torch") is None:
         monkeypatch.syspath_prepend(torch_libraries.parent)
@@ -99,11 +99,11 @@ def trainer(train_wheel, torch_libraries, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts():
-    """Ctrl-C interrupts, also where the tests run in the background of a shell, which ignores it."""
+    """Enables Ctrl-C, which is ignored if the tests run in the background of a shell."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def process_settings():
-    """Every test has two threads and little memory."""
+    """Gives every test two threads and little memory."""
     onefold.configure(threads=2, memory_limit="256MiB")

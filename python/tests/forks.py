@@ -1,15 +1,15 @@
-"""Processes that are forked."""
+"""Tests in forked processes."""
 
 import multiprocessing
 
 
 def in_child(work):
-    """What `work` returns in a forked child; fails if it takes longer than 600 s."""
+    """Returns the result of `work` in a forked child. Fails if it takes longer than 600 s."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=lambda: sender.send(work()))
     child.start()
-    # Of this process; then the pipe ends with the child.
+    # The sender of this process is closed, so that the pipe ends with the child.
     sender.close()
     try:
         assert receiver.poll(600), "the child hangs"

@@ -1,4 +1,4 @@
-"""What batches mean: lists by sample, to compare ways of reading."""
+"""The samples of batches, to compare different ways of reading."""
 
 import numpy
 
@@ -6,7 +6,7 @@ from onefold import Batch
 
 
 def samples_of(batch):
-    """The samples of a batch in order: hashable, with dense features, labels and the lists of every feature."""
+    """Returns the samples of a batch in order, as hashable values with dense features, labels and all lists."""
     batch = batch.numpy()
     columns = [[row.tobytes() for row in batch.dense], [row.tobytes() for row in batch.labels]]
     for group in batch.groups.values():
@@ -19,12 +19,12 @@ def samples_of(batch):
 
 
 def all_samples(batches):
-    """The samples of several batches, in order."""
+    """Returns the samples of several batches, in order."""
     return [sample for batch in batches for sample in samples_of(batch)]
 
 
 def assert_valid(batch):
-    """Every offset, size and row is within bounds."""
+    """Checks that every offset, size and row is within bounds."""
     for group in batch.groups.values():
         if group.inverse is not None:
             assert group.inverse.min(initial=0) >= 0 and group.inverse.max(initial=-1) < group.rows
@@ -35,7 +35,7 @@ def assert_valid(batch):
 
 
 def full_batch(first):
-    """Two samples with one row, and all that a batch can have: `first` and the numbers after it, in small sections."""
+    """Returns a batch of two samples with one row and all kinds of sections, filled with numbers from `first`."""
     feature = {"name": "ids", "values": 3, "packed": True}
     spec = {
         **{"size": 2, "dense_width": 1, "dense": 0, "label_width": 1, "labels": 64, "weights": 128, "timestamps": 192},

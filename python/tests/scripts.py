@@ -1,4 +1,4 @@
-"""Where the console scripts of the installed package are."""
+"""The location of the installed package's console scripts."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ PACKAGE = Path(onefold.__file__).parent
 
 
 def script(name):
-    """The console script of the installed package: beside the packages, or where the environment has them."""
+    """Returns the path of a console script: next to the packages, or in the environment's directory of scripts."""
     places = [PACKAGE.parent / "bin", Path(sys.executable).parent]
     found = [place / name for place in places if (place / name).is_file()]
     assert found, f"there is no {name} in {places}"

@@ -1,4 +1,4 @@
-"""An object store on the loopback interface, as far as readers need one: S3 objects, ranges of them, and listings."""
+"""An object store on the loopback interface with the functions that readers need: S3 objects, ranges and listings."""
 
 import contextlib
 import datetime
@@ -13,7 +13,7 @@ BUCKET = "bucket"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers with the files of a folder, over connections that stay open."""
+    """Answers with the files of a directory, over persistent connections."""
 
     protocol_version = "HTTP/1.1"
     folder: Path
@@ -72,7 +72,7 @@ def tag(file):
 
 
 def settings(port):
-    """The environment variables with which a program reaches a store at this port."""
+    """Returns the environment variables with which a program accesses a store at this port."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ALLOW_HTTP": "true",
@@ -86,9 +86,9 @@ def settings(port):
 
 @contextlib.contextmanager
 def store(handler):
-    """The environment variables for a store whose requests `handler` answers, in threads of this process."""
+    """Yields the environment variables for a store whose requests `handler` answers in threads of this process."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        # Open connections do not keep the threads, nor the threads the process.
+        # Neither open connections nor threads keep the process running.
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -100,5 +100,5 @@ def store(handler):
 
 
 def store_of(folder):
-    """The same for a store whose bucket holds a folder."""
+    """Runs a store whose bucket contains the files of a directory, as `store` does."""
     return store(type("FolderHandler", (Handler,), {"folder": Path(folder)}))

@@ -1,4 +1,4 @@
-"""Datasets as Arrow streams, which other engines read without knowledge of the layout; and what notebooks show."""
+"""Datasets as Arrow streams, which other engines read without knowledge of the layout; and output in notebooks."""
 
 import duckdb
 import numpy
@@ -13,7 +13,7 @@ B = 512
 
 
 def lists(dataset, name, **options):
-    """A feature's lists, one for every sample."""
+    """Returns the lists of a feature, one per sample."""
     batches = [batch.expand() for batch in onefold.Dataset(dataset, global_batch_size=B, **options)]
     return [batch.features[name].row(row).tolist() for batch in batches for row in range(len(batch))]
 
@@ -50,7 +50,7 @@ def test_engines_read_a_folded_dataset(dataset):
         expected = lists(dataset, name)
         assert polars.DataFrame(stream)[name].to_list() == expected
         assert [row[0] for row in duckdb.sql(f'SELECT "{name}" FROM stream').fetchall()] == expected
-    # A second reader begins anew, and one that is left ends its threads.
+    # A second reader starts from the beginning, and a reader that is dropped ends its threads.
     reader = pyarrow.RecordBatchReader.from_stream(stream)
     assert reader.read_next_batch().num_rows == B
     reader.close()

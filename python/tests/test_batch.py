@@ -52,7 +52,7 @@ def test_views_are_read_only_and_a_copy_may_be_written(batch):
     assert all(array.flags.writeable for array in arrays_of(copy)) and samples_of(copy) == before
     copy.dense[0, 0] = 42
     assert numpy.frombuffer(copy.data, numpy.float32)[copy._spec["dense"] // 4] == 42
-    # What is made of the copy afterwards has it too, and the batch does not.
+    # Later results from the copy contain the change, but the original batch does not.
     for other in (copy.expand(), copy.expand()):
         assert other.dense[0, 0] == 42
     assert samples_of(batch) == before and copy.state_dict() == batch.state_dict()
@@ -61,7 +61,7 @@ def test_views_are_read_only_and_a_copy_may_be_written(batch):
 
 def test_memory_that_arrow_has_is_not_written(batch):
     rows = pyarrow.record_batch(batch)
-    # torch's tensors are made like this, which may be written to.
+    # torch tensors, which are writable, are made like this.
     assert not numpy.frombuffer(batch._block, numpy.uint8).flags.writeable
     assert rows.num_rows == B
 
@@ -217,7 +217,7 @@ def test_what_is_kept_of_a_batch_stays_when_its_successors_come(dataset):
     batches = onefold.Dataset(dataset, global_batch_size=B)
     kept = [(batch.dense, batch.features["user_00"].values) for batch in batches]
     copies = [(batch.dense.copy(), batch.features["user_00"].values.copy()) for batch in batches]
-    # The second epoch is the first again: nothing is shuffled.
+    # Without shuffling, the second epoch equals the first one.
     assert len(kept) > 3
     for (dense, values), (of_dense, of_values) in zip(kept, copies, strict=True):
         assert numpy.array_equal(dense, of_dense) and numpy.array_equal(values, of_values)

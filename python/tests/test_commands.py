@@ -17,12 +17,12 @@ from scripts import script
 import onefold
 from onefold import _commands, _onefold, _trainer
 
-# Figures of a run rather than of what was done.
+# Figures that differ between equal runs.
 OF_THE_RUN = {"wall_seconds", "samples_per_second", "plan_seconds", "peak_rss_bytes", "committed", "id"}
 
 
 def alike(summary):
-    """The summary without what differs between two runs."""
+    """Returns the summary without the figures that differ between two runs."""
     if isinstance(summary, dict):
         return {key: alike(value) for key, value in summary.items() if key not in OF_THE_RUN}
     return [alike(one) for one in summary] if isinstance(summary, list) else summary
@@ -30,7 +30,7 @@ def alike(summary):
 
 @pytest.fixture
 def small(tmp_path):
-    """Raw logs of few samples."""
+    """Returns the directory of raw logs with few samples."""
     onefold.cli.generate(workload="rm3", samples=500, seed=5, out=tmp_path / "logs")
     return tmp_path / "logs"
 
@@ -40,12 +40,12 @@ def call_script(name, *arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
-# Functions and the commands that they call
+# Functions and their commands
 
 
 def test_all_commands_are_exported_and_described():
     assert {*_commands.COMMANDS, *_trainer.COMMANDS} == set(onefold.cli.__all__)
-    # Of the commands, the package itself has those that make datasets; and a star import shadows no other package.
+    # The package itself contains only the commands that make datasets, and a star import shadows no other package.
     assert set(onefold.cli.__all__) & set(onefold.__all__) == {"build", "append"}
     assert onefold.build is onefold.cli.build and onefold.build.__module__ == "onefold.cli"
     assert not {"torch", "torchrec"} & set(onefold.__all__)
@@ -54,7 +54,7 @@ def test_all_commands_are_exported_and_described():
 
 def test_summaries_are_those_of_the_commands(run, tmp_path, monkeypatch):
     def both(function, given, program, *arguments):
-        """The function's summary, which equals the command's in a folder of its own."""
+        """Returns the function's summary, which must equal that of the command in a separate directory."""
         for folder in ("function", "command"):
             (tmp_path / folder).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / "function")
@@ -126,7 +126,7 @@ def test_an_error_has_the_message_and_the_hint_of_the_command(small, tmp_path):
     with pytest.raises(onefold.OnefoldError) as caught:
         onefold.build(small / "dataset.toml", out=tmp_path / "data")
     error = caught.value
-    # The command names its flag where the function names its keyword.
+    # The command names a flag, and the function names the keyword.
     assert printed.stderr == f"error: {error}\n".replace("`overwrite=True`", "`--overwrite`")
     assert "overwrite=True" in error.hint and "--" not in error.hint
     assert str(error) == f"{error.message}\n  hint: {error.hint}"
@@ -209,14 +209,14 @@ def test_an_exception_of_the_progress_ends_the_command(tmp_path):
     began = time.monotonic()
     with pytest.raises(LookupError, match="enough"):
         onefold.cli.generate(workload="rm1", samples=10_000_000, seed=1, out=tmp_path / "logs", progress=progress)
-    # All 10,000,000 samples would leave a folder.
+    # With all 10,000,000 samples, there would be a directory.
     assert time.monotonic() - began < 600
     assert len(calls) == 1
     assert not (tmp_path / "logs").exists() and not list(tmp_path.iterdir())
 
 
 def interrupt_at_first_progress():
-    """A progress function, and a list for the time at which it let Ctrl-C come."""
+    """Returns a progress function that sends Ctrl-C, and a list for the time at which it did so."""
     at = []
 
     def progress(*_):
@@ -242,7 +242,7 @@ def test_an_interrupt_ends_a_build_and_the_next_one_succeeds(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         onefold.build(**given, progress=progress)
     assert time.monotonic() - at[0] < 300
-    # A dataset without a snapshot is none.
+    # Without a snapshot, there is no dataset.
     assert not list(tmp_path.glob("data/snapshots/*"))
     assert onefold.build(**given)["samples"] == 40_000
     assert onefold.cli.verify(tmp_path / "data")["samples"] == 40_000
@@ -316,7 +316,7 @@ def test_a_closed_pipe_is_a_success(dataset):
 def test_an_interrupt_ends_a_script_as_it_ends_the_program(tmp_path):
     given = ["generate", "--workload", "rm1", "--samples", "10000000", "--seed", "1", "--out", tmp_path / "logs"]
     process = subprocess.Popen([sys.executable, script("onefold-data"), *map(str, given)])
-    # The writer's folder appears when the program has begun.
+    # The directory of the writer appears when the program has started.
     deadline = time.monotonic() + 60
     while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -326,6 +326,6 @@ def test_an_interrupt_ends_a_script_as_it_ends_the_program(tmp_path):
 
 
 def test_jemalloc_is_not_in_the_process():
-    # The allocator of the binaries would free what another allocated.
+    # The allocator of the binaries would free memory that another allocator allocated.
     symbols = Path(_onefold.__file__).read_bytes()
     assert b"malloc_conf" not in symbols and b"<jemalloc>" not in symbols

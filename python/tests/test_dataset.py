@@ -27,23 +27,23 @@ B = 512
 
 
 def all_threads():
-    """The names of this process's threads, except those of the storage: they come and go with its requests."""
+    """Returns the names of this process's threads, except for storage threads, which depend on requests."""
     names = Counter()
     for task in os.listdir("/proc/self/task"):
-        # A thread may end meanwhile.
+        # A thread may end in the meantime.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/comm") as file:
             names[file.read().strip()] += 1
     return Counter({name: names[name] for name in names if not name.startswith("onefold-storage")})
 
 
 def threads():
-    """Those that belong to an epoch, not to the process."""
+    """Returns the names of the threads that belong to an epoch and not to the process."""
     names = all_threads()
     return Counter({name: names[name] for name in names if name.startswith(("onefold-feed", "onefold-schedul", "onefold-open"))})
 
 
 def no_threads():
-    """Whether the threads of epochs have ended, or end soon: an end takes a moment where much else runs."""
+    """Returns whether the threads of epochs have ended, or end soon, which may take a moment on a busy machine."""
     until = time.monotonic() + 30
     while threads() and time.monotonic() < until:
         time.sleep(0.01)
@@ -154,7 +154,7 @@ def test_ranks_share_global_batches_and_take_equal_steps(dataset):
 
 
 def distributed(rank, world_size, initialized=True):
-    """What `torch.distributed` says of a process."""
+    """Returns a replacement for `torch.distributed` with this rank and size."""
     return types.SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: initialized,
@@ -165,7 +165,7 @@ def distributed(rank, world_size, initialized=True):
 
 @pytest.fixture
 def no_ranks(monkeypatch):
-    """Nothing says which rank this process is."""
+    """Removes all settings of this process's rank."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed(0, 1, initialized=False))
@@ -227,13 +227,13 @@ def test_an_iterator_that_is_not_exhausted_does_not_consume_the_epoch(dataset):
         break
     assert reader.epoch == 0 and len(reader) == 12
     assert all_samples(reader) == epochs[0] and reader.epoch == 1
-    # Two iterators of one epoch consume it once, and one of an epoch that was left, nothing.
+    # Two iterators of the same epoch advance the epoch once. An iterator of another epoch does not advance it.
     first, second = iter(reader), iter(reader)
     assert all_samples(first) == all_samples(second) == epochs[1] and reader.epoch == 2
     left = iter(reader)
     reader.set_epoch(0)
     assert all_samples(left) == epochs[2] and reader.epoch == 0
-    # Nor does it consume the rest of an epoch.
+    # It does not consume the rest of the epoch either.
     reader.load_state_dict(batch.state_dict())
     next(iter(reader))
     assert all_samples(reader) == epochs[0][B:] and reader.epoch == 1
@@ -253,7 +253,7 @@ def test_a_state_is_unchanged_after_it_is_loaded(dataset):
         batches = iter(again)
         assert again.state_dict() == state
         assert pickle.loads(pickle.dumps(again)).state_dict() == state
-        # An iterator takes what is left of its epoch: nothing after the last batch.
+        # An iterator returns the remaining batches of its epoch, and none after the last batch.
         position = state["position"]
         assert len(list(batches)) == 12 - position["step"] and again.epoch == position["epoch"] + 1
 
@@ -278,7 +278,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(dataset):
         for step, batch in enumerate(whole[5:]):
             assert Counter(all_samples(batches[step] for batches in rest)) == Counter(samples_of(batch))
         assert {reader.epoch for reader in resumed} == {1}
-    # A batch knows its own position.
+    # A batch contains its own position.
     assert taken[0][4].state_dict() == states[0]
 
 
@@ -366,7 +366,7 @@ def test_an_error_in_mid_epoch_says_where_and_ends_the_epoch(dataset, tmp_path):
     assert taken > 0 and last.rpartition("/")[2] in str(raised.value) and raised.value.hint
     assert next(batches, None) is None
     assert no_threads()
-    # The state is that of the batches that came.
+    # The state is the one after the batches that were returned.
     assert reader.state_dict()["position"]["step"] == taken
 
 
@@ -384,7 +384,7 @@ def test_wrong_options_are_exceptions_with_hints(dataset, tmp_path):
         list(onefold.Dataset(dataset, global_batch_size=B, table_rows={"user_01": 1}))
     with pytest.raises(ValueError, match="a quote too few or too many") as refused:
         onefold.Dataset(dataset, partitions='hour="7')
-    # One message and one hint.
+    # The error has one message and one hint.
     assert str(refused.value).count("hour") == 2 and str(refused.value).count("hint:") == 1
     with pytest.raises(ValueError, match="memory_limit"):
         onefold.configure(memory_limit="lots")
@@ -447,13 +447,13 @@ def test_a_forked_child_reads_with_threads_of_its_own(dataset):
         return all_samples(reader)
 
     assert in_child(read) == expected
-    # The parent goes on as if nothing had happened.
+    # The parent continues unaffected.
     assert all_samples(batches) == expected[B:]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_children_read_right_after_their_parent(dataset):
-    """What threads of the parent leave in the memory of a child, as places in lists of idle ones, must not harm it."""
+    """Traces of the parent's threads in the memory of a child, such as lists of idle threads, must not harm it."""
     expected = all_samples(onefold.Dataset(dataset, global_batch_size=B))
     for _ in range(20):
         reader = onefold.Dataset(dataset, global_batch_size=B, features=["user_01"])
@@ -467,7 +467,7 @@ def test_a_forked_child_reads_from_a_store(dataset, stored):
     expected = all_samples(onefold.Dataset(dataset, global_batch_size=B))
     reader = onefold.Dataset(stored, global_batch_size=B)
     batches = iter(reader)
-    # Connections of this process are open, and some of its requests are under way.
+    # Connections of this process are open, and some of its requests are in progress.
     next(batches)
 
     def read():
@@ -510,7 +510,7 @@ def test_a_spawned_child_goes_on_where_the_parent_is(dataset):
 
 
 def pinning_threads():
-    """Those that copy batches to pinned memory; one that ends takes a moment."""
+    """Returns the threads that copy batches to pinned memory, after waiting for their end for up to 30 s."""
     until = time.monotonic() + 30
     while True:
         found = [thread for thread in threading.enumerate() if thread.name.startswith("onefold-pin")]
@@ -526,13 +526,13 @@ def test_another_thread_pins_batches(dataset, monkeypatch):
         pinned_by.add(threading.get_ident())
         return batch._moved(batch.data.copy())
 
-    # As with a GPU, and torch.
+    # This replaces a GPU and torch.
     monkeypatch.setattr(onefold.Batch, "pin_memory", pin_memory)
     expected = all_samples(onefold.Dataset(dataset, global_batch_size=B))
     reader = onefold.Dataset(dataset, global_batch_size=B, pin_memory=True)
     batches = iter(reader)
     first = next(batches)
-    # Whatever is pinned ahead, the state is that of the batch that was taken.
+    # The state is that of the batch that was taken, whatever is copied ahead.
     assert reader.state_dict() == first.state_dict() and first.state_dict()["position"]["step"] == 1
     assert samples_of(first) + all_samples(batches) == expected
     assert len(pinned_by) == 1 and threading.get_ident() not in pinned_by
@@ -591,7 +591,7 @@ def test_an_interrupt_ends_a_wait(dataset, tmp_path):
     copy = tmp_path / "dataset"
     shutil.copytree(dataset, copy)
     last = copy / onefold.Dataset(copy, global_batch_size=64).plan(0)["streams"][0]["splits"][-1]["path"]
-    # A pipe that nobody writes to: whoever opens it waits for ever.
+    # Opening a pipe without a writer waits forever.
     last.unlink()
     os.mkfifo(last)
     command = [sys.executable, "-c", WAIT, copy]

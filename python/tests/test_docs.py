@@ -100,8 +100,8 @@ def test_commands_have_the_options_that_pages_give_them(page):
         assert not unknown_options(words), " ".join(words)
 
 
-# Options of other programs that the texts name: of a script of the planner, of TensorBoard.
-OTHERS = {"--train", "--logdir"}
+# Options of programs without a page: onefold-train-tools, a script of the planner, TensorBoard.
+OTHERS = {"--collectives", "--most-bytes", "--seeds", "--train", "--logdir"}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "benchmarks"], ids=name_of)

@@ -1,4 +1,4 @@
-"""The examples, run as a person runs them."""
+"""Runs the examples as a person does."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def example(name, *arguments):
-    """What an example prints."""
+    """Runs an example and returns its stdout."""
     command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -28,7 +28,7 @@ def test_dataframes_restore_every_list(dataset, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import dataframes
 
-    # A range's file after the other, as one stream reads them.
+    # One stream reads the files of the bucket ranges one after the other.
     files = [samples.path for samples in onefold.files(dataset)]
     batches = [batch.expand() for batch in onefold.Dataset(dataset)]
     samples = sum(map(len, batches))

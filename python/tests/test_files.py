@@ -1,4 +1,4 @@
-"""The data files that a snapshot names, for other engines."""
+"""The data files of a snapshot, for other engines."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import onefold
 
 @pytest.fixture
 def halves(tmp_path):
-    """Logs, and a dataset whose sessions are in two partitions."""
+    """Returns logs, and a dataset whose sessions are in two partitions."""
     logs, data = tmp_path / "logs", tmp_path / "data"
     onefold.cli.generate(workload="rm3", samples=400, seed=5, out=logs)
     text = (logs / "dataset.toml").read_text()
@@ -34,7 +34,7 @@ def test_a_snapshots_files_have_its_samples_once(halves):
         assert opened.metadata.num_rows == files.samples
         assert list(files.files.values()) == [opened.schema_arrow.names]
         assert Path(files.path).is_absolute() and Path(files.path).is_relative_to(data)
-    # A dataset that is replaced leaves its files in the folder, for the snapshot before.
+    # When a dataset is replaced, the files of the previous snapshot remain in the directory.
     onefold.build(logs / "dataset.toml", out=data, buckets=2, overwrite=True)
     second = onefold.files(data)
     assert onefold.files(data, at=1) == first

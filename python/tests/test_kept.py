@@ -1,4 +1,4 @@
-"""Kept columns: what batches carry beside their features."""
+"""Kept columns, which batches contain in addition to their features."""
 
 import pickle
 
@@ -26,7 +26,7 @@ def number(request):
 
 @pytest.fixture(scope="module")
 def kept_dataset(logs, tmp_path_factory):
-    """The samples of rm1, with an integer, a text with nulls and an integer with nulls."""
+    """Returns a dataset of rm1 that keeps an integer, a text with nulls and an integer with nulls."""
     folder = tmp_path_factory.mktemp("kept")
     text = (logs / "dataset.toml").read_text()
     text = text.replace("format_version = 1\n", 'format_version = 1\nkeep = ["request", "country", "number"]\n')
@@ -55,7 +55,7 @@ def test_every_sample_has_its_values(kept_dataset, dataset):
         assert list(kept) == columns
         assert kept["country"] == [country(request) for request in kept["request"]]
         assert kept["number"] == [number(request) for request in kept["request"]]
-    # They are those of the samples that they stand beside.
+    # The kept values belong to the samples at the same positions.
     in_order = onefold.Dataset(kept_dataset, global_batch_size=B, keep=["request"])
     plain = onefold.Dataset(dataset, global_batch_size=B)
     by_request = {
@@ -75,7 +75,7 @@ def test_integers_are_masked_and_texts_are_objects(batch):
     assert numpy.shares_memory(kept["number"].data, batch.data)
     assert kept["country"].dtype == object and {type(value) for value in kept["country"]} == {str, type(None)}
     assert all(len(values) == B for values in kept.values())
-    # A session's samples stand together.
+    # The samples of a session are consecutive.
     changes = numpy.flatnonzero(numpy.diff(kept["session_id"]))
     assert len(set(kept["session_id"].tolist())) == len(changes) + 1
 

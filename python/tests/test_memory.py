@@ -1,4 +1,4 @@
-"""How much memory a process takes that reads."""
+"""The memory of a process that reads a dataset."""
 
 import os
 import subprocess
@@ -22,16 +22,16 @@ print(status("VmHWM") - before, batches)
 
 
 def test_memory_stays_within_the_limit(run, tmp_path):
-    """With a limit of 1 GiB the same epoch takes 138 MiB: batches and row groups that are ahead."""
+    """With a limit of 1 GiB, the same epoch takes 138 MiB for batches and row groups that are read ahead."""
     logs, dataset = tmp_path / "logs", tmp_path / "dataset"
     run("onefold-data", "generate", "--workload", "rm1", "--samples", 60_000, "--seed", 1, "--out", logs)
     run("onefold-ingest", "build", logs / "dataset.toml", "--out", dataset)
     command = [sys.executable, "-c", READS, dataset, str(LIMIT)]
-    # A thread that finds all heaps of malloc in use gets another one, which keeps what is freed. How often that happens
-    # depends on what else the machine does.
+    # If all heaps of malloc are in use, a thread gets another heap, which keeps freed memory. The number of heaps
+    # would depend on the load of the machine.
     environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     growth, batch = map(int, done.stdout.split())
-    # Python holds one batch, and gets the next one before it drops that one.
+    # Python gets the next batch before it drops the previous one.
     assert growth <= LIMIT + 2 * batch

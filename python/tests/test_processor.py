@@ -1,4 +1,4 @@
-"""An older processor: the package is not imported, and the process goes on."""
+"""On an older processor, importing the package fails, and the process continues."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from onefold import _onefold, _processor
 
-# `-I`: the modules are found as in this process.
+# With `-I`, modules are found as in this process.
 IMPORT = """
 import builtins, sys
 sys.path[:0] = {path!r}
@@ -36,6 +36,6 @@ def test_an_older_processor_is_an_import_error(tmp_path, lacks):
 
 
 def test_the_compiled_half_says_why_it_refuses_a_processor():
-    # A compiled half for all processors does not refuse one.
+    # A compiled module for all processors would not contain the text.
     with open(_onefold.__file__, "rb") as library:
         assert _processor._REFUSAL.search(library.read())

@@ -23,10 +23,13 @@ TRIED = itertools.count()
 
 
 def free_port() -> int:
-    """A port at which nothing listens. It lies below those that the system gives to `connect` and to `bind` with port
-    0, so that no other process gets it before it is used."""
+    """Returns a port on which nothing listens.
+
+    It is below the ports that the system assigns for `connect` and for `bind` with port 0, so that no other process
+    gets it before it is used.
+    """
     while True:
-        # Test programs that run side by side begin at different ports.
+        # Test programs that run at the same time start at different ports.
         port = 12_000 + (os.getpid() * 199 + next(TRIED)) % 20_000
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -34,7 +37,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def service(dataset: Path) -> Iterator[str]:
-    """The URL of a dataset that a service on this machine reads."""
+    """Yields the URL of a dataset that a service on this machine reads."""
     port = free_port()
     program = Path(os.environ["ONEFOLD_BINARIES"]) / "onefold-serve"
     options = ["--workers", "2", "--threads", "2", "--dataset", f"logged={dataset}", "--quiet"]

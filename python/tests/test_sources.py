@@ -1,4 +1,4 @@
-"""Builds from Arrow streams: the datasets are those that files make."""
+"""Builds from Arrow streams give the same datasets as builds from files."""
 
 import duckdb
 import polars
@@ -17,7 +17,7 @@ def digest(dataset, **options):
 
 
 def reader(folder):
-    """A stream that can be read once, one row group at a time."""
+    """Returns a stream that can be read once, one row group at a time."""
     scanner = pyarrow.dataset.dataset(folder, format="parquet").scanner(batch_size=1000)
     return scanner.to_reader()
 
@@ -32,7 +32,7 @@ READERS = {
 
 
 class Wrapped:
-    """Something of which nothing is known but the interface."""
+    """An object that has only the Arrow interface."""
 
     def __init__(self, table):
         self._table = table
@@ -53,7 +53,7 @@ def test_a_build_from_streams_is_that_from_files(logs, from_files, tmp_path, lib
     built = onefold.build(logs / "dataset.toml", out=tmp_path / "data", sources=sources, spill_directory=tmp_path)
     assert built["samples"] == from_files[0]["samples"] == 6000
     assert digest(tmp_path / "data") == from_files[1]
-    # Nothing is left where the streams were written.
+    # No temporary files are left.
     assert not list(tmp_path.glob("onefold-sources-*"))
 
 
@@ -74,7 +74,7 @@ def test_the_checks_are_those_of_files(logs, tmp_path):
     events = pyarrow.parquet.read_table(logs / "events")
     error = refused({"event": events}, onefold.OptionsError, "names no files `event`")
     assert "did you mean `events`?" in error.hint
-    # A column that the query reads is not there.
+    # A column that the query reads is missing.
     refused({"events": events.drop_columns(["label"])}, onefold.OnefoldError, "label")
 
     def failing():
@@ -93,7 +93,7 @@ def test_the_checks_are_those_of_files(logs, tmp_path):
 
 
 def test_types_that_files_lack_keep_their_values(tmp_path):
-    """Views and categories, as Polars gives them."""
+    """Tests views and categories, which Polars returns."""
     log = polars.DataFrame(
         {
             "user": polars.Series(["a", "a", "b"], dtype=polars.Categorical),
@@ -119,7 +119,7 @@ ids = { kind = "sparse" }
 """
     )
     onefold.build(tmp_path / "dataset.toml", out=tmp_path / "data", sources={"log": log})
-    # The same as plain Parquet.
+    # The same data as plain Parquet.
     plain = log.with_columns(polars.col("user").cast(polars.String)).to_arrow()
     pyarrow.parquet.write_table(plain, tmp_path / "log.parquet")
     onefold.build(tmp_path / "dataset.toml", out=tmp_path / "files")
@@ -144,5 +144,5 @@ def test_memory_does_not_grow_with_the_stream(tmp_path):
     with as_files({"x": pyarrow.RecordBatchReader.from_batches(schema, batches())}, tmp_path) as paths:
         metadata = pyarrow.parquet.read_metadata(paths["x"])
         assert metadata.num_rows == 10_000_000 and metadata.num_row_groups > 50
-    # The stream has 80 MB.
+    # The stream contains 80 MB.
     assert largest < 20_000_000

@@ -65,7 +65,7 @@ def test_what_is_written_into_a_tensor_is_expanded(dataset, torch):
 def test_a_batch_is_expanded_on_its_device_and_keeps_its_position(dataset, torch, monkeypatch):
     batch = next(iter(onefold.Dataset(dataset, **OPTIONS)))
     moved = batch.to("meta")
-    # This device has no bytes; those of the CPU take their place where they are expanded.
+    # This device has no bytes, so the bytes on the CPU are expanded instead.
     monkeypatch.setattr(onefold.Batch, "numpy", lambda _: batch)
     expanded = moved.expand()
     assert {tensor.device.type for tensor in (expanded.data, expanded.dense, expanded.values)} == {"meta"}
@@ -86,7 +86,7 @@ def test_pinned_memory_needs_a_gpu_and_says_so(dataset, torch):
 
 
 def loader_of(location, torch, workers, **options):
-    """PyTorch's loader of a dataset, and the dataset."""
+    """Returns PyTorch's loader of a dataset, and the dataset."""
     import onefold.torch
 
     reader = onefold.torch.Dataset(location, **OPTIONS)
@@ -95,7 +95,7 @@ def loader_of(location, torch, workers, **options):
 
 @contextlib.contextmanager
 def no_warnings():
-    """A loader warns of nothing, but that there are more workers than processors, which the tests want."""
+    """Makes warnings of a loader errors, except for the one about more workers than processors, which tests use."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -103,7 +103,7 @@ def no_warnings():
 
 
 def epochs_of(location, count):
-    """The samples of the first epochs, by epoch and step."""
+    """Returns the samples of the first epochs, by epoch and step."""
     reader = onefold.Dataset(location, **OPTIONS)
     return [[samples_of(batch) for batch in reader] for _ in range(count)]
 
@@ -114,7 +114,7 @@ def epochs_of(location, count):
 def test_workers_give_the_batches_of_every_epoch_in_their_order(dataset, torch, method, persistent):
     epochs = epochs_of(dataset, 3)
     assert epochs[0] != epochs[1]
-    # 12 steps: three workers take four each, and five do not take equally many.
+    # There are 12 steps: three workers take four each, and five workers take different numbers.
     options = dict(multiprocessing_context=method, persistent_workers=persistent)
     for workers in (3, 5):
         with no_warnings():
@@ -132,7 +132,7 @@ def test_any_number_of_workers_gives_the_same(dataset, torch, workers):
         loader, reader = loader_of(dataset, torch, workers)
         for epoch in epochs[:2]:
             assert [samples_of(batch) for batch in loader] == epoch
-    # The third epoch is next, also for the dataset itself, no matter which processes have read the others.
+    # The third epoch is next, also for the dataset itself, whichever processes have read the others.
     assert [samples_of(batch) for batch in reader] == epochs[2]
 
 
@@ -177,7 +177,7 @@ def test_workers_read_from_a_store(dataset, stored, torch, method):
 
 
 def stateful(location, workers, persistent=False):
-    """torchdata's loader of a dataset, and the dataset."""
+    """Returns torchdata's loader of a dataset, and the dataset."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     import onefold.torch
@@ -188,7 +188,7 @@ def stateful(location, workers, persistent=False):
 
 
 def take(loader, count):
-    """The samples of so many batches, in as many epochs as they are in; the last epoch is not begun anew."""
+    """Returns the samples of `count` batches, over as many epochs as necessary. The last epoch is not restarted."""
     taken = []
     while len(taken) < count:
         for batch in loader:
@@ -202,12 +202,12 @@ def take(loader, count):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_stateful_loader_goes_on_where_it_was(dataset, torch, workers, persistent):
     whole = [batch for epoch in epochs_of(dataset, 3) for batch in epoch]
-    # Before the first batch, within an epoch, after its last batch, and within the next one.
+    # The state is taken before the first batch, within an epoch, after its last batch, and within the next epoch.
     for first, second in [(0, 3), (5, 4), (5, 7), (12, 1), (13, 2)]:
         loader, _ = stateful(dataset, workers, persistent)
         taken = take(loader, first)
         for count in (second, len(whole) - first - second):
-            # Its only epoch is the one that the state is of.
+            # The state belongs to the only epoch of this loader.
             state = loader.state_dict()
             loader, _ = stateful(dataset, workers, persistent)
             loader.load_state_dict(state)
@@ -278,6 +278,6 @@ def test_a_dataset_that_was_opened_before_the_process_group_reads_its_ranks_part
         for rank in ranks:
             rank.kill()
             rank.wait()
-    # Each has a part, and together they have every sample once.
+    # Each rank has a part, and together they have every sample once.
     assert [sum(map(int, counts)) for counts in zip(*printed, strict=True)] == [6000] * 3
     assert all(0 < int(count) < 6000 for counts in printed for count in counts)

@@ -1,4 +1,4 @@
-"""TorchRec: KeyedJaggedTensors, sequences, plans, and a DLRM that learns the same from both kinds."""
+"""TorchRec: KeyedJaggedTensors, sequences, plans, and a DLRM that learns the same with and without deduplication."""
 
 import json
 
@@ -18,7 +18,7 @@ def torchrec():
 
 
 def lists(feature, samples):
-    """The lists of a JaggedTensor's rows, of `samples`."""
+    """Returns the lists in a JaggedTensor of the rows `samples`."""
     rows = [row.tolist() for row in feature.to_dense()]
     return [rows[row] for row in samples]
 
@@ -79,7 +79,7 @@ def test_the_collection_for_the_cpu_is_torchrecs(dataset, torchrec, dedupe):
     from onefold.torchrec import EmbeddingBagCollection, to_kjt
 
     kjt = to_kjt(next(iter(onefold.Dataset(dataset, global_batch_size=B, dedupe=dedupe))))
-    # A table of two features, and an order that is not the batch's.
+    # One table has two features, and the order differs from that of the batch.
     tables = [
         torchrec.EmbeddingBagConfig(name=name, num_embeddings=200_000, embedding_dim=dim, feature_names=features)
         for name, dim, features in [("b", 8, ["item_03", "sequence_00"]), ("a", 4, ["user_00"])]
@@ -98,7 +98,7 @@ def test_the_collection_for_the_cpu_is_torchrecs(dataset, torchrec, dedupe):
 
 
 def dlrm(torchrec, batch, seed):
-    """A small DLRM over all features of a batch."""
+    """Returns a small DLRM over all features of a batch."""
     import torch
     from torchrec.models.dlrm import DLRM
 
@@ -112,7 +112,7 @@ def dlrm(torchrec, batch, seed):
 
 
 def losses_of(torchrec, location, deduplicated, steps=100):
-    """The losses of so many steps of training."""
+    """Returns the losses of `steps` training steps."""
     import torch
 
     from onefold.torchrec import to_kjt

@@ -21,7 +21,7 @@ import pytest
 import onefold
 from onefold import _trainer
 
-# Options that say how a command prints, and the ones that only functions have.
+# Options for the output of a command, and options that only functions have.
 OF_TERMINALS = {"help", "json", "quiet", "version"}
 OF_FUNCTIONS = {"ranks", "progress"}
 
@@ -51,7 +51,7 @@ ids = "hashed"
 
 @pytest.fixture(scope="session")
 def examples(tmp_path_factory):
-    """Logs of rm3 whose dataset keeps the request, a small model of them, and the dataset."""
+    """Returns a directory with logs of rm3, a dataset of them that keeps the request, and a small model."""
     folder = tmp_path_factory.mktemp("training")
     onefold.cli.generate(workload="rm3", samples=3000, seed=5, out=folder / "logs")
     (folder / "train.toml").write_text(CONFIG)
@@ -63,11 +63,11 @@ def examples(tmp_path_factory):
 
 @pytest.fixture
 def given(examples, trainer):
-    """What every training here is given, but its folder."""
+    """Returns the common arguments of all trainings, except for the directory of the run."""
     return {"config": examples / "train.toml", "data": examples / "data", "threads": 2}
 
 
-# Functions and the commands that they call
+# Functions and their commands
 
 
 def test_functions_name_their_command():
@@ -90,7 +90,7 @@ def test_arguments_are_those_of_the_command(name, run):
     # Every argument is described.
     for keyword in parameters:
         assert re.search(rf"^        .*\b{keyword}\b.*: ", getattr(onefold.cli, name).__doc__, re.MULTILINE), keyword
-    # Defaults are those of the command.
+    # The defaults equal those of the command.
     for flag, default in re.findall(r"--([a-z-]+) <[^>]+>(?:(?!\n\n|--).)*?\[default: (\w+)\]", shown, re.DOTALL):
         assert str(parameters[flag.replace("-", "_")].default) == default
 
@@ -105,7 +105,7 @@ def test_a_model_is_trained_evaluated_and_used(given, examples, tmp_path):
     given_too = {"data": given["data"], "out": tmp_path / "all.parquet", "keep": ["request_id"]}
     predicted = onefold.cli.predict(tmp_path / "monday", **given_too)
     assert predicted["columns"] == ["request_id", "prediction", "logit"] and predicted["samples"] == 3000
-    # The labels come from the dataset, by the key that it keeps.
+    # The labels are read from the dataset, and joined by the key that it keeps.
     labels = {}
     for batch in onefold.Dataset(given["data"], keep=["request_id"]):
         labels.update(zip(batch.kept["request_id"].tolist(), batch.labels[:, 0].tolist(), strict=True))
@@ -161,7 +161,7 @@ def test_errors_are_those_of_the_command_with_the_names_of_keywords(given, tmp_p
     with pytest.raises(onefold.OnefoldError, match="no checkpoints|checkpoint"):
         onefold.cli.predict(tmp_path / "run", data=given["data"], out=tmp_path / "predictions", checkpoint=7)
     assert not (tmp_path / "predictions").exists()
-    # An error is raised, and not printed too.
+    # An error is raised and not printed.
     assert capfd.readouterr() == ("", "")
 
 
@@ -216,7 +216,7 @@ def test_without_torch_the_error_says_what_to_install(train_wheel, torch_librari
 
 @pytest.fixture
 def endless(given, tmp_path):
-    """A training that lasts until it is ended."""
+    """Returns the arguments of a training that runs until it is stopped."""
     config = tmp_path / "endless.toml"
     config.write_text(CONFIG.replace("epochs = 1", "epochs = 100000"))
     return {**given, "config": config}
@@ -230,12 +230,12 @@ def wait_for(found, seconds=600):
 
 
 def trains(folder):
-    """Whether a training in this folder has taken steps."""
+    """Returns whether a training in this directory has taken steps."""
     return any(file.stat().st_size > 0 for file in folder.glob("**/metrics.jsonl"))
 
 
 def programs(folder):
-    """The processes of the trainer that were given this folder."""
+    """Returns the processes of the trainer that use this directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -256,7 +256,7 @@ def test_an_interrupt_ends_the_training_with_a_checkpoint(endless, ranks, tmp_pa
         try:
             wait_for(lambda: trains(out))
         finally:
-            # Without it the training would not end.
+            # Without the signal, the training would not end.
             os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -302,5 +302,5 @@ def test_progress_is_shown_on_a_terminal(given, progress, tmp_path):
     assert process.communicate()[0] == b"" and process.returncode == 1
     shown = shown.decode()
     assert ("training " in shown) == (progress == "None"), shown
-    # The second training finds the first one's run: Python shows the error, and shows it once.
+    # The second training finds the run of the first one. Python shows the error exactly once.
     assert shown.count("already exists") == 1 and "error: " not in shown

@@ -7,7 +7,7 @@ import sys
 
 def start(installed, *arguments, packages=None):
     path = os.pathsep.join(map(str, filter(None, [installed, packages])))
-    # Without the site packages of the tests, which may have a torch.
+    # The site packages of the tests, which may contain torch, are not used.
     environment = {**os.environ, "PYTHONPATH": path, "LD_LIBRARY_PATH": ""}
     command = [sys.executable, "-S", "-P", installed / "bin" / "onefold-train", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True)

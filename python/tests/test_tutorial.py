@@ -1,4 +1,4 @@
-"""The Python tutorial and reference: their blocks are run in order, and print what the pages say that they print."""
+"""Runs every block of the Python tutorial and reference in order, and compares the output with the pages."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ PINS = PROJECT / "sharding" / "scripts" / "torchrec.txt"
 
 
 def blocks_of(page):
-    """The blocks of a page: their language and text, and for those that a block of text follows, what they print."""
+    """Returns the blocks of a page: their language, their text, and the output if a block of text follows."""
     found = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
     blocks = []
     for language, text in found:
@@ -39,13 +39,13 @@ LOGS_AND_DATASET = next(i for i, (language, text, _) in enumerate(BLOCKS) if "on
 
 
 class Reader:
-    """Somebody who follows the pages from the beginning."""
+    """A reader who follows the pages from their beginning."""
 
     def __init__(self, folder):
         self.folder, self.names, self.done = folder, {}, 0
 
     def follow(self, last):
-        """Runs the blocks that were not run yet, up to number `last`."""
+        """Runs the remaining blocks up to number `last`."""
         while self.done <= last:
             language, text, output = BLOCKS[self.done]
             self.done += 1
@@ -64,7 +64,8 @@ class Reader:
             if program != "pip":
                 subprocess.run([sys.executable, script(program), *arguments], check=True)
             elif "==" in line:
-                # The packages of `make test-torchrec`, which are too large for an installation in a test, but for GPUs.
+                # These are the packages of `make test-torchrec`, but for GPUs. They are too large to install in a
+                # test.
                 pins = PINS.read_text().replace("fbgemm-gpu-cpu", "fbgemm-gpu").split()
                 assert set(arguments[1:]) <= set(pins)
             else:
@@ -72,7 +73,7 @@ class Reader:
         return ""
 
     def install(self, line):
-        """Installs as the page says into an environment that has numpy and nothing else, in which the package then works."""
+        """Runs the page's installation in an environment that has only numpy, and checks that the package works."""
         wheels = Path(os.environ["ONEFOLD_WHEELS"])
         (self.folder / "target").mkdir()
         (self.folder / "target" / "wheels").symlink_to(wheels)

@@ -1,4 +1,4 @@
-"""Types: the package and its examples pass a type checker, and the stubs say what the compiled half has."""
+"""The package and its examples pass a type checker, and the stubs match the compiled module."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import onefold
 
 FOLDER = Path(__file__).parents[1]
 PACKAGES = Path(onefold.__file__).parents[1]
-# `__all__` is pyo3's; Python 3.11 has buffers without a method for them.
+# `__all__` is added by pyo3. Python 3.11 has no method for buffers.
 ALLOWED = r"""
 onefold\._onefold\.__all__
 onefold\._onefold\.Block\.__buffer__

@@ -3,7 +3,7 @@
 
     python/train/wheel.py --program target/release/onefold-train --out target/wheels
 
-The wheel is written beside its place and appears by one rename. Equal files give equal wheels.
+The wheel is written to a temporary file and renamed. Equal files give equal wheels.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main():
 
 
 def platform_tag():
-    """The tag of this machine's glibc: the program may need what older ones lack."""
+    """Returns the tag of this machine's glibc, because the program may need functions that older versions lack."""
     libc, version = platform.libc_ver()
     if libc != "glibc":
         sys.exit("error: wheels are built on Linux with glibc\n  hint: build them on such a machine, or in a container")
@@ -58,9 +58,9 @@ def platform_tag():
 
 
 def without_build_folder(program):
-    """The program without the folder of the libtorch that it was linked with, which means nothing on other machines.
+    """Returns the program without the path of the libtorch that it was linked with, which other machines do not have.
 
-    The run path is a text that ends with a zero; one of the same length takes its place.
+    The run path is a zero-terminated text. It is replaced by a text of the same length.
     """
     libtorch = os.environ.get("LIBTORCH", "")
     folder = os.fsencode(libtorch) + b"/lib"
@@ -90,7 +90,7 @@ def write(wheel, files):
         for name, (data, mode) in files.items():
             entry = zipfile.ZipInfo(name)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            # pip makes a file executable if it is so here.
+            # pip makes a file executable if it is executable in the wheel.
             entry.external_attr = (0o100000 | mode) << 16
             archive.writestr(entry, data)
     partial.replace(wheel)

@@ -3,7 +3,7 @@
     export PYTHONPATH=$(sharding/torchrec.sh)                     # installs TorchRec 1.6.1 the first time
     onefold-shard export plan.json --torchrec --module ebc --device cpu --out torchrec.json
     python load_torchrec_plan.py torchrec.json                    # builds and prints the plan
-    python load_torchrec_plan.py torchrec.json --train tables.json  # and trains a step with it, a process per rank
+    python load_torchrec_plan.py torchrec.json --train tables.json  # also trains a step with it, one process per rank
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 
 
 def load_plan(path):
-    """The ShardingPlan of an exported file."""
+    """Returns the ShardingPlan of an exported file."""
     with open(path) as file:
         exported = json.load(file)
     if exported["format_version"] != 1:
@@ -38,14 +38,14 @@ def load_plan(path):
 
 
 def free_port():
-    """A port of the loopback interface that nobody listens on."""
+    """Returns a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def train_step(rank, world_size, port, plan_path, tables_path, losses):
-    """One forward and backward pass of an EmbeddingBagCollection sharded by the plan, on Gloo."""
+    """Runs one forward and backward pass of an EmbeddingBagCollection that is sharded by the plan, on Gloo."""
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.distributed.model_parallel import DistributedModelParallel
 
@@ -58,7 +58,7 @@ def train_step(rank, world_size, port, plan_path, tables_path, losses):
     (module,) = exported["plan"]
 
     def features_of(table):
-        """A table's features, in the order of `feature_names`."""
+        """Returns a table's features, in the order of `feature_names`."""
         return [table.get("feature", table["name"]), *(f["feature"] for f in table.get("further_features", []))]
 
     class Model(torch.nn.Module):

@@ -1,15 +1,15 @@
-"""Has TorchRec's own EmbeddingShardingPlanner place the tables of `tables.json`, and writes where it puts them.
+"""Runs TorchRec's own EmbeddingShardingPlanner on the tables of `tables.json`, and writes its placement.
 
     export PYTHONPATH=$(sharding/torchrec.sh)                     # installs TorchRec 1.6.1 the first time
     python torchrec_planner.py tables.json topology.json --out placed.json
 
-The planner is asked as a user of the library asks it: an EmbeddingBagCollection, its default sharder, proposers and
-partitioner, every table's pooling factors, and the ranks, memory and bandwidths of the topology. Two things are set so
-that its plan can be compared with others. Tables stand in the memory of GPUs alone (the kernels `fused` and `dense`),
-and nothing is reserved beside them, because a topology's memory is what is left for tables.
+The planner is called as a user of the library calls it: with an EmbeddingBagCollection, its default sharder, proposers
+and partitioner, the pooling factors of every table, and the ranks, memory and bandwidths of the topology. Two settings
+make its plan comparable with others: tables are placed only in the memory of GPUs (the kernels `fused` and `dense`),
+and no further memory is reserved, because the memory in a topology is what remains for tables.
 
-What is written is the `tables` of a `plan.json`, and the planner's own estimate of the most expensive rank in
-milliseconds, its default formulas without our dedupe factors: {"max_cost_ms": …, "tables": […]}.
+The output contains the `tables` of a `plan.json`, and the planner's own estimate of the most expensive rank in
+milliseconds, by its default formulas without Onefold's dedupe factors: {"max_cost_ms": …, "tables": […]}.
 """
 
 import argparse
@@ -32,18 +32,18 @@ OPTIMIZERS = {
 }
 DTYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16, "bf16": DataType.BF16}
 POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
-# Our names of what TorchRec calls otherwise.
+# Onefold's names of TorchRec's sharding types, if they differ.
 SHARDING_TYPES = {"table_row_wise": "row_wise", "table_column_wise": "column_wise"}
 
 
 def lookups_of(table):
-    """A table's features, each with its pooling and ids per sample, in the order of `feature_names`."""
+    """Returns a table's features, each with its pooling and ids per sample, in the order of `feature_names`."""
     first = {"feature": table["name"], **table}
     return [first, *table.get("further_features", [])]
 
 
 def collection(tables):
-    """The tables as a model has them."""
+    """Returns the tables as an EmbeddingBagCollection."""
     bags = [
         EmbeddingBagConfig(
             name=table["name"],
@@ -59,7 +59,7 @@ def collection(tables):
 
 
 def plan(tables, batch_size, topology):
-    """TorchRec's plan, and the planner that made it."""
+    """Returns TorchRec's plan, and the planner that made it."""
     constraints = {
         table["name"]: ParameterConstraints(
             compute_kernels=["fused", "dense"],
@@ -67,7 +67,7 @@ def plan(tables, batch_size, topology):
         )
         for table in tables
     }
-    # TorchRec counts bytes per millisecond.
+    # TorchRec uses bytes per millisecond.
     bandwidth = {
         "hbm_mem_bw": topology["memory_bandwidth_bytes_per_second"] / 1000,
         "intra_host_bw": topology["intra_node_bandwidth_bytes_per_second"] / 1000,
@@ -92,7 +92,7 @@ def plan(tables, batch_size, topology):
 
 
 def placed(table, sharding):
-    """A table of TorchRec's plan as ours has it."""
+    """Converts a table of TorchRec's plan into a table of Onefold's plan."""
     if sharding.sharding_spec is None:
         rows, columns = {"start": 0, "end": table["rows"]}, {"start": 0, "end": table["dim"]}
         shards = [{"rank": rank, "rows": rows, "columns": columns} for rank in sharding.ranks]
@@ -100,7 +100,7 @@ def placed(table, sharding):
         shards = []
         for shard in sharding.sharding_spec.shards:
             (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-            # Rows in equal blocks may leave none for the last ranks.
+            # With equal blocks of rows, the last ranks may have no rows.
             if rows > 0:
                 shards.append(
                     {
@@ -114,7 +114,7 @@ def placed(table, sharding):
 
 
 def most_expensive_rank(planner, ranks):
-    """What the planner expects of its best plan's most expensive rank, in milliseconds."""
+    """Returns the planner's estimate for the most expensive rank of its best plan, in milliseconds."""
     costs = [0.0] * ranks
     for option in planner._best_plan:
         for shard in option.shards:

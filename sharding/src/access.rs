@@ -1,28 +1,30 @@
-//! How often the rows of a table are looked up: the reuse that caches live on.
+//! How often the rows of a table are looked up. Caches profit from rows that are looked up repeatedly.
 
 use serde::{Deserialize, Serialize};
 
 use crate::statistics::normal_cdf;
 use crate::{Error, Result};
 
-/// Number of bins.
+/// The number of bins.
 pub const ACCESS_BINS: usize = 17;
 
-/// Samples in the batch that accesses are counted over, as in NeuroShard's benchmark.
+/// The number of samples over which accesses are counted, as in NeuroShard's benchmark.
 pub const ACCESS_BATCH: u64 = 65_536;
 
-/// The share of a batch's distinct rows that are looked up once, twice, 3–4, 5–8, … and over 32,768 times.
+/// The shares of a batch's distinct rows that are looked up once, twice, 3–4 times, 5–8 times, … and more than 32,768
+/// times.
 ///
-/// This is NeuroShard's reuse encoding (Zha et al., MLSys 2023): bin 0 holds rows looked up once, bin k rows looked up
-/// more than 2^(k-1) and at most 2^k times, the last bin all beyond. Counts are over [`ACCESS_BATCH`] samples, shares
-/// are of distinct rows and sum to 1; a table without lookups has zeros. Where lists are deduplicated, what counts is
-/// what is looked up: the ids of distinct lists.
+/// This is NeuroShard's reuse encoding (Zha et al., MLSys 2023): bin 0 holds rows that are looked up once, bin k
+/// holds rows that are looked up more than 2^(k-1) and at most 2^k times, and the last bin also holds all rows above.
+/// Accesses are counted over [`ACCESS_BATCH`] samples. Shares are relative to the number of distinct rows and sum to
+/// 1; all shares of a table without lookups are 0. If lists are deduplicated, only the ids of distinct lists count as
+/// lookups.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AccessBins(pub [f64; ACCESS_BINS]);
 
 impl AccessBins {
-    /// Counted from the number of lookups of every distinct row; zeros are skipped.
+    /// Computes the bins from the number of lookups of every distinct row. Zeros are skipped.
     pub fn from_counts(counts: impl IntoIterator<Item = u64>) -> Self {
         let mut bins = [0.0; ACCESS_BINS];
         for count in counts {
@@ -33,19 +35,20 @@ impl AccessBins {
         Self::normalised(bins)
     }
 
-    /// What is expected when `accesses` lookups fall on `rows` rows, all equally likely.
+    /// Returns the expected bins if `accesses` lookups are distributed evenly over `rows` rows.
     pub fn uniform(rows: u64, accesses: f64) -> Self {
         Self::expected([(rows as f64, 1.0)].into_iter(), accesses)
     }
 
-    /// What is expected when row r of `rows` is looked up in proportion to r^-`exponent` (Zipf's law).
+    /// Returns the expected bins if row r of `rows` is looked up with a probability proportional to r^-`exponent`
+    /// (Zipf's law).
     pub fn zipf(rows: u64, accesses: f64, exponent: f64) -> Self {
         Self::expected(zipf_groups(rows, exponent).into_iter(), accesses)
     }
 
-    /// The exponent, 0 to 2 in steps of 1/64, of the Zipf law that comes nearest to these bins for `rows` rows and as
-    /// many accesses: what ids are drawn by where only their bins are known. Nearest is the smallest largest difference
-    /// of the cumulated shares (Kolmogorov's distance).
+    /// Returns the exponent, 0 to 2 in steps of 1/64, of the Zipf distribution whose expected bins are closest to
+    /// these bins for `rows` rows and `accesses` lookups. The distance is the largest difference of the cumulative
+    /// shares (Kolmogorov's distance). Callers use the exponent to draw ids when only the bins are known.
     pub fn nearest_zipf(&self, rows: u64, accesses: f64) -> f64 {
         const STEPS: u32 = 128;
         let distance = |exponent: f64| {
@@ -64,9 +67,10 @@ impl AccessBins {
         distances.reduce(|best, other| if other.0 < best.0 { other } else { best }).map_or(0.0, |best| best.1)
     }
 
-    /// How many rows are expected to be looked up by `accesses` lookups, when these are the bins of `counted` lookups:
-    /// a row of c in `counted` lookups is missed by all of `accesses` with the probability (1 - accesses/counted)^c.
-    /// With more accesses than were counted, rows are as many as were counted, or in proportion those looked up once.
+    /// Returns the expected number of distinct rows that `accesses` lookups touch, given that these bins describe
+    /// `counted` lookups. A row that `counted` lookups touch c times is missed by all of `accesses` with probability
+    /// (1 - accesses/counted)^c. If `accesses` exceeds `counted`, the rows that were looked up once grow in
+    /// proportion to it, and all others keep their number.
     pub fn expected_rows(&self, accesses: f64, counted: f64) -> f64 {
         let per_row: f64 = self.0.iter().enumerate().map(|(k, share)| share * typical_count(k)).sum();
         if per_row <= 0.0 || counted <= 0.0 || accesses <= 0.0 {
@@ -81,8 +85,8 @@ impl AccessBins {
         counted_rows * self.0.iter().enumerate().map(seen).sum::<f64>()
     }
 
-    /// Groups are `(rows, weight of one row)`. Lookups of a row are taken as Poisson distributed, as they are for
-    /// independent lookups of many rows.
+    /// Returns the expected bins for groups of rows, each given as `(rows, weight of one row)`. The number of lookups
+    /// of a row is taken as Poisson distributed, which holds for independent lookups of many rows.
     fn expected(groups: impl Iterator<Item = (f64, f64)> + Clone, accesses: f64) -> Self {
         let total: f64 = groups.clone().map(|(rows, weight)| rows * weight).sum();
         let mut bins = [0.0; ACCESS_BINS];
@@ -109,11 +113,11 @@ impl AccessBins {
         Self(bins)
     }
 
-    /// Checks that these are shares of one whole, or all zero.
+    /// Checks that the shares sum to 1, or are all zero.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a share that is no number from 0 to 1, or a sum that is neither 0 nor 1.
+    /// [`Error::Invalid`] for a share that is not a number from 0 to 1, or a sum that is neither 0 nor 1.
     pub fn validate(&self) -> Result<()> {
         let hint = "give the shares of distinct rows looked up once, twice, 3–4 times, …: 17 numbers that sum to 1, \
                     or all 0 for a table without lookups";
@@ -128,7 +132,7 @@ impl AccessBins {
     }
 }
 
-/// The middle of a bin's counts.
+/// Returns the mean number of lookups of a bin's rows, if all counts of the bin are equally likely.
 fn typical_count(bin: usize) -> f64 {
     match bin {
         0 => 1.0,
@@ -141,7 +145,8 @@ fn bin(count: u64) -> usize {
     (doublings as usize).min(ACCESS_BINS - 1)
 }
 
-/// Rows of a Zipf distribution in groups of geometrically growing size: `(rows, weight of one row)`.
+/// Returns the rows of a Zipf distribution in groups of geometrically growing size, each given as
+/// `(rows, weight of one row)`.
 fn zipf_groups(rows: u64, exponent: f64) -> Vec<(f64, f64)> {
     let mut groups = Vec::new();
     let mut first = 1u64;
@@ -154,10 +159,10 @@ fn zipf_groups(rows: u64, exponent: f64) -> Vec<(f64, f64)> {
     groups
 }
 
-/// Rates beyond this are taken as normally distributed.
+/// Above this rate, the Poisson distribution is approximated by a normal distribution.
 const NORMAL_FROM: f64 = 64.0;
 
-/// P(X ≤ `count`) for Poisson X.
+/// Returns P(X ≤ `count`) for a Poisson variable X with mean `rate`.
 fn poisson_cdf(count: f64, rate: f64) -> f64 {
     if rate > NORMAL_FROM {
         return normal_cdf((count + 0.5 - rate) / rate.sqrt());
@@ -165,7 +170,7 @@ fn poisson_cdf(count: f64, rate: f64) -> f64 {
     let mut term = (-rate).exp();
     let mut sum = term;
     let mut k = 1.0;
-    // Past the mode the terms vanish, so huge counts need no more of them.
+    // After the mode the terms vanish, so a large `count` needs no more of them.
     while k <= count && !(k > rate && term < 1e-17) {
         term *= rate / k;
         sum += term;
@@ -235,7 +240,7 @@ mod tests {
         assert_eq!(AccessBins::uniform(30_000, 90_000.0).nearest_zipf(30_000, 90_000.0), 0.0);
     }
 
-    /// Drawn rows that a smaller batch looks up, against what the bins of a larger one say.
+    /// Compares the rows that smaller batches touch with the expectation from the bins of a larger batch.
     #[test]
     fn rows_of_smaller_batches_are_what_drawing_gives() {
         for (rows, exponent, part) in

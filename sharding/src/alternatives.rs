@@ -1,4 +1,4 @@
-//! What a plan would cost if one of its tables stood elsewhere.
+//! Predicts the cost of a plan in which one table is placed differently.
 
 use std::ops::Range;
 
@@ -7,25 +7,26 @@ use crate::search::problem::COLUMN_STEP;
 use crate::table::has_rows_for;
 use crate::{CostModel, Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TablePlan};
 
-/// Another way to place a table, and what the plan would be with it.
+/// A different placement of a table, and the predictions for the plan that contains it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Alternative {
-    /// Where the table would stand.
+    /// The placement of the table.
     pub placed: TablePlan,
     /// The predicted cost of the most expensive rank, in milliseconds per step.
     pub max_cost_ms: f64,
-    /// Bytes that a rank would lack, at most; 0 if there is room.
+    /// The largest number of bytes that a rank lacks; 0 if all ranks have enough memory.
     pub missing_bytes: u64,
 }
 
 impl Plan {
-    /// Every other way to place the table of this name: whole on every rank; in two, four, … parts of its columns on the
-    /// ranks that cost least without it; its rows on all ranks, or on those of each machine; and a copy on every rank. Those
-    /// with room come first, the cheapest first. All other tables stay where they are.
+    /// Returns all other placements of the table `name` that are considered: whole on each rank; its columns in two,
+    /// four, … parts on the ranks that cost least without it; its rows on all ranks, or on the ranks of one machine;
+    /// and a copy on every rank. Placements that fit into memory come first, and cheaper ones come before more
+    /// expensive ones. All other tables keep their places.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is no such table, and what [`predict`](Self::predict) finds wrong.
+    /// [`Error::Invalid`] if there is no such table, and the errors of [`predict`](Self::predict).
     pub fn alternatives(
         &self,
         name: &str,
@@ -71,7 +72,7 @@ impl Plan {
         Ok(alternatives)
     }
 
-    /// The ways to place a table, with columns on the first of `ranks`.
+    /// Returns the possible placements of a table. Column shards are placed on the first of `ranks`.
     fn placements(&self, table: &Table, ranks: &[u32]) -> Vec<TablePlan> {
         let of =
             |sharding_type, shards| TablePlan { sharding_type, shards, ..TablePlan::table_wise(table, 0) };
@@ -127,7 +128,8 @@ mod tests {
         let plan =
             Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
         let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();
-        // Whole on four ranks, two and four parts, rows of all and of each machine, copies: one is what there is.
+        // Whole on four ranks, two and four column parts, rows on all ranks and on each machine, and copies, minus
+        // the current placement.
         assert_eq!(found.len(), 4 + 2 + 3 + 1 - 1, "{plan:?}");
         assert!(found.windows(2).all(|pair| pair[0].max_cost_ms <= pair[1].max_cost_ms));
         for alternative in &found {
@@ -140,7 +142,7 @@ mod tests {
             other.check(&tables, &topology, other.global_batch_size).unwrap();
             assert_eq!(other.max_cost_ms, alternative.max_cost_ms);
         }
-        // Six columns do not divide into parts of four.
+        // Six columns cannot be divided into parts whose width is a multiple of four.
         let small = plan.alternatives("small", &tables, &AnalyticCost).unwrap();
         assert!(small.iter().all(|other| other.placed.sharding_type != ShardingType::ColumnWise));
         let error = plan.alternatives("smal", &tables, &AnalyticCost).unwrap_err().to_string();
@@ -153,7 +155,7 @@ mod tests {
     #[test]
     fn places_without_room_come_last_and_say_what_is_missing() {
         let tables = tables();
-        // The large table takes 12.4 MiB, and a rank has 10.
+        // The large table takes 12.4 MiB, and a rank has 10 MiB.
         let topology = Topology::h100(2, 10 << 20).unwrap();
         let plan =
             Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).unwrap();

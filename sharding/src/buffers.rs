@@ -4,21 +4,23 @@ use crate::lookups::Lookups;
 use crate::table::ACTIVATION_BYTES;
 use crate::{Shard, ShardingType, Table, Topology};
 
-/// Bytes of a word of a request.
+/// Bytes of a word in a request.
 pub(crate) const WORD_BYTES: f64 = 4.0;
 
-/// Bytes that a step needs to exchange what is asked of a shard, as the trainer allocates them.
+/// The buffer bytes for one shard in a step, as the trainer allocates them: for requests to the shard, its vectors
+/// and their gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BufferBytes {
-    /// On every rank: what it sends the shard's rank and gets from there, to ask and to give back gradients.
+    /// Bytes on every rank: the requests and gradients that it sends to the shard's rank, and the vectors that it
+    /// receives.
     pub asking: u64,
-    /// On the shard's rank besides: what it exchanges with the ranks that ask it, less what it does not ask
-    /// itself.
+    /// Additional bytes on the shard's rank: the data that it exchanges with the ranks that request from it. The
+    /// rank's own requests are not part of it, because it does not send them.
     pub serving: u64,
 }
 
 impl BufferBytes {
-    /// The buffers of two shards together.
+    /// Returns the sum of the buffers of two shards.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             asking: self.asking.saturating_add(other.asking),
@@ -27,14 +29,16 @@ impl BufferBytes {
     }
 }
 
-/// The buffers of a shard of a table, on average. A row shard is asked for the share of ids that its rows have.
+/// Returns the expected buffers of one shard of a table. A row shard receives the share of ids that fall on its rows.
 ///
-/// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as
-/// it is looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table
-/// has a vector from every shard that has a row of it. Every rank tells all others which rows of a data-parallel
-/// table its batch has, with a bit for each row of the table at most; it sends their gradients to the ranks that sum
-/// them, and gets the sums of all ranks' rows. What reduces the gradient of the whole table instead, as TorchRec
-/// does, needs a dense one: the larger of both is taken. A single rank needs nothing.
+/// A request takes 8 bytes per id and per list: one word of the buffer that is sent or received, and one word of the
+/// lookup. Vectors and their gradients are sent in single precision. A list of a row-wise table gets a vector from
+/// every shard that has at least one of its rows.
+///
+/// For a data-parallel table, every rank tells all other ranks which rows its batch uses, with at most one bit per
+/// row of the table. It sends their gradients to the ranks that sum them, and receives the sums for the rows of all
+/// ranks. TorchRec instead reduces the gradient of the whole table and needs a dense one. The result is the larger of
+/// the two. With a single rank, no buffers are needed.
 pub(crate) fn exchange_buffers(
     table: &Table,
     sharding_type: ShardingType,
@@ -45,11 +49,11 @@ pub(crate) fn exchange_buffers(
     buffers_above(table, sharding_type, shard, topology, (batch_size, 0.0))
 }
 
-/// Standard deviations above the mean for which memory is reserved: of a normal distribution, one step in three million
-/// is beyond.
+/// The number of standard deviations above the mean for which memory is reserved. A normally distributed size exceeds
+/// it in one of three million steps.
 const RESERVED_DEVIATIONS: f64 = 5.0;
 
-/// The same for the largest batches that are expected, which memory is reserved for.
+/// Returns the buffers of one shard for the largest expected batches. This is the memory to reserve.
 pub(crate) fn reserved_buffers(
     table: &Table,
     sharding_type: ShardingType,
@@ -60,7 +64,7 @@ pub(crate) fn reserved_buffers(
     buffers_above(table, sharding_type, shard, topology, (batch_size, RESERVED_DEVIATIONS))
 }
 
-/// The buffers for batches that are `deviations` standard deviations above the mean.
+/// Returns the buffers for batches whose size is `deviations` standard deviations above the mean.
 fn buffers_above(
     table: &Table,
     sharding_type: ShardingType,
@@ -73,10 +77,10 @@ fn buffers_above(
         return BufferBytes::default();
     }
     let (samples, vector_bytes) = (batch_size as f64, shard.column_count() as f64 * ACTIVATION_BYTES);
-    // A sum that saturates is over every limit.
+    // A saturated sum exceeds every memory limit.
     let whole = |bytes: f64| bytes.ceil() as u64;
     if sharding_type == ShardingType::DataParallel {
-        // At most: ids repeat.
+        // This is an upper bound, because ids repeat.
         let of_feature = |lookups: &Lookups| lookups.elements(lookups.distinct_above(samples, deviations)[1]);
         let ids: f64 = table.lookups().map(of_feature).sum();
         let (all, ranks) = (table.rows as f64, others + 1.0);
@@ -86,49 +90,53 @@ fn buffers_above(
         let exchanged = words * WORD_BYTES + vectors * vector_bytes;
         return BufferBytes { serving: whole(exchanged.max(all * vector_bytes)), asking: 0 };
     }
-    // For one rank's batch. Lists and ids have rows of the shard independently of each other, or as many as expected.
+    // The bytes for the batch of one rank. Whether a list or id has a row of the shard is either independent for each
+    // of them (`of_part` deviations above the mean), or as expected (`of_part` is 0).
     let asked_by = |lookups: &Lookups, deviations: f64, of_part: f64| {
         let [all_lists, all_ids] = lookups.distinct_above(samples, deviations);
         let part = lookups.share_of(&shard.rows, table.rows);
         let lists = shared_lists(all_lists, all_ids, lookups.deviation(), part);
-        // At most a Poisson variable's deviation, so that more rows never need less.
+        // The deviation is at most that of a Poisson variable, so that more rows never need less memory.
         let above = |mean: f64, all: f64| (mean + of_part * mean.sqrt()).min(all);
         let lists = above(lists, all_lists);
         let ids = lookups.elements(above(all_ids * part, all_ids));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
-        // Where lists overlap, a request says where each begins.
+        // If lists overlap, a request also contains the start of each list.
         let begins = if lookups.window_factor > 1.0 && !lookups.pooling.is_sequence() { lists } else { 0.0 };
         (ids + lists) * 2.0 * WORD_BYTES + begins * WORD_BYTES + 2.0 * vectors * vector_bytes
     };
     let asked = |deviations: f64, of_part: f64| -> f64 {
         table.lookups().map(|lookups| asked_by(lookups, deviations, of_part)).sum()
     };
-    // Each id is asked of one shard of a table. Batches of several ranks vary less than one.
+    // Each id is requested from one row shard of its table. The sum over the batches of several ranks varies less,
+    // relative to its mean, than a single batch.
     let (mean, served) = (asked(0.0, 0.0), others - 1.0);
     let serving = served * mean + served.sqrt() * (asked(deviations, deviations) - mean);
     BufferBytes { serving: whole(serving), asking: whole(asked(deviations, 0.0)) }
 }
 
-/// Words that say which `rows` of a table of `table_rows` rows a rank's batch has: the rows, or a bit for each row of
-/// the table, if these are fewer words.
+/// Returns the number of words that state which `rows` rows of a table with `table_rows` rows a rank's batch uses:
+/// one word per row, or one bit per row of the table, whichever is smaller.
 pub(crate) fn told_words(rows: f64, table_rows: f64) -> f64 {
     rows.min((table_rows / (8.0 * WORD_BYTES)).ceil())
 }
 
-/// How many of `lists` lists, with `ids` ids in all, have an id of which `part` of all, 0 to 1, are.
+/// Returns the expected number of lists, among `lists` lists with `ids` ids in total, that have at least one id in a
+/// given part of the rows. `part` is the probability, 0 to 1, that an id is in it.
 ///
-/// A list of k ids has none with the probability (1 - part)^k. Of fewer ids than lists, each is taken to be a
-/// list of its own. Otherwise a list is taken to have one id, and besides a number that has a negative
-/// binomial distribution with the mean and deviation of the lengths: z (1 + (1 - z) s)^(-m / s) is the mean
-/// of z^k for m further ids on average, where s is their variance ÷ m, less 1. Without a deviation, s is -1
-/// and all lists have as many ids; for variances less than m the same formula is the binomial distribution's.
+/// A list of k ids has no id in the part with probability (1 - part)^k. If there are fewer ids than lists, each id
+/// counts as a list of its own. Otherwise a list has one id plus a number of further ids that follows a negative
+/// binomial distribution with the mean and deviation of the list lengths. For z = 1 - part, and m further ids on
+/// average, the expectation of z^k is z (1 + (1 - z) s)^(-m / s), where s is the variance of their number ÷ m, less
+/// one. Without a deviation, s is -1 and all lists have the same length. For variances below m, the same formula is
+/// that of the binomial distribution.
 pub(crate) fn shared_lists(lists: f64, ids: f64, deviation: f64, part: f64) -> f64 {
     if ids <= lists {
         return ids * part;
     }
     let further = ids / lists - 1.0;
     let spread = deviation * deviation / further - 1.0;
-    // The limit is Poisson's distribution.
+    // The limit for s → 0 is the Poisson distribution.
     let rate = if spread.abs() < 1e-9 { part } else { (part * spread).ln_1p() / spread };
     lists * (1.0 - (1.0 - part) * (-further * rate).exp())
 }
@@ -144,7 +152,7 @@ mod tests {
     #[test]
     fn a_row_shard_is_asked_for_the_lists_that_have_its_rows() {
         assert_eq!(shared_lists(100.0, 1000.0, 0.0, 1.0), 100.0);
-        // Of lists of two ids, a half has none in the other half's three quarters of the time.
+        // A list of two ids has an id in a given half of the rows with probability 3/4.
         assert_eq!(shared_lists(100.0, 200.0, 0.0, 0.5), 75.0);
         assert_eq!(shared_lists(100.0, 40.0, 0.0, 0.25), 10.0);
         let topology = Topology::h100(4, 1 << 30).unwrap();
@@ -155,7 +163,8 @@ mod tests {
         let table = Table::new("t", 1000, 8);
         let quarter = of(&table, ShardingType::RowWise, 4);
         assert_eq!(quarter, BufferBytes { serving: 2 * 25 * (16 + 64), asking: 25 * (16 + 64) });
-        // Of a table of few rows, all of them: a word of bits, and three quarters go to other ranks and come back.
+        // A batch uses all rows of a table with few rows: one word of bits states them, and three quarters of the
+        // vectors are sent to other ranks and back.
         let few = of(
             &Table { first: crate::Lookups::of(1000.0), ..Table::new("few", 10, 8) },
             ShardingType::DataParallel,
@@ -177,15 +186,15 @@ mod tests {
         );
     }
 
-    /// Random batches, of lists of random lengths of which some are repeated, ask for what is predicted on average, and
-    /// none for more than is reserved.
+    /// Compares random batches, with lists of random lengths of which some are repeated, with the predictions: on
+    /// average they need the predicted buffers, and no batch needs more than the reserved ones.
     #[test]
     fn the_reserve_has_room_for_batches_above_the_mean() {
         const SAMPLES: u64 = 256;
         const BATCHES: u64 = 2_000;
         let mut rng = ChaCha8Rng::seed_from_u64(21);
-        // Lists and ids in each quarter of the rows, and in all. Two samples in three have a list of their own, of 1 to 9
-        // ids; the others share another's.
+        // Counts lists and ids in each quarter of the rows, and in all rows. Two of three samples have a list of
+        // their own, of 1 to 9 ids; the others share the list of another sample.
         let mut batch = || {
             let mut found = [[0u64; 2]; 5];
             for _ in (0..SAMPLES).filter(|_| rng.random_bool(2.0 / 3.0)).collect::<Vec<_>>() {
@@ -214,7 +223,7 @@ mod tests {
         let bytes = |[lists, ids]: [u64; 2]| (ids + lists) * 8 + 2 * lists * 8 * 4;
         let mut sums = [0; 2];
         for _ in 0..BATCHES {
-            // One rank of four asks itself, and two other ranks ask it.
+            // One of four ranks serves itself, and two more ranks request from it.
             let [first, second] = [batch(), batch()];
             let of_whole = [first[4], second[4]].map(bytes);
             assert!(of_whole[0] <= whole.asking && of_whole.iter().sum::<u64>() <= whole.serving);
@@ -240,8 +249,8 @@ mod tests {
         assert_eq!(of(exchange_buffers), of(reserved_buffers));
     }
 
-    /// Lists of these lengths, whose ids are drawn evenly: their mean and deviation, and which part of them
-    /// has an id in the first `part` of the rows.
+    /// Draws lists of these lengths with evenly distributed ids. Returns the mean and the deviation of the lengths,
+    /// and the share of the lists that have an id in the first `part` of the rows.
     fn counted(lengths: impl Fn(&mut ChaCha8Rng) -> u32, part: f64) -> [f64; 3] {
         const LISTS: u32 = 20_000;
         let mut rng = ChaCha8Rng::seed_from_u64(9);
@@ -273,8 +282,8 @@ mod tests {
                     "{part}: {mean} ± {deviation}: {expected} {sharing}"
                 );
             }
-            // Mean and deviation do not say that most lists have one id: more is reserved, but less than
-            // without.
+            // Mean and deviation do not tell that most lists have one id. So more is reserved than necessary, but
+            // less than without the deviation.
             let [mean, deviation, sharing] = counted(few_long, part);
             let (expected, alike) =
                 (shared_lists(1.0, mean, deviation, part), shared_lists(1.0, mean, 0.0, part));
@@ -303,7 +312,7 @@ mod tests {
         let (id, vector) = (8, 2 * 8 * 4);
         assert_eq!(of(Pooling::Attention, 1.0), 1200 * (id + vector) + 100 * id);
         assert_eq!(of(Pooling::Attention, 4.0), 300 * (id + vector) + 100 * id);
-        // A pooled list has one vector, and the place in the timeline where it begins.
+        // A pooled list needs one vector, and a word for its start in the timeline.
         assert_eq!(of(Pooling::Sum, 1.0), 1200 * id + 100 * (id + vector));
         assert_eq!(of(Pooling::Sum, 4.0), 300 * id + 100 * (id + vector) + 100 * 4);
     }

@@ -1,4 +1,5 @@
-//! Proves a plan valid, whoever made it: every table once, its shards tile it exactly, memory suffices.
+//! Checks of a plan that do not depend on the search that made it: every table occurs once, its shards tile it
+//! exactly, and the memory suffices.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -11,17 +12,17 @@ use crate::{
     Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TableConfig, TablePlan, Topology,
 };
 
-/// Sums of costs may be added in another order when they are read back.
+/// The tolerance for costs, whose sums may be added in a different order after reading.
 const COST_TOLERANCE: f64 = 1e-9;
 
 impl Plan {
-    /// Checks what a plan says by itself: its version, its topology, that no table stands there twice, that
-    /// the shards of each tile its rows and columns exactly as its sharding type demands, and that
-    /// there is one prediction per rank and `max_cost_ms` is their maximum.
+    /// Checks that the plan is consistent: its version and topology are valid, no table occurs twice, the shards of
+    /// each table tile its rows and columns exactly as its sharding type requires, there is one prediction per rank,
+    /// and `max_cost_ms` is the maximum of the predictions.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] with the first fault.
+    /// [`Error::Invalid`] for the first problem found.
     pub fn validate(&self) -> Result<()> {
         if self.format_version != KIND.version {
             let message =
@@ -39,14 +40,14 @@ impl Plan {
         self.check_predictions()
     }
 
-    /// Checks that the plan places exactly `tables` on `topology`: it is [valid](Self::validate) by itself,
-    /// has each table once with its rows and dimension, is for as many ranks, and no rank holds more
-    /// than its memory in steps of `global_batch_size` samples over all ranks, which may be another number than the plan
-    /// was made for.
+    /// Checks that the plan places exactly `tables` on `topology`: it is [valid](Self::validate), has each table once
+    /// with its rows and dimension, is for the same number of ranks and ranks per machine, and no rank needs more
+    /// than its memory in steps of `global_batch_size` samples over all ranks. This batch size may differ from the
+    /// plan's own.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] with the first fault, or if a table's bytes cannot be addressed.
+    /// [`Error::Invalid`] for the first problem found, or if a table's size in bytes overflows.
     pub fn check(&self, tables: &[Table], topology: &Topology, global_batch_size: u64) -> Result<()> {
         self.validate()?;
         let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
@@ -72,11 +73,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that the plan is [valid](Self::validate) and has exactly these tables, on however many ranks.
+    /// Checks that the plan is [valid](Self::validate) and has exactly these tables, on any number of ranks.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] naming the tables, with the remedy.
+    /// [`Error::Invalid`] that names the tables and the remedy.
     pub fn check_configs(&self, tables: &[TableConfig]) -> Result<()> {
         self.validate()?;
         let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
@@ -86,7 +87,8 @@ impl Plan {
             .map_err(|message| Error::invalid(format!("the plan is not valid: {message}"), hint))
     }
 
-    /// Whether the plan has exactly these `(name, rows, dim)`: the differences as a sentence if not.
+    /// Checks that the plan has exactly these tables, given as `(name, rows, dim)`. The error is a sentence with the
+    /// differences.
     fn check_tables<'a>(&self, expected: impl Iterator<Item = (&'a str, u64, u64)>) -> Result<(), String> {
         let mut planned: HashMap<&str, &TablePlan> =
             self.tables.iter().map(|table| (table.name.as_str(), table)).collect();
@@ -160,7 +162,8 @@ fn check_memory(rank: u32, (shards, buffers): (u64, u64), limit: u64) -> Result<
     Ok(())
 }
 
-/// Checks that the plan says of a rank's memory what its shards, and their buffers for its batch size, take.
+/// Checks that the plan's memory figures for a rank equal the bytes that its shards and their buffers need for the
+/// plan's batch size.
 fn check_figures(prediction: &RankPrediction, needed: [u64; 3]) -> Result<()> {
     let RankPrediction { rank, memory_bytes, buffer_bytes, reserve_bytes, .. } = *prediction;
     let said = [memory_bytes, buffer_bytes, reserve_bytes];
@@ -174,7 +177,7 @@ fn check_figures(prediction: &RankPrediction, needed: [u64; 3]) -> Result<()> {
     }
 }
 
-/// Checks that the shards of a table are what its sharding type says and tile it exactly.
+/// Checks that the shards of a table fit its sharding type and tile the table exactly.
 fn check_shards(table: &TablePlan, ranks: u32) -> Result<()> {
     let wrong = |message: String| Err(Error::plan(message));
     let name = &table.name;
@@ -218,7 +221,7 @@ fn check_bounds(table: &str, axis: &str, range: &Range<u64>, extent: u64) -> Res
     )))
 }
 
-/// Checks that ranges inside `0..extent` cover it without a gap or an overlap.
+/// Checks that ranges within `0..extent` cover it without a gap or an overlap.
 fn check_tiling(
     table: &TablePlan,
     axis: &str,
@@ -254,7 +257,7 @@ fn check_tiling(
     Ok(())
 }
 
-/// Checks that every rank has a copy, and one only.
+/// Checks that every rank has exactly one copy.
 fn check_copies(table: &TablePlan, ranks: u32) -> Result<()> {
     let mut holders = HashSet::new();
     for shard in &table.shards {
@@ -273,13 +276,14 @@ fn check_copies(table: &TablePlan, ranks: u32) -> Result<()> {
     }
 }
 
-/// `table `a``, or `tables `a`, `b``.
+/// Lists names: ``table `a` ``, or ``tables `a`, `b` ``.
 fn listed(names: &[&str]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     format!("{} {}", if names.len() == 1 { "table" } else { "tables" }, abridged(&quoted).join(", "))
 }
 
-/// The first few of many, so that an error for a thousand tables can be read.
+/// Returns the first few texts and the number of the others, so that an error about a thousand tables remains
+/// readable.
 fn abridged(texts: &[String]) -> Vec<String> {
     const SHOWN: usize = 8;
     let mut shown: Vec<String> = texts.iter().take(SHOWN).cloned().collect();
@@ -308,7 +312,7 @@ mod tests {
             .unwrap()
     }
 
-    /// The fault that `change` makes in a plan for two ranks.
+    /// Returns the error for a plan for two ranks after `change`.
     fn fault(change: impl FnOnce(&mut Plan)) -> String {
         let mut plan = plan(2);
         change(&mut plan);
@@ -367,7 +371,8 @@ mod tests {
         );
     }
 
-    /// A plan for two ranks with the table `user` in these columns, rank 0 and 1 in turn.
+    /// Returns the error for a plan for two ranks in which the table `user` has these column shards, on rank 0 and 1
+    /// alternately.
     fn column_fault(columns: &[Range<u64>]) -> String {
         fault(|plan| {
             let shard = |(i, columns): (usize, &Range<u64>)| Shard {
@@ -411,7 +416,7 @@ mod tests {
         };
         assert_fault(fault(copies(&[0])), "the data_parallel table `user` has no copy on rank 1");
         assert_fault(fault(copies(&[0, 0])), "the data_parallel table `user` has two copies on rank 0");
-        // With both copies only the predicted bytes are left to be wrong.
+        // With both copies, only the predicted bytes are wrong.
         assert_fault(fault(copies(&[1, 0])), "`buffer_bytes` of rank 0 is 3840, its shards need 4240");
     }
 
@@ -468,7 +473,7 @@ mod tests {
     }
 
     proptest! {
-        /// The tiling check says what counting the shards over every column says.
+        /// The tiling check agrees with counting the shards over every column.
         #[test]
         fn tiling_agrees_with_counting(cuts in prop::collection::vec((0u64..9, 0u64..9), 0..6)) {
             let shards: Vec<Shard> = cuts.iter().map(|(a, b)| Shard { rank: 0, rows: 0..3, columns: *a..*b }).collect();

@@ -1,22 +1,22 @@
-//! `costs.parquet`: measured costs, that a cost model is trained on.
+//! `costs.parquet`: measured costs, on which a cost model is trained.
 //!
-//! A measured rank (kind `compute`) has a row for what it asks, and after it one for each of its shards; a measured
-//! exchange (kinds `forward`, `backward` and `gather`) has one per rank. Rows of one sample follow each other.
+//! A measured rank (kind `compute`) has one row for its requests, followed by one row per shard. A measured exchange
+//! (kinds `forward`, `backward` and `gather`) has one row per rank. The rows of a sample are consecutive.
 //!
-//! | column | type | of |
+//! | column | type | rows |
 //! |---|---|---|
-//! | `sample` | u64 | all: the measurement, counted from 0 |
+//! | `sample` | u64 | all: the number of the measurement, from 0 |
 //! | `kind` | utf8 | all: `compute`, `forward`, `backward`, `gather` |
-//! | `ms` | f64 | all: the rank's step with its tables (the same in each of its rows); the rank's exchange |
+//! | `ms` | f64 | all: the time of the rank's step with its tables (the same in each of its rows), or of the rank's exchange |
 //! | `rows` … `copies` | f64 | shards: see [`ShardFeatures`] |
 //! | `bin_0` … `bin_16` | f64 | shards: the [access bins](AccessBins) |
-//! | `set` | f64 | the first row of a rank: the set of tables whose ranks were measured together |
+//! | `set` | f64 | the first row of a rank: the number of the set of tables, whose ranks were measured together |
 //! | `asked_ids`, `asked_lists`, `asked_bytes`, `asked_requests` | f64 | the first row of a rank: see [`AskedFeatures`] |
-//! | `bytes` | f64 | exchanges: what crosses the rank's link |
-//! | `start_ms` | f64 | exchanges: how much later than the first rank it starts |
+//! | `bytes` | f64 | exchanges: the bytes that cross the rank's link |
+//! | `start_ms` | f64 | exchanges: the delay of the rank's start after the first rank's start |
 //!
-//! What is not of a row's kind is null. The file's metadata hold `onefold.costs.version`, `onefold.costs.machine`,
-//! `onefold.costs.kernel_version` and `onefold.costs.sets`.
+//! Columns that do not apply to a row are null. The file's metadata contain `onefold.costs.version`,
+//! `onefold.costs.machine`, `onefold.costs.kernel_version` and `onefold.costs.sets`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -50,7 +50,7 @@ const SHARD_COLUMNS: [&str; 11] = [
     "askers",
     "copies",
 ];
-/// The kind of a rank's rows.
+/// The kind of rows with a rank's computation.
 pub(crate) const COMPUTE: &str = "compute";
 const SET_COLUMN: &str = "set";
 const ASKED_COLUMNS: [&str; AskedFeatures::COUNT] =
@@ -60,33 +60,34 @@ const EXCHANGE_COLUMNS: [&str; 2] = ["bytes", "start_ms"];
 /// The measured computation of a rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComputeSample {
-    /// The number of its set of tables, whose ranks were measured together; they follow each other.
+    /// The number of the set of tables to which the rank belongs. The ranks of a set were measured together and are
+    /// consecutive.
     pub set: u64,
-    /// Its shards, looked up and updated together.
+    /// The shards of the rank, which are looked up and updated together.
     pub shards: Vec<ShardFeatures>,
-    /// What it asks of shards for its own samples.
+    /// The requests to shards for the rank's own samples.
     pub asked: AskedFeatures,
-    /// Requests, lookups, gradients and update, in milliseconds.
+    /// The time of requests, lookups, gradients and the update, in milliseconds.
     pub ms: f64,
 }
 
-/// A direction of exchange.
+/// The direction of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Pooled vectors to the ranks whose samples need them.
+    /// Pooled vectors are sent to the ranks whose samples need them.
     Forward,
-    /// Their gradients back, and those of data-parallel tables' rows to the ranks that sum them: for these the first
-    /// half of an all-reduce.
+    /// The gradients of the vectors are sent back. The gradients of data-parallel tables' rows are sent to the ranks
+    /// that sum them, as in the first half of an all-reduce.
     Backward,
-    /// The sums of data-parallel tables' gradients to all ranks: the second half of an all-reduce.
+    /// The sums of data-parallel tables' gradients are sent to all ranks, as in the second half of an all-reduce.
     Gather,
 }
 
 impl Direction {
-    /// All of them.
+    /// All directions.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Gather];
 
-    /// Its name, as in files.
+    /// Returns the name of the direction, as in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -99,39 +100,39 @@ impl Direction {
 /// One rank of a measured exchange.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExchangeRank {
-    /// Bytes that it sends.
+    /// The bytes that the rank sends.
     pub bytes: f64,
-    /// How much later than the first rank it starts, in milliseconds.
+    /// The delay of the rank's start after the first rank's start, in milliseconds.
     pub start_ms: f64,
-    /// From its start to its end, in milliseconds.
+    /// The time from the rank's start to its end, in milliseconds.
     pub ms: f64,
 }
 
 /// A measured exchange between ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExchangeSample {
-    /// Which way.
+    /// The direction of the exchange.
     pub direction: Direction,
-    /// Every rank, by number.
+    /// The ranks, ordered by rank number.
     pub ranks: Vec<ExchangeRank>,
 }
 
 /// Measured costs of one machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Costs {
-    /// The hardware that was measured.
+    /// The name of the measured hardware.
     pub machine: String,
-    /// The kernels that were measured.
+    /// The version of the measured kernels.
     pub kernel_version: String,
-    /// Sets of tables whose ranks were measured.
+    /// The number of sets of tables whose ranks were measured.
     pub sets: u64,
-    /// Computation.
+    /// The measured computation of ranks.
     pub compute: Vec<ComputeSample>,
-    /// Communication; empty if none was measured.
+    /// The measured exchanges; empty if no exchange was measured.
     pub exchanges: Vec<ExchangeSample>,
 }
 
-/// A row of the file: its kind, the milliseconds, and the numbers of its kind.
+/// A row of the file: its kind, its time in milliseconds, and the values that apply to the kind.
 struct Row {
     sample: u64,
     kind: &'static str,
@@ -142,11 +143,11 @@ struct Row {
 }
 
 impl Costs {
-    /// Writes the file, whole or not at all.
+    /// Writes the file atomically.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be written; an old file is then untouched.
+    /// [`Error::Io`] if the file cannot be written. An existing file remains unchanged.
     pub fn store(&self, path: &Path) -> Result<()> {
         let sets = self.sets.to_string();
         let metadata = [
@@ -219,7 +220,8 @@ impl Costs {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it is missing, is no such Parquet file, or a row holds what cannot be (with its number).
+    /// [`Error::Fault`] if the file is missing or not such a Parquet file, or if a row has invalid values. The
+    /// message contains the number of the row.
     pub fn load(path: &Path) -> Result<Self> {
         let hint = "measure the costs again with `onefold-train-tools profile --out costs.parquet`";
         let wrong = |message: String| Error::file(path, message, hint);
@@ -281,7 +283,7 @@ impl Costs {
         }
         *before = Some(here);
         let Some(direction) = direction else {
-            // A sample begins with what it asks for.
+            // The first row of a sample contains the requests.
             match self.compute.last_mut().filter(|_| goes_on) {
                 Some(sample) if sample.ms == ms => sample.shards.push(columns.shard(i)?),
                 Some(sample) => return Err(format!("its sample has {} and {ms} ms", sample.ms)),
@@ -337,7 +339,7 @@ fn schema(metadata: HashMap<String, String>) -> Schema {
     Schema::new_with_metadata(fields, metadata)
 }
 
-/// The columns of a batch, by name.
+/// The columns of a record batch, by name.
 struct Columns<'a> {
     sample: &'a UInt64Array,
     kind: &'a StringArray,

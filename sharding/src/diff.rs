@@ -1,4 +1,4 @@
-//! What differs between two plans.
+//! The differences between two plans.
 
 use std::collections::HashMap;
 
@@ -9,22 +9,23 @@ use crate::{Plan, TablePlan};
 pub struct TableChange {
     /// The table's name.
     pub table: String,
-    /// How the first plan places it: `table_wise on 3`; `None` if it does not.
+    /// The placement in the first plan, such as `table_wise on 3`; `None` if that plan does not have the table.
     pub before: Option<String>,
-    /// How the second plan places it.
+    /// The placement in the second plan; `None` if that plan does not have the table.
     pub after: Option<String>,
-    /// Elements of the table that a rank of the second plan holds and had not in the first.
+    /// The number of elements of the table that a rank holds in the second plan but not in the first.
     pub moved_elements: u128,
 }
 
-/// What differs between two plans.
+/// The differences between two plans.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanDiff {
-    /// Costs of the most expensive ranks, in milliseconds per step.
+    /// The costs of the most expensive rank in the first and in the second plan, in milliseconds per step.
     pub max_cost_ms: (f64, f64),
-    /// The tables that stand elsewhere, in the order of the first plan, then the second's own.
+    /// The tables that are placed differently, in the order of the first plan, followed by the tables that only the
+    /// second plan has.
     pub changes: Vec<TableChange>,
-    /// Tables that stand where they stood.
+    /// The number of tables that are placed identically.
     pub unchanged: usize,
 }
 
@@ -67,7 +68,7 @@ fn same(a: &TablePlan, b: &TablePlan) -> bool {
     (a.rows, a.dim, a.sharding_type) == (b.rows, b.dim, b.sharding_type) && sorted(a) == sorted(b)
 }
 
-/// Elements that ranks hold in `after` and not in `before`.
+/// Returns the number of elements that ranks hold in `after` but not in `before`.
 pub(crate) fn moved(before: Option<&TablePlan>, after: &TablePlan) -> u128 {
     let overlap = |a: &std::ops::Range<u64>, b: &std::ops::Range<u64>| {
         u128::from(a.end.min(b.end).saturating_sub(a.start.max(b.start)))

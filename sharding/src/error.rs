@@ -1,4 +1,4 @@
-//! The errors of this crate: each names the place, and says what to do.
+//! The errors of this crate. Each message names the place of the error, and says what to do.
 
 use std::fmt;
 use std::path::Path;
@@ -6,20 +6,21 @@ use std::path::Path;
 use onefold_base::fault::{Explain, Fault, Kind, Text, option, text};
 use onefold_base::units::format_bytes;
 
-/// What can go wrong with tables, topologies, searches and plans.
+/// An error about tables, topologies, searches or plans.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operating-system error; `fs_err` puts the path into it.
+    /// An error of the operating system. `fs_err` adds the path to the message.
     Io(#[from] std::io::Error),
 
     /// An error about a dataset or an output path.
     Datasets(#[from] onefold_datasets::Error),
 
-    /// A table, topology or plan that cannot exist, or that does not fit the others.
+    /// A table, topology or plan that is invalid, or that does not fit the others.
     Invalid(Fault),
 
-    /// The tables do not fit into the memory of the ranks, or a search found no rank with room for one of them.
+    /// The tables do not fit into the memory of the ranks, or a search found no rank with enough memory for one of
+    /// them.
     NoRoom(Fault),
 
     /// Any other error.
@@ -45,17 +46,17 @@ impl Explain for Error {
 }
 
 impl Error {
-    /// [`Error::Invalid`]: what is wrong, and what to do.
+    /// Makes an [`Error::Invalid`] from the problem and the remedy.
     pub fn invalid(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Self::Invalid(Fault::new(Kind::Options, message).hint(hint))
     }
 
-    /// A file that is missing, malformed, of another version, or holds an impossible value.
+    /// Makes an error about a file that is missing, malformed, of another version, or contains an invalid value.
     pub fn file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::of_file(Kind::Options, path, message).hint(hint).into()
     }
 
-    /// A fault of a plan whose remedy is to make the plan again.
+    /// Makes an error about a plan that has to be made again.
     pub(crate) fn plan(message: impl fmt::Display) -> Self {
         Self::invalid(
             format!("the plan is not valid: {message}"),
@@ -63,8 +64,9 @@ impl Error {
         )
     }
 
-    /// A search found no rank with room for `table`, of which `needed` bytes must be together: `left` of the `capacity`
-    /// bytes of `rank` are the most that are left. `splits` says whether the search splits tables.
+    /// Makes an error about a search that found no rank with enough memory for `table`. `needed` bytes of the table
+    /// must be on one rank. `rank` is the rank with the most free memory: `left` of its `capacity` bytes. `splits`
+    /// states whether the search splits tables.
     pub(crate) fn does_not_fit(
         table: &str,
         needed: u64,
@@ -82,8 +84,8 @@ impl Error {
         Self::NoRoom(Fault::new(Kind::Failed, message).hint(room_hint(needed, capacity, splits)))
     }
 
-    /// All tables together, with the `buffers` of all ranks, are larger than the `capacity` of all `ranks`, in bytes.
-    /// `enough` ranks have room; `None` if no number of ranks is known to have it.
+    /// Makes an error about tables whose `tables` bytes, with the `buffers` of all ranks, exceed the `capacity` of
+    /// all `ranks`, in bytes. `enough` is a number of ranks that suffices, or `None` if it is unknown.
     pub(crate) fn no_room(tables: u64, buffers: u64, capacity: u64, ranks: u32, enough: Option<u32>) -> Self {
         let have = match ranks {
             1 => "1 rank has".to_owned(),
@@ -100,7 +102,7 @@ impl Error {
         Self::NoRoom(Fault::new(Kind::Failed, message).hint(ranks_hint(enough)))
     }
 
-    /// The same error with `place` before the message of a wrong value.
+    /// Adds `place` before the message of an [`Error::Invalid`].
     pub(crate) fn within(self, place: &str) -> Self {
         match self {
             Self::Invalid(fault) => Self::Invalid(fault.within(place)),
@@ -108,7 +110,7 @@ impl Error {
         }
     }
 
-    /// The same error, saying in which file the wrong value stands.
+    /// Adds the name of the file that contains the invalid value.
     pub(crate) fn in_file(self, path: &Path) -> Self {
         match self {
             Self::Invalid(fault) => Self::Fault(fault.within(&format!("`{}`", path.display()))),
@@ -117,7 +119,8 @@ impl Error {
     }
 }
 
-/// Another rank helps only a table that a whole rank has room for, or that can be split further.
+/// Returns the hint for a table without room. More ranks help only if a whole rank has room for the table, or if the
+/// table can be split further.
 fn room_hint(needed: u64, capacity: u64, splits: bool) -> Text {
     if needed <= capacity {
         "add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables".into()
@@ -132,7 +135,8 @@ fn room_hint(needed: u64, capacity: u64, splits: bool) -> Text {
     }
 }
 
-/// A step's samples are divided among the ranks, so more ranks bring memory and have smaller buffers.
+/// Returns the hint to plan for more ranks. The samples of a step are divided among the ranks, so more ranks bring
+/// more memory and need smaller buffers.
 fn ranks_hint(enough: Option<u32>) -> String {
     let raise = "raise `memory_bytes` in the topology, or lower `global_batch_size` in the tables' file, or `rows` or \
                  `dim` of the tables";

@@ -1,4 +1,4 @@
-//! Reading and writing the crate's JSON files: one version check, one way to name what is wrong.
+//! Reading and writing of the crate's JSON files, with a common version check and common error messages.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -10,20 +10,20 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// What is said about a file of some kind.
+/// A kind of file.
 pub(crate) struct FileKind {
-    /// The only format version that is read and written.
+    /// The only supported format version.
     pub(crate) version: u32,
-    /// How a person gets a file of this kind.
+    /// The hint that says how to get a file of this kind.
     pub(crate) hint: &'static str,
 }
 
-/// Reads the file at `path`, and refuses every version but that of `kind`.
+/// Reads the file at `path`, and rejects every version except that of `kind`.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the file is missing, is not JSON, is of another version or lacks a field;
-/// [`Error::Io`] if it cannot be read.
+/// [`Error::Fault`] if the file is missing, is not JSON, is of another version or lacks a field; [`Error::Io`] if it
+/// cannot be read.
 pub(crate) fn load<T: DeserializeOwned>(path: &Path, kind: &FileKind) -> Result<T> {
     let wrong = |message: String| Error::file(path, message, kind.hint);
     let bytes = match fs_err::read(path) {
@@ -35,7 +35,7 @@ pub(crate) fn load<T: DeserializeOwned>(path: &Path, kind: &FileKind) -> Result<
     parse(&bytes, kind).map_err(wrong)
 }
 
-/// What the bytes of a file say, or what is wrong with them.
+/// Parses the bytes of a file. The error is a description of the problem.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], kind: &FileKind) -> Result<T, String> {
     #[derive(serde::Deserialize)]
     struct Versioned {
@@ -51,22 +51,22 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], kind: &FileKind) -> Resul
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
-/// Replaces the file at `path` with `value` as indented JSON, whole or not at all.
+/// Replaces the file at `path` atomically with `value` as indented JSON.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if it cannot be written; the old file is then untouched.
+/// [`Error::Io`] if the file cannot be written. The old file then remains unchanged.
 pub(crate) fn store(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string_pretty(value).map_err(std::io::Error::other)?;
     text.push('\n');
     Ok(commit::write_atomically(path, text.as_bytes())?)
 }
 
-/// As [`store`], with every array on a line of its own: for arrays of thousands of numbers.
+/// Like [`store`], but writes every array on one line, for arrays of thousands of numbers.
 ///
 /// # Errors
 ///
-/// As [`store`].
+/// See [`store`].
 pub(crate) fn store_wide(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut text = Vec::new();
     let mut serializer = serde_json::Serializer::with_formatter(&mut text, WideArrays::default());
@@ -75,7 +75,7 @@ pub(crate) fn store_wide(path: &Path, value: &impl Serialize) -> Result<()> {
     Ok(commit::write_atomically(path, &text)?)
 }
 
-/// Objects are indented, arrays are not broken.
+/// A JSON formatter that indents objects and writes arrays without line breaks.
 #[derive(Default)]
 struct WideArrays {
     depth: usize,
@@ -125,12 +125,12 @@ impl serde_json::ser::Formatter for WideArrays {
     }
 }
 
-/// Checks before any work that a file may be written at `path`.
+/// Checks, before any work begins, that a file can be written at `path`.
 ///
 /// # Errors
 ///
-/// An error with the remedy if a directory is in the way, the directory to write into is missing, or a
-/// file is there and `overwrite` is false.
+/// An error with the remedy if `path` is a directory, if its parent directory does not exist, or if the file exists
+/// and `overwrite` is false.
 pub fn claim_output(path: &Path, overwrite: bool) -> Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {

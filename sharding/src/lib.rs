@@ -1,4 +1,4 @@
-//! Decides on which rank every embedding table lives.
+//! Decides which rank holds each embedding table, or each part of it.
 //!
 //! ```text
 //! train.toml + dataset ──tables──▶ TableFile ─┐
@@ -6,16 +6,16 @@
 //! a machine            ──topology─▶ Topology ─┘
 //! ```
 //!
-//! What comes in: a [`TableFile`] (`tables.json`: how large every table is and how often it is looked up)
-//! and a [`Topology`] (`topology.json`: ranks, their memory, their bandwidths). What goes out: a [`Plan`]
-//! (`plan.json`: the exact row and column range of every shard, its rank, and what each rank is predicted
-//! to cost). A [`Search`] places shards, a [`CostModel`] prices what stands on a rank; neither does I/O, so
-//! both are tested without a machine. [`Plan::check`] is independent of both: it proves a plan valid,
-//! whichever search made it.
+//! The inputs are a [`TableFile`] (`tables.json`: the size of every table and how often it is looked up) and a
+//! [`Topology`] (`topology.json`: the ranks, their memory and bandwidths). The output is a [`Plan`] (`plan.json`: the
+//! row and column range and the rank of every shard, and the predicted cost of each rank). A [`Search`] places
+//! shards, and a [`CostModel`] predicts the cost of the shards on a rank. Neither of them does I/O, so both are
+//! tested without a machine. [`Plan::check`] is independent of both: it proves that a plan is valid, whichever search
+//! made it.
 //!
-//! `onefold-train-config` turns the `[embedding]` and `[tables]` sections of a training configuration into one
-//! [`FeatureConfig`] per sparse feature, and [`tables_of`] gives the tables that they look up; the trainer and the
-//! planner share both, so they agree on the tables.
+//! `onefold-train-config` converts the `[embedding]` and `[tables]` sections of a training configuration into one
+//! [`FeatureConfig`] per sparse feature, and [`tables_of`] returns the tables that these features look up. The
+//! trainer and the planner use the same functions, so they agree on the tables.
 //!
 //! ```
 //! use onefold_sharding::{AnalyticCost, Beam, Search, Table, Topology};

@@ -7,47 +7,49 @@ use serde::{Deserialize, Serialize};
 use crate::access::{ACCESS_BATCH, AccessBins};
 use crate::{Error, LookupShares, Pooling, Result};
 
-/// More ids in a sample's list than any log holds; keeps predicted costs finite.
+/// An upper limit for the mean number of ids per sample. It is far above any real value, and keeps predicted costs
+/// finite.
 const MAX_POOLING_FACTOR: f64 = 1e12;
 
 /// How one feature looks up its table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lookups {
-    /// How a list's vectors become one. Sum and mean send one vector a list, attention one an id.
+    /// The pooling of a list's vectors. Sum and mean pooling send one vector per list, attention sends one per id.
     #[serde(default)]
     pub pooling: Pooling,
-    /// Mean number of ids per sample, 0 or more.
+    /// The mean number of ids per sample, 0 or more.
     pub pooling_factor: f64,
-    /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more; 1 means no deduplication.
+    /// The number of ids in a batch's samples ÷ the number of ids in its distinct lists, 1 or more. 1 means no
+    /// deduplication.
     #[serde(default = "one")]
     pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be `dedupe_factor`,
-    /// as it is where all lists are of one length.
+    /// The number of samples of a batch ÷ the number of its distinct non-empty lists, 1 or more. If absent,
+    /// `dedupe_factor` is used, which is correct if all lists have the same length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub list_dedupe_factor: Option<f64>,
-    /// How often rows are looked up; absent, all rows are taken as equally likely.
+    /// How often rows are looked up. If absent, all rows are taken as equally likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_bins: Option<AccessBins>,
-    /// Standard deviation of the number of ids of distinct lists that are not empty, 0 or more; absent, all
-    /// have as many.
+    /// The standard deviation of the length of distinct non-empty lists, 0 or more. If absent, all lists are taken to
+    /// have the same length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub list_length_deviation: Option<f64>,
-    /// Ids of a batch's distinct lists ÷ elements of the timelines that they are windows of, 1 or more; 1
-    /// means that no lists overlap, as they do with `--dedupe window` only.
+    /// The number of ids in a batch's distinct lists ÷ the number of elements of the timelines of which these lists
+    /// are windows, 1 or more. 1 means that no lists overlap. Lists overlap only with `--dedupe window`.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub window_factor: f64,
-    /// Which share of lookups falls on which rows; absent, they are taken to be spread evenly.
+    /// The distribution of lookups over the rows. If absent, lookups are taken to be distributed evenly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lookup_shares: Option<LookupShares>,
 }
 
-/// A feature that shares a table with another one, and how it looks it up.
+/// A further feature of a shared table, and how it looks up the table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureLookups {
-    /// The feature.
+    /// The name of the feature.
     pub feature: String,
-    /// Its lookups.
+    /// The lookups of the feature.
     #[serde(flatten)]
     pub lookups: Lookups,
 }
@@ -60,7 +62,7 @@ impl Default for Lookups {
 }
 
 impl Lookups {
-    /// Sum pooling of `pooling_factor` ids per sample, without deduplication.
+    /// Returns sum pooling of `pooling_factor` ids per sample, without deduplication.
     pub fn of(pooling_factor: f64) -> Self {
         Self {
             pooling: Pooling::default(),
@@ -74,28 +76,29 @@ impl Lookups {
         }
     }
 
-    /// The same, with no list deduplicated.
+    /// Returns the same lookups without deduplication of lists.
     pub(crate) fn without_deduplication(self) -> Self {
         Self { dedupe_factor: 1.0, list_dedupe_factor: None, window_factor: 1.0, ..self }
     }
 
-    /// Samples of a batch ÷ its distinct lists that are not empty.
+    /// Returns the number of samples of a batch ÷ the number of its distinct non-empty lists.
     fn samples_per_list(&self) -> f64 {
         self.list_dedupe_factor.unwrap_or(self.dedupe_factor)
     }
 
-    /// Standard deviation of the number of ids of distinct lists that are not empty.
+    /// Returns the standard deviation of the length of distinct non-empty lists.
     pub(crate) fn deviation(&self) -> f64 {
         self.list_length_deviation.unwrap_or(0.0)
     }
 
-    /// The distinct lists of so many samples, and the ids in them.
+    /// Returns the expected numbers of distinct lists, and of ids in them, for `samples` samples.
     pub fn distinct(&self, samples: f64) -> [f64; 2] {
         [samples / self.samples_per_list(), samples * self.pooling_factor / self.dedupe_factor]
     }
 
-    /// The same, `deviations` standard deviations above the mean: whether a sample's list is one of the distinct ones is
-    /// taken to be independent of the other samples, as is its length.
+    /// Returns the numbers of [`distinct`](Self::distinct) at `deviations` standard deviations above the mean.
+    /// Whether a sample's list is one of the distinct ones, and its length, are taken to be independent of the other
+    /// samples.
     pub(crate) fn distinct_above(&self, samples: f64, deviations: f64) -> [f64; 2] {
         let [lists, ids] = self.distinct(samples);
         if lists <= 0.0 {
@@ -106,19 +109,20 @@ impl Lookups {
         [(lists + deviations * list_variance.sqrt()).min(samples), ids + deviations * id_variance.sqrt()]
     }
 
-    /// What is looked up of so many ids of distinct lists. A sequence's vectors are those of its timeline's
-    /// elements, which windows share; a pooled list is the sum of all its ids' vectors.
+    /// Returns the number of lookups for `ids` ids of distinct lists. A sequence needs the vectors of its timeline's
+    /// elements, which overlapping windows share. A pooled list is the sum of the vectors of all its ids.
     pub(crate) fn looked_up(&self, ids: f64) -> f64 {
         if self.pooling.is_sequence() { self.elements(ids) } else { ids }
     }
 
-    /// The elements of timelines for so many ids of distinct lists: what ranks send each other to ask for
-    /// them.
+    /// Returns the number of timeline elements for `ids` ids of distinct lists. Ranks send these elements in their
+    /// requests.
     pub(crate) fn elements(&self, ids: f64) -> f64 {
         ids / self.window_factor
     }
 
-    /// The share of lookups that falls on some of a table's `all` rows, 0 to 1: as given, or in proportion.
+    /// Returns the share of lookups, 0 to 1, that falls on `rows` of a table with `all` rows: from `lookup_shares` if
+    /// given, else in proportion to the number of rows.
     pub fn share_of(&self, rows: &Range<u64>, all: u64) -> f64 {
         match &self.lookup_shares {
             Some(shares) => shares.share(rows),
@@ -126,14 +130,14 @@ impl Lookups {
         }
     }
 
-    /// How often the rows of a table of `rows` rows are looked up: as given, or as if all were equally
-    /// likely.
+    /// Returns how often the rows of a table with `rows` rows are looked up: `access_bins` if given, else the
+    /// expectation for equally likely rows.
     pub fn accesses(&self, rows: u64) -> AccessBins {
         let looked_up = self.looked_up(self.distinct(ACCESS_BATCH as f64)[1]);
         self.access_bins.unwrap_or_else(|| AccessBins::uniform(rows, looked_up))
     }
 
-    /// Checks that a table of so many rows can be looked up like this; the error names the number.
+    /// Checks that these lookups are possible for a table with `rows` rows. The error names the invalid value.
     pub(crate) fn validate(&self, rows: u64) -> Result<()> {
         if !(0.0..=MAX_POOLING_FACTOR).contains(&self.pooling_factor) {
             let message = format!("`pooling_factor` is {}", self.pooling_factor);
@@ -162,12 +166,12 @@ impl Lookups {
     }
 }
 
-/// Whether a factor divides nothing, and need not be written.
+/// Returns whether a factor is 1 and need not be written.
 fn is_one(factor: &f64) -> bool {
     *factor == 1.0
 }
 
-/// No deduplication.
+/// The default factor: no deduplication.
 fn one() -> f64 {
     1.0
 }

@@ -1,4 +1,4 @@
-//! Small multi-layer perceptrons: enough to train and run cost models without libtorch.
+//! Small multi-layer perceptrons, sufficient to train and run cost models without libtorch.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Dense {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
-    /// `[inputs, outputs]`, row-major.
+    /// Weights, `[inputs, outputs]`, row-major.
     pub(crate) weights: Vec<f32>,
-    /// `[outputs]`.
+    /// Bias, `[outputs]`.
     pub(crate) bias: Vec<f32>,
 }
 
 impl Dense {
-    /// Uniform in ±1/√inputs, PyTorch's default.
+    /// Returns a layer with weights and biases drawn uniformly from ±1/√inputs, as PyTorch does by default.
     fn new(inputs: usize, outputs: usize, rng: &mut ChaCha8Rng) -> Self {
         let bound = 1.0 / (inputs as f32).sqrt();
         let mut uniform =
@@ -33,14 +33,14 @@ impl Dense {
         y.clear();
         y.extend_from_slice(&self.bias);
         for (x, row) in x.iter().zip(self.weights.chunks_exact(self.outputs)) {
-            // Half of what comes out of a ReLU is zero.
+            // About half of the outputs of a ReLU are zero.
             if *x != 0.0 {
                 y.iter_mut().zip(row).for_each(|(y, w)| *y += x * w);
             }
         }
     }
 
-    /// Adds this layer's gradients to `gradients`; returns that of the input.
+    /// Adds the gradients of this layer's parameters to `gradients`, and returns the gradient of the input.
     fn backward(&self, x: &[f32], dy: &[f32], gradients: &mut Self) -> Vec<f32> {
         gradients.bias.iter_mut().zip(dy).for_each(|(db, dy)| *db += dy);
         let rows = self.weights.chunks_exact(self.outputs);
@@ -54,7 +54,7 @@ impl Dense {
         x.iter().zip(rows).zip(gradient_rows).map(input).collect()
     }
 
-    /// What is wrong with a layer that was read from a file.
+    /// Returns the problem of a layer that was read from a file, if there is one.
     fn fault(&self) -> Option<String> {
         if Some(self.weights.len()) != self.inputs.checked_mul(self.outputs)
             || self.bias.len() != self.outputs
@@ -66,7 +66,7 @@ impl Dense {
     }
 }
 
-/// Dense layers with ReLU between them, and after the last if `last_relu`.
+/// Dense layers with ReLU between them, and also after the last one if `last_relu`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Mlp {
@@ -84,7 +84,7 @@ impl Mlp {
         Self { layers: other.layers.iter().map(Dense::zeros_like).collect(), last_relu: other.last_relu }
     }
 
-    /// Runs the layers; `outputs` gets what each gives.
+    /// Runs the layers, and writes the output of each layer to `outputs`.
     pub(crate) fn forward(&self, x: &[f32], outputs: &mut Vec<Vec<f32>>) {
         outputs.resize(self.layers.len(), Vec::new());
         let last = self.layers.len().saturating_sub(1);
@@ -98,8 +98,8 @@ impl Mlp {
         }
     }
 
-    /// Adds the gradients for `dy` at the output to `gradients`; returns that of the input. `outputs` are of
-    /// [`forward`](Self::forward) with `x`.
+    /// Adds the gradients of all parameters to `gradients`, given the gradient `dy` of the output, and returns the
+    /// gradient of the input. `outputs` are the outputs of [`forward`](Self::forward) for `x`.
     pub(crate) fn backward(
         &self,
         x: &[f32],
@@ -111,7 +111,7 @@ impl Mlp {
         let mut dy = dy;
         for (i, layer) in self.layers.iter().enumerate().rev() {
             if i < last || self.last_relu {
-                // The derivative of ReLU is 0 where it gave 0.
+                // The derivative of ReLU is 0 where its output is 0.
                 for (dy, y) in dy.iter_mut().zip(&outputs[i]) {
                     if *y <= 0.0 {
                         *dy = 0.0;
@@ -132,7 +132,8 @@ impl Mlp {
         self.layers.iter().flat_map(|layer| layer.weights.iter().chain(&layer.bias))
     }
 
-    /// What is wrong with layers that were read from a file, which must take `inputs` and give `outputs` numbers.
+    /// Returns the problem of layers that were read from a file and must have `inputs` inputs and `outputs` outputs,
+    /// if there is one.
     pub(crate) fn fault(&self, inputs: usize, outputs: usize) -> Option<String> {
         let mut width = inputs;
         for layer in &self.layers {
@@ -149,7 +150,7 @@ impl Mlp {
     }
 }
 
-/// Adam (Kingma and Ba, 2015) with its usual constants.
+/// The optimizer Adam (Kingma and Ba, 2015) with its usual constants.
 pub(crate) struct Adam {
     pub(crate) learning_rate: f32,
     steps: i32,

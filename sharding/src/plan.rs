@@ -1,4 +1,4 @@
-//! `plan.json`: where every part of every table stands, and what each rank is predicted to cost.
+//! `plan.json`: the place of every part of every table, and the predicted cost of each rank.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub(crate) const KIND: FileKind = FileKind {
     hint: "make the plan again with `onefold-shard plan --tables FILE --topology FILE --out FILE`",
 };
 
-/// Which rank holds which part of which table.
+/// An assignment of tables, or of parts of them, to ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -24,79 +24,79 @@ pub struct Plan {
     pub format_version: u32,
     /// The search that made the plan.
     pub search: String,
-    /// The cost model behind the predictions.
+    /// The name of the cost model that made the predictions.
     pub cost_model: String,
-    /// Samples of a step over all ranks that the predictions are for.
+    /// The number of samples of a step, over all ranks, for which the predictions are made.
     pub global_batch_size: u64,
-    /// The ranks the plan is for.
+    /// The ranks for which the plan is made.
     pub topology: Topology,
     /// The predicted cost of the most expensive rank, which all others wait for, in milliseconds per step.
     pub max_cost_ms: f64,
-    /// What one should know of the predictions, such as that a shard is unlike any that was measured.
+    /// Caveats about the predictions, for example that a shard is outside of the measured range.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// The predictions, by rank from 0.
+    /// The predictions, ordered by rank.
     pub ranks: Vec<RankPrediction>,
     /// The tables, in feature order.
     pub tables: Vec<TablePlan>,
 }
 
-/// What a plan predicts for a rank.
+/// The predictions for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankPrediction {
     /// The rank.
     pub rank: u32,
-    /// Lookup, pooling and update, forward and backward, in milliseconds per step.
+    /// Time of lookup, pooling and update, forward and backward, in milliseconds per step.
     pub compute_ms: f64,
-    /// Exchange with the other ranks, in milliseconds per step.
+    /// Time of the exchange with the other ranks, in milliseconds per step.
     pub communication_ms: f64,
     /// Bytes of the rank's shards with their optimizer state.
     pub memory_bytes: u64,
-    /// Bytes to exchange ids, vectors and gradients with the other ranks, on average.
+    /// Bytes of the buffers in which ids, vectors and gradients are exchanged with the other ranks, on average.
     #[serde(default)]
     pub buffer_bytes: u64,
-    /// Bytes that batches above the mean need besides.
+    /// Additional buffer bytes for batches above the mean.
     #[serde(default)]
     pub reserve_bytes: u64,
 }
 
 impl RankPrediction {
-    /// Bytes of shards, optimizer state, buffers and their reserve together.
+    /// Returns the bytes of shards, optimizer state, buffers and reserve.
     pub fn total_bytes(&self) -> u64 {
         self.memory_bytes.saturating_add(self.buffer_bytes).saturating_add(self.reserve_bytes)
     }
 
-    /// Compute and communication together, in milliseconds per step.
+    /// Returns the sum of computation and communication, in milliseconds per step.
     pub fn cost_ms(&self) -> f64 {
         self.compute_ms + self.communication_ms
     }
 }
 
-/// How one table is divided.
+/// The placement of one table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TablePlan {
     /// The table's name.
     pub name: String,
-    /// Its name in TorchRec, if it is not [the usual one](crate::torchrec::table_name).
+    /// The name of the table in TorchRec, if it differs from [the usual one](crate::torchrec::table_name).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub torchrec_name: Option<String>,
     /// Rows of the whole table.
     pub rows: u64,
     /// Embedding dimension of the whole table.
     pub dim: u64,
-    /// The way it is divided.
+    /// How the table is divided.
     pub sharding_type: ShardingType,
-    /// The parts.
+    /// The shards of the table.
     pub shards: Vec<Shard>,
-    /// Why it stands where it does, of the tables that matter most.
+    /// The reason for this placement, for the largest and most expensive tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl TablePlan {
-    /// Where it stands: `column_wise on 0 (0..32), 3 (32..64)`.
+    /// Describes the placement, such as `column_wise on 0 (0..32), 3 (32..64)`.
     pub fn described(&self) -> String {
         const SHOWN: usize = 6;
         let shard = |shard: &Shard| match self.sharding_type {
@@ -115,18 +115,18 @@ impl TablePlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardingType {
-    /// One shard is the whole table.
+    /// One shard holds the whole table.
     TableWise,
-    /// Every shard has all rows and some of the columns.
+    /// Every shard holds all rows and some of the columns.
     ColumnWise,
-    /// Every shard has all columns and some of the rows.
+    /// Every shard holds all columns and some of the rows.
     RowWise,
-    /// Every rank has the whole table.
+    /// Every rank holds the whole table.
     DataParallel,
 }
 
 impl ShardingType {
-    /// The name in `plan.json`.
+    /// Returns the name in `plan.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::TableWise => "table_wise",
@@ -137,36 +137,36 @@ impl ShardingType {
     }
 }
 
-/// A rectangle of a table on a rank; the ends of the ranges are exclusive.
+/// A range of rows and columns of a table on one rank. The ends of the ranges are exclusive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shard {
-    /// The rank that holds it.
+    /// The rank that holds the shard.
     pub rank: u32,
-    /// Its rows.
+    /// The rows of the shard.
     pub rows: Range<u64>,
-    /// Its columns.
+    /// The columns of the shard.
     pub columns: Range<u64>,
 }
 
 impl Shard {
-    /// All of `table` on `rank`.
+    /// Returns the whole of `table` as a shard on `rank`.
     pub fn whole(table: &Table, rank: u32) -> Self {
         Self { rank, rows: 0..table.rows, columns: 0..table.dim }
     }
 
-    /// Number of rows; 0 for a reversed range.
+    /// Returns the number of rows, or 0 for a reversed range.
     pub fn row_count(&self) -> u64 {
         self.rows.end.saturating_sub(self.rows.start)
     }
 
-    /// Number of columns; 0 for a reversed range.
+    /// Returns the number of columns, or 0 for a reversed range.
     pub fn column_count(&self) -> u64 {
         self.columns.end.saturating_sub(self.columns.start)
     }
 }
 
-/// A table's rows in [equal blocks](row_blocks) on these ranks.
+/// Returns the shards of a table whose rows are divided into [equal blocks](row_blocks) on these ranks.
 pub(crate) fn row_shards(table: &Table, ranks: Range<usize>) -> Vec<Shard> {
     let blocks = row_blocks(table.rows, ranks.len() as u64);
     let shard = |(rows, rank)| Shard { rank: rank as u32, rows, columns: 0..table.dim };
@@ -174,19 +174,19 @@ pub(crate) fn row_shards(table: &Table, ranks: Range<usize>) -> Vec<Shard> {
 }
 
 impl TablePlan {
-    /// `table` whole on one rank.
+    /// Places `table` whole on one rank.
     pub fn table_wise(table: &Table, rank: u32) -> Self {
         Self::new(table, ShardingType::TableWise, vec![Shard::whole(table, rank)])
     }
 
-    /// `table` in equal blocks of rows on the first so many ranks, of which the last may be shorter; `None` if that
-    /// leaves it no row.
+    /// Places `table` in equal blocks of rows on the first `ranks` ranks. The last block may be shorter. Returns
+    /// `None` if no row is left for the last block.
     pub fn row_wise(table: &Table, ranks: u32) -> Option<Self> {
         let shards = || row_shards(table, 0..ranks as usize);
         has_rows_for(table.rows, u64::from(ranks)).then(|| Self::new(table, ShardingType::RowWise, shards()))
     }
 
-    /// A copy of `table` on each of the first so many ranks.
+    /// Places a copy of `table` on each of the first `ranks` ranks.
     pub fn data_parallel(table: &Table, ranks: u32) -> Self {
         let shards = (0..ranks).map(|rank| Shard::whole(table, rank)).collect();
         Self::new(table, ShardingType::DataParallel, shards)
@@ -200,13 +200,13 @@ impl TablePlan {
 }
 
 impl Plan {
-    /// Prices `placed` tables by rank, in steps of `global_batch_size` samples over all ranks, and makes a plan of
-    /// them.
+    /// Predicts the cost and memory of each rank for the placement `placed`, in steps of `global_batch_size` samples
+    /// over all ranks, and returns the plan.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if a shard stands on no rank of the topology or belongs to none of `tables`; the cost
-    /// model's errors. Everything else is left to [`check`](Self::check).
+    /// [`Error::Invalid`] if a shard is on a rank that the topology does not have, or belongs to none of `tables`;
+    /// errors of the cost model. All other properties are left to [`check`](Self::check).
     pub fn predict(
         search: &str,
         tables: &[Table],
@@ -245,42 +245,43 @@ impl Plan {
         })
     }
 
-    /// Reads a plan and checks that it does not contradict itself.
+    /// Reads a plan and checks that it is consistent.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it is missing, malformed, of another version, or not valid as
-    /// [`validate`](Self::validate) sees it.
+    /// [`Error::Fault`] if the file is missing, malformed or of another version, or if [`validate`](Self::validate)
+    /// rejects the plan.
     pub fn load(path: &Path) -> Result<Self> {
         let plan: Self = files::load(path, &KIND)?;
         plan.validate().map_err(|error| error.in_file(path))?;
         Ok(plan)
     }
 
-    /// Writes the plan, whole or not at all.
+    /// Writes the plan atomically.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be written; an old plan is then untouched.
+    /// [`Error::Io`] if the file cannot be written. An old plan remains unchanged.
     pub fn store(&self, path: &Path) -> Result<()> {
         files::store(path, self)
     }
 
-    /// The shards of every rank, in the plan's order of tables.
+    /// Returns the shards of every rank, in the plan's order of tables.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if a shard stands on no rank of the plan's topology or belongs to none of `tables`.
+    /// [`Error::Invalid`] if a shard is on a rank that the plan's topology does not have, or belongs to none of
+    /// `tables`.
     pub fn loads<'a>(&'a self, tables: &'a [Table]) -> Result<Vec<Vec<ShardLoad<'a>>>> {
         loads_by_rank(tables, &self.tables, &self.topology)
     }
 
-    /// The samples that a rank has of a step.
+    /// Returns the largest number of samples of a step that a rank processes.
     pub fn samples_per_rank(&self) -> u64 {
         self.topology.samples_per_rank(self.global_batch_size)
     }
 
-    /// The rank that has filled the largest part of its memory.
+    /// Returns the rank that uses the largest share of its memory.
     pub fn fullest(&self) -> Option<&RankPrediction> {
         let part = |rank: &RankPrediction| {
             rank.total_bytes() as f64 / self.topology.memory_of(rank.rank).max(1) as f64
@@ -288,13 +289,13 @@ impl Plan {
         self.ranks.iter().max_by(|a, b| part(a).total_cmp(&part(b)))
     }
 
-    /// The rank with the highest predicted cost; of equal ones the first.
+    /// Returns the rank with the highest predicted cost, the first one of equal ranks.
     pub fn bottleneck(&self) -> Option<&RankPrediction> {
         self.ranks.iter().reduce(|worst, rank| if rank.cost_ms() > worst.cost_ms() { rank } else { worst })
     }
 }
 
-/// The shards of every rank, in table order.
+/// Returns the shards of every rank, in table order.
 pub(crate) fn loads_by_rank<'a>(
     tables: &'a [Table],
     placed: &'a [TablePlan],
@@ -328,19 +329,20 @@ pub(crate) fn no_such_rank(table: &str, rank: u32, ranks: u32) -> Error {
     ))
 }
 
-/// Bytes of a rank's shards with their optimizer state.
+/// Returns the bytes of a rank's shards with their optimizer state.
 pub(crate) fn memory_bytes(loads: &[ShardLoad<'_>]) -> Result<u64> {
     let mut sum = 0u64;
     for load in loads {
         let bytes = load.table.shard_bytes(load.shard.row_count(), load.shard.column_count())?;
-        // A sum that saturates is over every limit.
+        // A saturated sum exceeds every memory limit.
         sum = sum.saturating_add(bytes);
     }
     Ok(sum)
 }
 
-/// Bytes of every rank's buffers, on average and what batches above the mean need besides: of serving its own shards,
-/// and of asking all that there are. A sum that saturates is over every limit.
+/// Returns the buffer bytes of every rank: the average, and the additional bytes for batches above the mean. They
+/// include the buffers to serve the rank's own shards, and to request from all shards. A saturated sum exceeds every
+/// memory limit.
 pub(crate) fn buffer_bytes(
     ranks: &[Vec<ShardLoad<'_>>],
     topology: &Topology,
@@ -363,7 +365,7 @@ mod tests {
     use super::*;
     use crate::{AnalyticCost, Greedy, Search};
 
-    /// Costs that a person can add up: 1 ms of compute and half a ms of communication per table.
+    /// Costs that are easy to add up: 1 ms of computation and 0.5 ms of communication per table.
     struct PerShard;
 
     impl CostModel for PerShard {
@@ -405,7 +407,7 @@ mod tests {
                 compute_ms: 2.0,
                 communication_ms: 1.0,
                 memory_bytes: 600,
-                // Every table is asked by one rank and served by the other.
+                // Each table is requested by one rank and served by the other.
                 buffer_bytes: 3 * (8 * (8 + 8 + 2 * 4 * 4)),
                 reserve_bytes: 0,
             }
@@ -413,7 +415,7 @@ mod tests {
         assert_eq!(plan.ranks[0].memory_bytes, 30 * (4 + 1) * 4);
     }
 
-    /// More ranks divide the samples of a step: all together compute as long, and each less.
+    /// More ranks divide the samples of a step: the total computation remains the same, and each rank computes less.
     #[test]
     fn a_global_batch_is_divided_among_the_ranks() {
         let tables: Vec<Table> = (0..8).map(|i| Table::new(format!("t{i}"), 10_000, 64)).collect();
@@ -426,7 +428,7 @@ mod tests {
         assert!((compute(&two) / compute(&four) - 1.0).abs() < 1e-9, "{two:?} {four:?}");
         assert!(four.max_cost_ms < 0.6 * two.max_cost_ms, "{two:?} {four:?}");
         assert_eq!([two.samples_per_rank(), four.samples_per_rank()], [2_048, 1_024]);
-        // Fewer samples are asked for by each, of as many ranks more.
+        // Each rank requests for fewer samples, from more ranks.
         assert!(four.ranks[0].buffer_bytes < two.ranks[0].buffer_bytes, "{two:?} {four:?}");
     }
 

@@ -1,4 +1,4 @@
-//! Trains the networks of a learned cost model on measured costs, and says how well they do.
+//! Trains the networks of a learned cost model on measured costs, and reports their errors.
 
 use std::ops::Range;
 
@@ -17,14 +17,14 @@ use crate::nn::{Adam, Mlp};
 use crate::statistics::{Linear, kendall_deviation, kendall_tau, mean_squared_error, nonnegative_fit};
 use crate::{Error, Result};
 
-/// How to train.
+/// Options of the training.
 #[derive(Debug, Clone, Copy)]
 pub struct PretrainOptions {
-    /// Passes over the training samples.
+    /// The number of passes over the training samples.
     pub epochs: usize,
-    /// Seed of the split, the initial weights and the order of samples.
+    /// The seed of the split, of the initial weights and of the order of samples.
     pub seed: u64,
-    /// Parts that the samples are cut into, each of which tests networks that were trained on the others; at least 2.
+    /// The number of folds of the cross-validation, at least 2.
     pub folds: usize,
 }
 
@@ -34,32 +34,36 @@ impl Default for PretrainOptions {
     }
 }
 
-/// NeuroShard's widths: a table's features → 128 → 32, summed → 64 → 1.
+/// NeuroShard's layer widths: a table's features → 128 → 32, summed over tables → 64 → 1.
 const ENCODER: [usize; 2] = [128, 32];
 const HEAD: [usize; 2] = [64, 1];
-/// Adam's first learning rate, which falls to a hundredth along a half cosine (Loshchilov and Hutter, 2017).
+/// Adam's initial learning rate. It falls to a hundredth along a half cosine (Loshchilov and Hutter, 2017).
 const LEARNING_RATE: f32 = 1e-3;
-/// The same where the network has only to correct what the work says: smaller steps follow noise less.
+/// The initial learning rate if the network only corrects the estimate from the work: smaller steps follow noise
+/// less.
 const CORRECTION_RATE: f32 = 3e-4;
-/// A sample's squared error is divided by this power of its time: between absolute errors (0), which the longest sets
-/// would decide, and relative ones (2), which noise would.
+/// The squared error of a sample is divided by this power of its time. The value is between 0 (absolute errors,
+/// dominated by the longest sets) and 2 (relative errors, dominated by noise).
 const TIME_POWER: f64 = 1.5;
-/// Shorter times than this part of the mean count as it does.
+/// The least time, as a part of the mean, by which a squared error is divided.
 const LEAST_TIME: f64 = 0.01;
 const BATCH: usize = 256;
-/// Few samples make smaller batches, so that an epoch has about this many steps.
+/// The number of steps per epoch below the largest batch size: with few samples, batches are smaller.
 const STEPS: usize = 16;
-/// Samples whose gradients one task sums; fixed, so that threads do not change the order of additions.
+/// The number of samples whose gradients one task sums. It is fixed, so that the number of threads does not change
+/// the order of additions.
 const CHUNK: usize = 16;
-/// Fewer samples say nothing about those that were held out.
+/// The smallest number of samples. Errors on fewer held-out samples would be meaningless.
 const MIN_SAMPLES: usize = 50;
 
-/// The places of the features that an item's work is made of, and of those of which the encoder sees logarithms.
+/// Indices of the features that make up the work of an item, and the range of features of which the encoder sees
+/// logarithms.
 type Seen = (Vec<usize>, Range<usize>);
 
-/// A set of items and its time.
+/// A set of items and its measured time.
 struct Sample {
-    /// What was measured together, and must not be split into what trains and what tests.
+    /// The number of the group of samples that were measured together. A group is never split between training and
+    /// test.
     group: u64,
     items: Vec<Vec<f64>>,
     asked: AskedFeatures,
@@ -68,25 +72,27 @@ struct Sample {
 }
 
 impl Sample {
-    /// Of its items.
+    /// Returns the work of all items.
     fn work(&self, model: &SetModel) -> f64 {
         self.items.iter().map(|item| model.added_work(item)).sum()
     }
 }
 
-/// Trains a model on `costs`: the computation, and the exchanges that were measured.
+/// Trains a model on `costs`: one network for the computation, and one for each measured kind of exchange.
 ///
-/// The method is NeuroShard's (Zha et al., MLSys 2023): Adam minimises the squared error, here divided by the
-/// sample's time to the power of 1.5, in batches, and the parameters that do best on a tenth of the samples are kept. The report is of a
-/// cross-validation: every sample is predicted by networks that have not seen it, nor what was measured with it, where
-/// the paper holds out one tenth, whose few long sets would decide. The networks of the file are then trained once
-/// more, on all samples. The same costs, options and seed give the same bytes on any number of threads.
+/// The method is NeuroShard's (Zha et al., MLSys 2023): Adam minimises the squared error in batches, and the
+/// parameters with the lowest error on a tenth of the samples are kept. Here each squared error is divided by the
+/// sample's time to the power of 1.5. The reported errors come from a cross-validation: every sample is predicted by
+/// networks that were not trained on it, nor on samples that were measured together with it. The paper instead holds
+/// out one tenth of the samples, whose few long sets would dominate the result. Afterwards the networks in the file
+/// are trained on all samples. The same costs, options and seed give the same bytes on any number of threads.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for fewer than 50 samples or 2 folds, if the order of predicted computation may be chance, and if the
-/// networks do not beat lines through the same features on the held-out samples in two of three, squared error, Kendall's
-/// tau and relative error (an exchange's in one): such a model is not blessed.
+/// [`Error::Invalid`] if there are fewer than 50 samples or 2 folds, or too few samples or sets for the folds; if the
+/// predicted order of computation could be chance; or if a network does not beat a linear regression on the same
+/// features in two of three metrics on held-out samples (one of three for an exchange): squared error, Kendall's tau
+/// and relative error.
 pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporter) -> Result<ModelFile> {
     let sample = |measured: &crate::ComputeSample| Sample {
         group: measured.set,
@@ -119,7 +125,7 @@ fn exchange_samples((group, measured): (u64, &ExchangeSample)) -> Vec<Sample> {
     let starts: Vec<f64> = measured.ranks.iter().map(|rank| rank.start_ms).collect();
     let features = exchange_features(&bytes).into_iter().zip(waiting_ms(&starts));
     let samples = features.zip(&measured.ranks);
-    // What is left of the time is at least that of a message.
+    // The time that remains after subtracting the waiting time is at least the time of a message.
     const LEAST_MS: f64 = 0.01;
     let sample = |((features, waiting), rank): ((Vec<f64>, f64), &ExchangeRank)| Sample {
         group,
@@ -131,8 +137,8 @@ fn exchange_samples((group, measured): (u64, &ExchangeSample)) -> Vec<Sample> {
     samples.map(sample).collect()
 }
 
-/// How well samples of `costs` that were measured again predict their second measurement, rank by rank: what noise
-/// leaves to any model. `None` if no set of tables is in both.
+/// Compares a second measurement of the same ranks with the first one in `costs`. The result shows the measurement
+/// noise, and no model can be more accurate. Returns `None` if no set of tables is in both.
 pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
     fn sets(costs: &Costs) -> impl Iterator<Item = &[crate::ComputeSample]> {
         costs.compute.chunk_by(|a, b| a.set == b.set)
@@ -150,8 +156,9 @@ pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
     (!first.is_empty()).then(|| Repeated { samples: first.len(), fit: Fit::of(&first, &second) })
 }
 
-/// As [`fit`], and refuses a computation model whose order may be chance, and a model that does not beat a line in two of
-/// three, of an exchange in one: squared error, Kendall's tau and relative error.
+/// Calls [`fit`], and rejects models that are not useful: a computation model whose predicted order could be chance,
+/// and any model that does not beat a linear regression in two of three metrics (one of three for an exchange):
+/// squared error, Kendall's tau and relative error.
 fn train(
     name: &str,
     samples: &[Sample],
@@ -177,7 +184,7 @@ fn train(
         test.kendall_tau > linear.kendall_tau,
         test.relative_error < linear.relative_error,
     ];
-    // An exchange may go with its bytes, as a line does.
+    // The time of an exchange may simply be linear in its bytes, as the regression assumes.
     let needed = if name == COMPUTE { 2 } else { 1 };
     if better.iter().filter(|better| **better).count() >= needed {
         return Ok((model, report));
@@ -197,7 +204,7 @@ fn train(
     ))
 }
 
-/// Cross-validates, and trains on all samples.
+/// Runs the cross-validation, and then trains on all samples.
 fn fit(
     name: &str,
     samples: &[Sample],
@@ -252,14 +259,14 @@ fn fit(
     Ok((model, report))
 }
 
-/// Where part number `part` of `parts` about equal ones begins, such that none begins within a group.
+/// Returns the start of part `part` of `parts` approximately equal parts. No part starts within a group.
 fn boundary(samples: &[&Sample], part: usize, parts: usize) -> usize {
     let begins = |at: &usize| *at == 0 || samples[*at].group != samples[*at - 1].group;
     (samples.len() * part / parts..samples.len()).find(begins).unwrap_or(samples.len())
 }
 
-/// A network trained on all samples but the first tenth, which chooses when it was best; and the samples it was trained
-/// on.
+/// Trains a network on all samples except the first tenth, which selects the best epoch. Returns the network and its
+/// training samples.
 fn train_on<'a, 's>(
     samples: &'a [&'s Sample],
     seen: &Seen,
@@ -268,7 +275,7 @@ fn train_on<'a, 's>(
     reporter: &dyn Reporter,
 ) -> (SetModel, &'a [&'s Sample]) {
     let tenth = boundary(samples, 1, 10);
-    // If there are only a few large sets, the last one is for training.
+    // If there are only a few large sets, only the last set is used for training.
     let last = (1..samples.len()).rev().find(|at| samples[*at].group != samples[*at - 1].group);
     let (validation, train) = samples.split_at(if tenth < samples.len() { tenth } else { last.unwrap_or(0) });
     let mut model = untrained(train, seen, rng);
@@ -302,15 +309,15 @@ fn train_on<'a, 's>(
     (model, train)
 }
 
-/// A line's predictions, whose errors count as the network's do. Its features are the sums of the items' features, how
-/// many there are, and what is asked for.
+/// Predicts the test samples with a linear regression whose errors have the same weights as those of the network. Its
+/// features are the sums of the items' features, the number of items, and the requests.
 fn linear_predictions(train: &[&Sample], test: &[&Sample], model: &SetModel) -> Vec<f64> {
     let features = |sample: &Sample| {
         let mut sums = vec![0.0; model.mean.len() + 1];
-        // Milliseconds for a million; the unit is without effect on a line.
+        // Requests are counted in millions. The unit does not affect a linear regression, except numerically.
         sums.extend(sample.asked.values().map(|value| value / 1e6));
         for item in &sample.items {
-            // Of one order of magnitude, as far as a line needs it.
+            // Scales the features to similar magnitudes.
             let scaled = item.iter().zip(&model.most).map(|(x, most)| x / most.max(1e-9));
             sums.iter_mut().zip(scaled).for_each(|(sum, x)| *sum += x);
         }
@@ -323,7 +330,7 @@ fn linear_predictions(train: &[&Sample], test: &[&Sample], model: &SetModel) -> 
     test.iter().map(|sample| line.predict(&features(sample))).collect()
 }
 
-/// The fit on the chosen samples.
+/// Returns the errors of the chosen samples.
 fn measure(test: &[&Sample], predicted: &[f64], chosen: &[bool]) -> Fit {
     let pairs = test.iter().zip(predicted).zip(chosen).filter(|(_, chosen)| **chosen);
     let (predicted, measured): (Vec<f64>, Vec<f64>) =
@@ -342,7 +349,7 @@ impl Fit {
     }
 }
 
-/// How much a sample's error counts.
+/// Returns the weight of a sample's squared error.
 fn importance(ms: f64, mean_ms: f64) -> f64 {
     1.0 / (ms / mean_ms).max(LEAST_TIME).powf(TIME_POWER)
 }
@@ -356,7 +363,7 @@ fn mean_ms(samples: &[&Sample]) -> f64 {
     samples.iter().map(|sample| sample.ms).sum::<f64>() / samples.len().max(1) as f64
 }
 
-/// Random weights, and a normalisation by the training samples.
+/// Returns a model with random weights, normalised by the training samples.
 fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) -> SetModel {
     let items = || train.iter().flat_map(|sample| &sample.items);
     let width = items().next().map_or(0, Vec::len);
@@ -366,7 +373,7 @@ fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) ->
     let mean: Vec<f64> = (0..width).map(|i| normal(i).sum::<f64>() / count).collect();
     let deviation = |i: usize| {
         let deviation = (normal(i).map(|x| (x - mean[i]).powi(2)).sum::<f64>() / count).sqrt();
-        // A feature that never changed carries nothing; any scale will do.
+        // A feature that is constant carries no information, so any scale is fine.
         if deviation > 1e-12 * mean[i].abs() { deviation } else { 1.0 }
     };
     let times = || train.iter().map(|sample| sample.ms);
@@ -376,7 +383,7 @@ fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) ->
     let scale_ms = if scale_ms > 0.0 { scale_ms } else { 1.0 };
     let mut head = Mlp::new(&widths(ENCODER[1], HEAD), false, rng);
     if let (false, Some(last)) = (work.is_empty(), head.layers.last_mut()) {
-        // Training begins where the work alone is the prediction.
+        // At the start of the training, the prediction is the work alone.
         last.weights.fill(0.0);
         last.bias.fill(0.0);
     }
@@ -403,8 +410,8 @@ fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) ->
     }
 }
 
-/// Weights by which the work of a sample's items, that of what it asks for, and what any rank's step costs sum up to
-/// about its time, in units of `scale_ms`: non-negative least squares.
+/// Fits the time of samples, in units of `scale_ms`, by non-negative least squares. Returns the weights of the items'
+/// features in the work, the weights of the requests, and the constant cost of a rank's step.
 fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) -> (Vec<f64>, Vec<f64>, f64) {
     let row = |sample: &&Sample| -> Vec<f64> {
         let sum = |i: &usize| sample.items.iter().map(|item| item[*i]).sum::<f64>();
@@ -420,13 +427,13 @@ fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) 
     for (i, weight) in work.iter().chain([&width]).zip(found) {
         weights[*i] = weight;
     }
-    // An item without work must still be able to cost something.
+    // An item without work must still be able to have a cost.
     weights[width] = weights[width].max(1e-6);
     (weights, asked, fixed)
 }
 
-/// The least output per unit of work among samples that do more for their own shards than besides, but for one in fifty,
-/// whose time may be mistaken.
+/// Returns the least output per unit of work among the samples whose own shards account for most of the work. The
+/// lowest 2 % are ignored, because they may be measurement errors.
 fn least_output(model: &SetModel, train: &[&Sample]) -> f64 {
     let of_sample = |sample: &&Sample| {
         let work = sample.work(model);
@@ -438,12 +445,12 @@ fn least_output(model: &SetModel, train: &[&Sample]) -> f64 {
     outputs.get(outputs.len() / 50).map_or(0.0, |least| least.clamp(0.0, 1.0))
 }
 
-/// A sample as the network sees it.
+/// A sample in the form that the network takes.
 struct Normalised {
     items: Vec<Vec<f32>>,
-    /// Of every item.
+    /// The work of every item.
     work: Vec<f32>,
-    /// What is added to the head's output.
+    /// The number that is added to the head's output.
     added: f32,
     target: f32,
     importance: f32,
@@ -462,11 +469,11 @@ impl Normalised {
     }
 }
 
-/// What the network gives for a sample, with what its layers gave on the way.
+/// The output of the network for a sample, and the outputs of all layers.
 struct Run {
     output: f32,
     sum: Vec<f32>,
-    /// Of every item, every layer's.
+    /// The outputs of every encoder layer, for every item.
     codes: Vec<Vec<Vec<f32>>>,
     head: Vec<Vec<f32>>,
 }
@@ -500,7 +507,7 @@ fn loss(model: &SetModel, samples: &[Normalised]) -> f64 {
     errors.iter().sum::<f64>() / samples.len().max(1) as f64
 }
 
-/// The optimizers of a model's two networks.
+/// The optimizers of the two networks of a model.
 struct Training {
     encoder: Adam,
     head: Adam,
@@ -517,7 +524,7 @@ impl Training {
         Self { encoder: adam(&model.encoder), head: adam(&model.head) }
     }
 
-    /// One step of Adam on the weighted mean squared error of a batch.
+    /// Runs one step of Adam on the weighted mean squared error of a batch.
     fn step(&mut self, model: &mut SetModel, samples: &[Normalised], batch: &[usize]) {
         let gradients: Vec<(Mlp, Mlp)> = batch
             .par_chunks(CHUNK)

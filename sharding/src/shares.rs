@@ -1,4 +1,4 @@
-//! Which rows of a table a feature's lookups fall on.
+//! The distribution of a feature's lookups over the rows of its table.
 
 use std::ops::Range;
 
@@ -6,29 +6,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// The most points that lookups are described by.
+/// The largest number of points that describe a distribution.
 const MOST_POINTS: usize = 64;
-/// How far a described share may be from the counted one.
+/// The allowed difference between a described and a counted share.
 const TOLERANCE: f64 = 1e-3;
-/// Of n lookups that are independent, none of the shares of the first rows is further than this ÷ √n from the
-/// expected one, 19 times of 20 (Kolmogorov's test).
+/// The quantile of Kolmogorov's test: with n independent lookups, the counted shares of all ranges of first rows
+/// differ from the expected ones by at most `CHANCE` ÷ √n in 19 of 20 cases.
 const CHANCE: f64 = 1.36;
 
-/// Which share of a feature's lookups falls on which of its table's rows, as training looks them up: hashed
-/// ids by the rows that they are hashed to.
+/// The distribution of a feature's lookups over the rows of its table, as training looks them up. Hashed ids count
+/// for the rows to which they are hashed.
 ///
-/// A point `(row, share)` says that so much of the lookups, 0 to 1, falls on the rows before `row`. Between
-/// two points, and before the first one, they are spread evenly. The last point is the number of the table's
-/// rows and 1. In a vocabulary that is numbered by frequency most lookups fall on the first rows, so that of
-/// equal blocks of rows the first has most of the work.
+/// A point `(row, share)` states the share of lookups, 0 to 1, that falls on the rows before `row`. Between two
+/// points, and before the first one, lookups are distributed evenly. The last point is `(rows, 1.0)` for a table of
+/// `rows` rows. In a vocabulary that is ordered by frequency, most lookups fall on the first rows. If such a table is
+/// divided into equal blocks of rows, the first block has most of the work.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LookupShares(pub Vec<(u64, f64)>);
 
 impl LookupShares {
-    /// Of the rows that were looked up, in ascending order, each as often as it was. Any block's share is
-    /// within 0.2 % of all lookups of the counted one, or of what chance makes of them if that is more, where
-    /// 64 points can say that. `None` if lookups are as even as that, or there are none.
+    /// Describes the distribution of `sorted`, the looked-up rows in ascending order with repetitions. The share of
+    /// any block of rows differs from the counted share by at most 0.2 % of all lookups, or by sampling noise if that
+    /// is larger, unless this would need more than 64 points. Returns `None` if the lookups are even within this
+    /// tolerance, or if there are no lookups.
     pub fn from_lookups(sorted: &[u32], rows: u64) -> Option<Self> {
         if sorted.is_empty() {
             return None;
@@ -47,7 +48,7 @@ impl LookupShares {
             segments[worst] = Segment::new(from, furthest, sorted);
             segments.push(Segment::new(furthest, to, sorted));
         }
-        // A share is written with six digits.
+        // Shares are rounded to six decimal places.
         let share = |lookups: usize| (lookups as f64 / all * 1e6).round() / 1e6;
         let mut points: Vec<(u64, f64)> =
             segments.iter().map(|part| (part.to.row, share(part.to.lookups))).collect();
@@ -55,12 +56,12 @@ impl LookupShares {
         (points.len() > 1).then_some(Self(points))
     }
 
-    /// The share of lookups that falls on `rows`, 0 to 1.
+    /// Returns the share of lookups, 0 to 1, that falls on `rows`.
     pub fn share(&self, rows: &Range<u64>) -> f64 {
         (self.before(rows.end) - self.before(rows.start)).max(0.0)
     }
 
-    /// The share of lookups that falls on the rows before `row`.
+    /// Returns the share of lookups that falls on the rows before `row`.
     fn before(&self, row: u64) -> f64 {
         let next = self.0.partition_point(|(point, _)| *point < row);
         let Some(&(end, share)) = self.0.get(next) else { return 1.0 };
@@ -71,12 +72,12 @@ impl LookupShares {
         so_far + (share - so_far) * (row - start) as f64 / (end - start) as f64
     }
 
-    /// Checks that these are the shares of a table of `rows` rows.
+    /// Checks that this is a distribution over the rows of a table with `rows` rows.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if rows do not ascend from 1, shares fall or are no numbers from 0 to 1, or the
-    /// last point is not `rows` and 1.
+    /// [`Error::Invalid`] if rows do not ascend from 1, shares decrease or are not numbers from 0 to 1, or the last
+    /// point is not `rows` and 1.
     pub fn validate(&self, rows: u64) -> Result<()> {
         let hint = "give pairs of a row and the share of lookups that falls on the rows before it, the last one of all \
                     rows and 1; or measure again; or leave `lookup_shares` out, if lookups are even";
@@ -100,19 +101,19 @@ impl LookupShares {
     }
 }
 
-/// So many lookups fall on the rows before this one.
+/// A row, and the number of lookups of the rows before it.
 #[derive(Debug, Clone, Copy)]
 struct Point {
     row: u64,
     lookups: usize,
 }
 
-/// Rows between two points, whose lookups are taken to be even.
+/// The rows between two points, whose lookups are taken to be even.
 #[derive(Debug, Clone, Copy)]
 struct Segment {
     from: Point,
     to: Point,
-    /// Where the lookups differ most from even ones, and by how many.
+    /// The point at which the lookups differ most from even ones, and that difference.
     furthest: Point,
     error: f64,
 }
@@ -124,7 +125,7 @@ impl Segment {
         let mut lookups = from.lookups;
         for same in sorted[from.lookups..to.lookups].chunk_by(|a, b| a == b) {
             let row = u64::from(same[0]);
-            // Before the row and after it.
+            // The points before and after the row.
             for point in [Point { row, lookups }, Point { row: row + 1, lookups: lookups + same.len() }] {
                 let even = from.lookups as f64 + slope * (point.row - from.row) as f64;
                 let error = (point.lookups as f64 - even).abs();
@@ -153,7 +154,7 @@ mod tests {
 
     const ROWS: u64 = 100_000;
 
-    /// Lookups of a vocabulary that is numbered by frequency, by Zipf's law with an exponent of 1.
+    /// Draws lookups by Zipf's law with exponent 1 in a vocabulary that is ordered by frequency.
     fn by_frequency(lookups: usize) -> Vec<u32> {
         let mut rng = ChaCha8Rng::seed_from_u64(7);
         let row = |_| ((ROWS as f64).powf(rng.random_range(0.0..1.0)) - 1.0) as u32;
@@ -196,7 +197,7 @@ mod tests {
             even.sort_unstable();
             assert_eq!(LookupShares::from_lookups(&even, ROWS), None, "{lookups}");
         }
-        // As of a hashed id that a third of the lookups has.
+        // This corresponds to a hashed id that has a third of the lookups.
         let mut hot: Vec<u32> = (0..100_000).map(|_| rng.random_range(0..ROWS as u32)).collect();
         hot.extend([70_000; 50_000]);
         hot.sort_unstable();
@@ -234,7 +235,7 @@ mod tests {
         assert!(refused(&[]).contains("ends with row 0 and share 0"));
     }
 
-    /// A table on four ranks by rows, whose vocabulary is numbered by frequency.
+    /// Returns a plan that divides a table by rows over four ranks.
     fn by_rows(table: &Table) -> TablePlan {
         let shard = |(rank, rows)| Shard { rank, rows, columns: 0..table.dim };
         let shards = (0..).zip(row_blocks(table.rows, 4)).map(shard).collect();
@@ -289,14 +290,14 @@ mod tests {
         let most = |plan: &Plan| plan.ranks.iter().map(|rank| rank.total_bytes()).max().unwrap();
         let large = Topology::h100(4, 1 << 30).unwrap();
         let [(_, even_plan), (_, plan)] = [&even, &table].map(|table| predict(table, &large));
-        // Whoever asks needs room for the same vectors; who serves the first rows needs more.
+        // The rank of the first rows needs more memory than the others, whose request buffers have the same size.
         assert!(most(&plan) > most(&even_plan) + (10 << 20), "{} {}", most(&plan), most(&even_plan));
         let memory_bytes = (most(&plan) + most(&even_plan)) / 2;
         let small = Topology { memory_bytes, ..large };
         predict(&even, &small).0.unwrap();
         let error = predict(&table, &small).0.unwrap_err().to_string();
         assert!(error.contains("rank 0 would hold"), "{error}");
-        // A search finds another plan, or none.
+        // A search finds another plan, or fails.
         match Beam::Full.plan(slice::from_ref(&table), &small, &AnalyticCost, small.global_batch_size(1_000))
         {
             Ok(plan) => plan.check(&[table], &small, plan.global_batch_size).unwrap(),
@@ -317,7 +318,7 @@ mod tests {
                 .plan(slice::from_ref(table), &topology, &AnalyticCost, topology.global_batch_size(8_192))
                 .unwrap()
         };
-        // A table of four columns can only be divided by rows, which is best where lookups are even.
+        // A table with four columns can only be divided by rows, which is best if lookups are even.
         assert_eq!(plan(&even).tables[0].sharding_type, ShardingType::RowWise);
         let by_rows = vec![by_rows(&table)];
         let rows = Plan::predict(
@@ -332,7 +333,7 @@ mod tests {
         let found = plan(&table);
         assert!(found.max_cost_ms <= rows.max_cost_ms, "{} {}", found.max_cost_ms, rows.max_cost_ms);
         assert!(rows.max_cost_ms > 2.0 * plan(&even).max_cost_ms);
-        // The same, numbered the other way round.
+        // The same table, with its rows in reverse order.
         let mut last: Vec<u32> = lookups.iter().map(|row| ROWS as u32 - 1 - row).collect();
         last.sort_unstable();
         let last = Table {

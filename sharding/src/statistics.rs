@@ -1,12 +1,13 @@
-//! How well predictions fit measurements, and the line that a learned model must beat.
+//! Statistics of prediction errors, and the linear regression that a learned model must beat.
 
-/// Mean squared error of `predicted` against `measured`, in the square of their unit.
+/// Returns the mean squared error of `predicted` against `measured`, in the square of their unit.
 pub fn mean_squared_error(predicted: &[f64], measured: &[f64]) -> f64 {
     let squares = predicted.iter().zip(measured).map(|(p, m)| (p - m) * (p - m));
     squares.sum::<f64>() / measured.len().max(1) as f64
 }
 
-/// Kendall's tau-b: 1 if both rank alike, -1 if in reverse, 0 if one has only ties.
+/// Returns Kendall's tau-b: 1 if both have the same order, -1 if the orders are reversed, 0 if one of them has only
+/// ties.
 pub fn kendall_tau(a: &[f64], b: &[f64]) -> f64 {
     let (mut agree, mut ties_a, mut ties_b, mut pairs) = (0i64, 0i64, 0i64, 0i64);
     for i in 0..a.len() {
@@ -22,7 +23,8 @@ pub fn kendall_tau(a: &[f64], b: &[f64]) -> f64 {
     if untied == 0.0 { 0.0 } else { agree as f64 / untied }
 }
 
-/// The standard normal distribution function, by Abramowitz and Stegun, 7.1.26: off by at most 1.5e-7.
+/// Returns the standard normal distribution function, by Abramowitz and Stegun, 7.1.26, with an error of at most
+/// 1.5e-7.
 pub fn normal_cdf(x: f64) -> f64 {
     let z = x.abs() / std::f64::consts::SQRT_2;
     let t = 1.0 / (1.0 + 0.327_591_1 * z);
@@ -33,14 +35,15 @@ pub fn normal_cdf(x: f64) -> f64 {
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// A line through many-dimensional points, by least squares with a trace of ridge for features that hang together.
+/// A linear regression by least squares, with a small ridge term for correlated features.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {
     weights: Vec<f64>,
 }
 
 impl Linear {
-    /// Fits `targets` with rows of `features` and an intercept; a row's squared error counts by its weight.
+    /// Fits `targets` from rows of `features` and an intercept. The squared error of each row is multiplied by its
+    /// weight.
     pub(crate) fn fit(features: &[Vec<f64>], targets: &[f64], weights: &[f64]) -> Self {
         let width = features.first().map_or(0, Vec::len) + 1;
         let mut normal = vec![vec![0.0; width + 1]; width];
@@ -65,14 +68,15 @@ impl Linear {
     }
 }
 
-/// The standard deviation of Kendall's tau of so many pairs that have nothing to do with each other (Kendall, 1938).
+/// Returns the standard deviation of Kendall's tau for `pairs` independent pairs (Kendall, 1938).
 pub(crate) fn kendall_deviation(pairs: usize) -> f64 {
     let n = pairs.max(2) as f64;
     (2.0 * (2.0 * n + 5.0) / (9.0 * n * (n - 1.0))).sqrt()
 }
 
-/// Weights of at least 0 by which sums of columns come nearest to targets, by weighted least squares: cyclic coordinate
-/// descent on the normal equations (Franc, Hlaváč and Navara, 2005), which converges for any start.
+/// Returns non-negative weights of columns whose weighted sums approximate the targets, by weighted least squares.
+/// The algorithm is cyclic coordinate descent on the normal equations (Franc, Hlaváč and Navara, 2005), which
+/// converges from any start.
 pub(crate) fn nonnegative_fit(rows: &[Vec<f64>], targets: &[f64], weights: &[f64]) -> Vec<f64> {
     const PASSES: usize = 20_000;
     let width = rows.first().map_or(0, Vec::len);
@@ -94,7 +98,7 @@ pub(crate) fn nonnegative_fit(rows: &[Vec<f64>], targets: &[f64], weights: &[f64
     for _ in 0..PASSES {
         let mut moved = 0.0f64;
         for i in 0..width {
-            // A column of zeros has no weight.
+            // A column of zeros keeps the weight 0.
             if gram[i][i] > 0.0 {
                 let product: f64 = gram[i].iter().zip(&solution).map(|(g, x)| g * x).sum();
                 let next = (solution[i] + (right[i] - product) / gram[i][i]).max(0.0);
@@ -109,7 +113,7 @@ pub(crate) fn nonnegative_fit(rows: &[Vec<f64>], targets: &[f64], weights: &[f64
     solution.iter().zip(&scales).map(|(x, scale)| x / scale).collect()
 }
 
-/// Gaussian elimination with partial pivoting of `[n, n + 1]` equations.
+/// Solves `[n, n + 1]` equations by Gaussian elimination with partial pivoting.
 fn solve(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
     let n = rows.len();
     for i in 0..n {
@@ -137,7 +141,7 @@ mod tests {
     fn tau_counts_pairs_in_order() {
         assert_eq!(kendall_tau(&[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0]), 1.0);
         assert_eq!(kendall_tau(&[1.0, 2.0, 3.0], &[3.0, 2.0, 1.0]), -1.0);
-        // Five of six pairs agree.
+        // Five of six pairs have the same order.
         assert!((kendall_tau(&[1.0, 2.0, 3.0, 4.0], &[1.0, 2.0, 4.0, 3.0]) - 4.0 / 6.0).abs() < 1e-12);
         // scipy.stats.kendalltau([1, 1, 2, 3], [1, 2, 2, 3]) = 0.8.
         assert!((kendall_tau(&[1.0, 1.0, 2.0, 3.0], &[1.0, 2.0, 2.0, 3.0]) - 0.8).abs() < 1e-12);
@@ -155,10 +159,10 @@ mod tests {
         let found = nonnegative_fit(&rows, &targets([3.0, 2e-6, 0.5]), &ones);
         assert!((found[0] - 3.0).abs() < 1e-3 && (found[1] - 2e-6).abs() < 1e-9, "{found:?}");
         assert!((found[2] - 0.5).abs() < 1e-2 && found[3] == 0.0, "{found:?}");
-        // What would be negative is nothing, and the rest makes the best of it.
+        // A weight that would be negative is 0, and the other weights compensate for it.
         let found = nonnegative_fit(&rows, &targets([-1.0, 2e-6, 9.0]), &ones);
         assert!(found[0] == 0.0 && found[1] > 0.0 && found[2] > 0.0, "{found:?}");
-        // Only the first rows count.
+        // Only the first rows have a positive weight.
         let mut mixed = targets([3.0, 2e-6, 0.5]);
         mixed[20..].fill(100.0);
         let weights: Vec<f64> = (0..40).map(|i| if i < 20 { 1.0 } else { 0.0 }).collect();

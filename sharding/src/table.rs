@@ -1,4 +1,4 @@
-//! What a search knows about a table, and the file that holds it: `tables.json`.
+//! The properties of a table that a search uses, and the file that contains them: `tables.json`.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,31 +18,32 @@ const KIND: FileKind = FileKind {
 
 /// An embedding table as a search sees it: its size, and how often it is looked up.
 ///
-/// Several features may share a table. In the file, the lookups of the first one are the table's own fields, those of the
-/// others `further_features`. Each one's lists, ids and vectors are counted, and costs add up; a row that several features
-/// look up in one step counts for each, though it is updated once.
+/// Several features may share a table. In the file, the lookups of the first feature are fields of the table, and the
+/// lookups of the other features are in `further_features`. Lists, ids and vectors are counted for each feature, and
+/// costs add up. A row that several features look up in one step counts for each of them, although it is updated
+/// once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// The table's name: the feature's, unless features share it.
+    /// The name of the table. It is the name of the feature, unless features share the table.
     pub name: String,
-    /// Its name in TorchRec, if it is not [the usual one](crate::torchrec::table_name).
+    /// The name of the table in TorchRec, if it differs from [the usual one](crate::torchrec::table_name).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub torchrec_name: Option<String>,
-    /// The first feature that looks it up, if its name is not the table's.
+    /// The first feature that looks up the table, if its name is not the table's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feature: Option<String>,
-    /// Rows, at least 1.
+    /// The number of rows, at least 1.
     pub rows: u64,
-    /// Embedding dimension, at least 1.
+    /// The embedding dimension, at least 1.
     pub dim: u64,
-    /// Type of a weight.
+    /// The data type of a weight.
     #[serde(default)]
     pub dtype: DataType,
-    /// The optimizer, whose state stands beside the weights.
+    /// The optimizer, whose state is stored with the weights.
     #[serde(default)]
     pub optimizer: TableOptimizer,
-    /// How the first feature looks it up.
+    /// How the first feature looks up the table.
     #[serde(flatten)]
     pub first: Lookups,
     /// The features that share the table with the first one.
@@ -51,7 +52,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An `fp32` table with row-wise Adagrad, sum pooling, one id per sample and no deduplication.
+    /// Returns an `fp32` table with row-wise Adagrad, sum pooling, one id per sample and no deduplication.
     pub fn new(name: impl Into<String>, rows: u64, dim: u64) -> Self {
         Self {
             name: name.into(),
@@ -66,24 +67,24 @@ impl Table {
         }
     }
 
-    /// The names of the features that look it up.
+    /// Returns the names of the features that look up the table.
     pub fn feature_names(&self) -> impl Iterator<Item = &str> {
         let first = self.feature.as_deref().unwrap_or(&self.name);
         std::iter::once(first).chain(self.further_features.iter().map(|further| further.feature.as_str()))
     }
 
-    /// The lookups of each of them.
+    /// Returns the lookups of each of these features.
     pub fn lookups(&self) -> impl Iterator<Item = &Lookups> {
         std::iter::once(&self.first).chain(self.further_features.iter().map(|further| &further.lookups))
     }
 
-    /// Whether every feature's lookups are taken to be spread evenly over the rows.
+    /// Returns whether the lookups of all features are taken to be distributed evenly over the rows.
     pub(crate) fn has_even_lookups(&self) -> bool {
         self.lookups().all(|lookups| lookups.lookup_shares.is_none())
     }
 
-    /// Of `parts` equal blocks of rows, of which the last may be shorter, the one that is looked up most: the
-    /// first of equals.
+    /// Divides the rows into `parts` equal blocks, of which the last may be shorter, and returns the block with the
+    /// most lookups, the first one of equal blocks.
     pub(crate) fn busiest_block(&self, parts: u64) -> Range<u64> {
         let mut blocks = row_blocks(self.rows, parts);
         let first = blocks.next().unwrap_or(0..self.rows);
@@ -100,7 +101,7 @@ impl Table {
         blocks.fold((ids(&first), first), busier).1
     }
 
-    /// The same table, no list of which is deduplicated.
+    /// Returns the same table without deduplication of lists.
     pub(crate) fn without_deduplication(&self) -> Self {
         let mut plain = self.clone();
         plain.first = plain.first.without_deduplication();
@@ -110,24 +111,24 @@ impl Table {
         plain
     }
 
-    /// Bytes of the whole table: weights and optimizer state, not activations or gradients.
+    /// Returns the bytes of the whole table: weights and optimizer state, but no activations or gradients.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if that is more than can be addressed.
+    /// [`Error::Invalid`] if the size overflows.
     pub fn memory_bytes(&self) -> Result<u64> {
         self.shard_bytes(self.rows, self.dim)
     }
 
-    /// Bytes of a shard of `rows` × `columns` of this table, with its optimizer state.
+    /// Returns the bytes of a shard of `rows` × `columns` of this table, with its optimizer state.
     ///
-    /// The state's values are those of TorchRec (`planner/shard_estimators.py`): none for SGD, one per weight for
-    /// Adagrad, two for Adam, one per row for row-wise Adagrad, which every column shard keeps for itself. They are of
-    /// single precision, whatever the weights' type.
+    /// The number of state values is that of TorchRec (`planner/shard_estimators.py`): none for SGD, one per weight
+    /// for Adagrad, two per weight for Adam, and one per row for row-wise Adagrad, which every column shard keeps for
+    /// itself. The values have single precision, whatever the data type of the weights is.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if that is more than can be addressed.
+    /// [`Error::Invalid`] if the size overflows.
     pub fn shard_bytes(&self, rows: u64, columns: u64) -> Result<u64> {
         let state = self.optimizer.state_values(columns);
         let weights = columns.checked_mul(self.dtype.bytes());
@@ -141,18 +142,18 @@ impl Table {
         })
     }
 
-    /// Bytes of optimizer state of a row of so many columns.
+    /// Returns the bytes of optimizer state of a row with `columns` columns.
     pub(crate) fn state_bytes(&self, columns: u64) -> f64 {
         self.optimizer
             .state_values(columns)
             .map_or(f64::INFINITY, |values| values as f64 * STATE_BYTES as f64)
     }
 
-    /// Checks that such a table can exist.
+    /// Checks that the table is valid.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] naming the table and the value.
+    /// [`Error::Invalid`] that names the table and the value.
     pub fn validate(&self) -> Result<()> {
         let wrong = |message: String, hint: &str| {
             Err(Error::invalid(format!("table `{}`: {message}", self.name), hint))
@@ -180,18 +181,18 @@ impl Table {
 pub struct TableFile {
     /// Version of this format.
     pub format_version: u32,
-    /// Samples of a step over all ranks.
+    /// The number of samples of a step over all ranks.
     pub global_batch_size: u64,
     /// The tables, in feature order.
     pub tables: Vec<Table>,
 }
 
 impl TableFile {
-    /// A table file of the current version.
+    /// Returns a table file of the current version.
     ///
     /// # Errors
     ///
-    /// As [`validate`](Self::validate).
+    /// See [`validate`](Self::validate).
     pub fn new(global_batch_size: u64, tables: Vec<Table>) -> Result<Self> {
         let file = Self { format_version: KIND.version, global_batch_size, tables };
         file.validate()?;
@@ -202,28 +203,28 @@ impl TableFile {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it is missing, malformed, of another version or holds an impossible value.
+    /// [`Error::Fault`] if the file is missing, malformed, of another version or contains an invalid value.
     pub fn load(path: &Path) -> Result<Self> {
         let file: Self = files::load(path, &KIND)?;
         file.validate().map_err(|error| error.in_file(path))?;
         Ok(file)
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file atomically.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be written; an old file is then untouched.
+    /// [`Error::Io`] if the file cannot be written. An old file remains unchanged.
     pub fn store(&self, path: &Path) -> Result<()> {
         files::store_wide(path, self)
     }
 
-    /// Checks what serde cannot.
+    /// Checks the properties that deserialisation does not check.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is no table, the batch size is zero, the name of a table or feature is used
-    /// twice, or a table cannot exist.
+    /// [`Error::Invalid`] if there is no table, the batch size is zero, the name of a table or feature is used twice,
+    /// or a table is invalid.
     pub fn validate(&self) -> Result<()> {
         if self.global_batch_size == 0 {
             return Err(Error::invalid(
@@ -235,13 +236,14 @@ impl TableFile {
     }
 }
 
-/// Equal blocks of rows, of which the last may be shorter: TorchRec finds a row's shard by dividing.
+/// Divides rows into equal blocks, of which the last may be shorter, because TorchRec finds the shard of a row by a
+/// division.
 pub(crate) fn row_blocks(rows: u64, parts: u64) -> impl Iterator<Item = Range<u64>> {
     let block = rows.div_ceil(parts.max(1));
     (0..parts).map(move |part| (part * block).min(rows)..((part + 1) * block).min(rows))
 }
 
-/// Whether equal blocks of rows for so many ranks leave some for the last one.
+/// Returns whether equal blocks of rows for `parts` ranks leave at least one row for the last rank.
 pub(crate) fn has_rows_for(rows: u64, parts: u64) -> bool {
     (parts - 1) * rows.div_ceil(parts) < rows
 }
@@ -250,11 +252,10 @@ pub(crate) fn has_rows_for(rows: u64, parts: u64) -> bool {
 pub(crate) const ID_BYTES: f64 = 8.0;
 /// Bytes of a value of optimizer state.
 const STATE_BYTES: u64 = 4;
-/// Vectors and gradients travel in single precision.
+/// Bytes of an element of a vector or gradient that is sent. Ranks exchange them in single precision.
 pub(crate) const ACTIVATION_BYTES: f64 = 4.0;
 
-/// Checks that these tables can stand side by side: there is one, each can exist, no name of a table or feature is used
-/// twice.
+/// Checks a list of tables: it is not empty, each table is valid, and no name of a table or feature is used twice.
 pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
     if tables.is_empty() {
         return Err(Error::invalid("there are no tables", "a plan needs at least one sparse feature"));
@@ -286,7 +287,7 @@ mod tests {
         assert_eq!(bytes(TableOptimizer::Sgd), 3_200);
         assert_eq!(bytes(TableOptimizer::Adagrad), 6_400);
         assert_eq!(bytes(TableOptimizer::Adam), 9_600);
-        // 1/dim of the weights: one value a row.
+        // 1/dim of the weights: one value per row.
         assert_eq!(bytes(TableOptimizer::RowWiseAdagrad), 3_200 + 400);
         let narrow = |optimizer| {
             let table = Table { optimizer, dtype: DataType::Bf16, ..Table::new("t", 100, 8) };
@@ -379,7 +380,8 @@ mod tests {
         let numbers = |lookups: &Lookups| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
         let expected = [(Pooling::Attention, 20.0, 4.0), (Pooling::Sum, 1.0, 1.0)];
         assert_eq!(table.lookups().map(numbers).collect::<Vec<_>>(), expected);
-        // Weights once; words and vectors of both: 40 ids in two lists as they are, and eight that are pooled.
+        // Weights are counted once, words and vectors for both features: 40 ids in two lists that are not pooled, and
+        // eight ids that are pooled.
         let topology = Topology::h100(3, 1 << 30).unwrap();
         let buffers =
             exchange_buffers(&table, ShardingType::TableWise, &Shard::whole(&table, 0), &topology, 8);

@@ -1,4 +1,4 @@
-//! The machines a plan is for, and the file that describes them: `topology.json`.
+//! The machines for which a plan is made, and the file that describes them: `topology.json`.
 
 use std::fmt;
 use std::path::Path;
@@ -16,77 +16,79 @@ const KIND: FileKind = FileKind {
     hint: "write a new one with `onefold-shard topology --ranks N --memory SIZE --out FILE`, or correct it",
 };
 
-/// The most ranks a topology can have.
+/// The largest number of ranks in a topology.
 pub const MAX_RANKS: u32 = 65_536;
 
-/// The ranks that train together: how many, what they hold, how fast they move bytes.
+/// The ranks that train together: their number, their memory and their bandwidths.
 ///
-/// All ranks are alike, unless there are `groups`. Bandwidths are of one rank, in bytes per second and one direction.
-/// What a rank has is asked of [`memory_of`](Self::memory_of), [`memory_bandwidth_of`](Self::memory_bandwidth_of) and
-/// [`hardware_of`](Self::hardware_of), which know the groups; the fields are what groups that say nothing else have.
+/// All ranks are alike, unless there are `groups`. Bandwidths are those of one rank, in bytes per second and per
+/// direction. Use [`memory_of`](Self::memory_of), [`memory_bandwidth_of`](Self::memory_bandwidth_of) and
+/// [`hardware_of`](Self::hardware_of) to get the properties of a rank, because they consider the groups. The fields
+/// apply to ranks whose group does not set the property.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
     /// Version of this format.
     pub format_version: u32,
-    /// All ranks, numbered from 0.
+    /// The number of ranks, which are numbered from 0.
     pub ranks: u32,
-    /// Ranks of one machine; divides `ranks`.
+    /// The number of ranks per machine. It divides `ranks`.
     pub ranks_per_node: u32,
-    /// Bytes that a rank has for tables, their optimizer state and the buffers to exchange their vectors, after what
-    /// the rest of training takes. In the file a number, or a text such as `"32GiB"`.
+    /// The bytes that a rank has for tables, their optimizer state and exchange buffers, without the memory for the
+    /// rest of the training. In the file it is a number, or a text such as `"32GiB"`.
     #[serde(deserialize_with = "bytes")]
     pub memory_bytes: u64,
-    /// Bandwidth of the memory that holds the tables.
+    /// The bandwidth of the memory that holds the tables.
     #[serde(deserialize_with = "bandwidth")]
     pub memory_bandwidth_bytes_per_second: f64,
-    /// Bandwidth between two ranks of one machine.
+    /// The bandwidth between two ranks on one machine.
     #[serde(deserialize_with = "bandwidth")]
     pub intra_node_bandwidth_bytes_per_second: f64,
-    /// Bandwidth between two ranks of different machines.
+    /// The bandwidth between two ranks on different machines.
     #[serde(deserialize_with = "bandwidth")]
     pub inter_node_bandwidth_bytes_per_second: f64,
-    /// The hardware of a rank, as `onefold-train-tools profile` names it; learned cost models are for one.
+    /// The hardware of a rank, as named by `onefold-train-tools profile`. A learned cost model applies to one kind of
+    /// hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware: Option<String>,
-    /// Ranks that differ, in the order of their numbers; empty if all are alike.
+    /// Groups of ranks that differ, in the order of the ranks; empty if all ranks are alike.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<RankGroup>,
 }
 
-/// Consecutive ranks that are alike. What a group does not say is as the topology says it.
+/// Consecutive ranks that are alike. A property that a group does not set is taken from the topology.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankGroup {
-    /// How many ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Bytes that each has for tables, as [`Topology::memory_bytes`].
+    /// The bytes that each rank has for tables, as in [`Topology::memory_bytes`].
     #[serde(default, deserialize_with = "some_bytes", skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bandwidth of the memory of each, in bytes per second.
+    /// The memory bandwidth of each rank, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bandwidth_bytes_per_second: Option<f64>,
-    /// What each is, as [`Topology::hardware`].
+    /// The hardware of each rank, as in [`Topology::hardware`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware: Option<String>,
 }
 
 impl Topology {
-    /// HBM3 of an H100 SXM: 3.35 TB/s (NVIDIA H100 data sheet).
+    /// The bandwidth of an H100 SXM's HBM3: 3.35 TB/s (NVIDIA H100 data sheet).
     pub const H100_MEMORY_BANDWIDTH: f64 = 3.35e12;
-    /// NVLink 4 of an H100 SXM: 900 GB/s in both directions together (NVIDIA H100 data sheet).
+    /// The bandwidth of an H100 SXM's NVLink 4 in one direction: half of 900 GB/s (NVIDIA H100 data sheet).
     pub const H100_INTRA_NODE_BANDWIDTH: f64 = 4.5e11;
-    /// One 400 Gb/s network port per GPU, as in a DGX H100.
+    /// The bandwidth of one 400 Gb/s network port per GPU, as in a DGX H100.
     pub const H100_INTER_NODE_BANDWIDTH: f64 = 5e10;
-    /// GPUs in one DGX H100.
+    /// The number of GPUs in a DGX H100.
     pub const H100_RANKS_PER_NODE: u32 = 8;
 
-    /// `ranks` GPUs of the H100 class with `memory_bytes` each for tables: one machine for up to 8 ranks,
-    /// machines of 8 beyond.
+    /// Returns a topology of `ranks` GPUs of the H100 class with `memory_bytes` each for tables: one machine for up
+    /// to 8 ranks, and machines of 8 ranks beyond.
     ///
     /// # Errors
     ///
-    /// As [`validate`](Self::validate).
+    /// See [`validate`](Self::validate).
     pub fn h100(ranks: u32, memory_bytes: u64) -> Result<Self> {
         let topology = Self {
             format_version: KIND.version,
@@ -107,18 +109,18 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it is missing, malformed, of another version or holds an impossible value.
+    /// [`Error::Fault`] if the file is missing, malformed, of another version or contains an invalid value.
     pub fn load(path: &Path) -> Result<Self> {
         let topology: Self = files::load(path, &KIND)?;
         topology.validate().map_err(|error| error.in_file(path))?;
         Ok(topology)
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file atomically.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be written; an old file is then untouched.
+    /// [`Error::Io`] if the file cannot be written. An old file remains unchanged.
     pub fn store(&self, path: &Path) -> Result<()> {
         files::store(path, self)
     }
@@ -131,17 +133,18 @@ impl Topology {
         })
     }
 
-    /// Bytes that a rank has for tables, their optimizer state and exchange buffers.
+    /// Returns the bytes that a rank has for tables, their optimizer state and exchange buffers.
     pub fn memory_of(&self, rank: u32) -> u64 {
         self.group_of(rank).and_then(|group| group.memory_bytes).unwrap_or(self.memory_bytes)
     }
 
-    /// Bytes that all ranks have together; `u64::MAX` if they are more.
+    /// Returns the memory of all ranks in bytes, or `u64::MAX` if the sum overflows.
     pub fn total_memory_bytes(&self) -> u64 {
         (0..self.ranks).map(|rank| self.memory_of(rank)).fold(0, u64::saturating_add)
     }
 
-    /// The error for the rank that has less than each needs to ask others; `None` if all or none have enough.
+    /// Returns the error for the first rank whose memory is smaller than its request buffers, which take
+    /// `asking_bytes` on every rank. Returns `None` if all ranks or no ranks have enough memory.
     pub(crate) fn cannot_ask(&self, asking_bytes: u64) -> Option<Error> {
         let can_ask = |rank: &u32| self.memory_of(*rank) >= asking_bytes;
         let rank = (0..self.ranks).find(|rank| !can_ask(rank))?;
@@ -156,20 +159,20 @@ impl Topology {
         (0..self.ranks).any(|rank| can_ask(&rank)).then_some(error)
     }
 
-    /// Bandwidth of a rank's memory, in bytes per second.
+    /// Returns the memory bandwidth of a rank, in bytes per second.
     pub fn memory_bandwidth_of(&self, rank: u32) -> f64 {
         let own = self.group_of(rank).and_then(|group| group.memory_bandwidth_bytes_per_second);
         own.unwrap_or(self.memory_bandwidth_bytes_per_second)
     }
 
-    /// What a rank is, if the topology says it.
+    /// Returns the hardware of a rank, if the topology states it.
     pub fn hardware_of(&self, rank: u32) -> Option<&str> {
         let own = self.group_of(rank).and_then(|group| group.hardware.as_deref());
         own.or(self.hardware.as_deref())
     }
 
-    /// The kind of every rank: a number from 0 that ranks of the same speed and hardware have in common, counted in the
-    /// order of the ranks. A shard costs the same on all ranks of a kind.
+    /// Returns the kind of every rank. Ranks with the same memory bandwidth and hardware have the same kind, and
+    /// kinds are numbered from 0 in the order of the ranks. A shard costs the same on all ranks of a kind.
     pub(crate) fn kinds(&self) -> Vec<usize> {
         let mut known: Vec<(f64, Option<&str>)> = Vec::new();
         let mut kinds = Vec::with_capacity(self.ranks as usize);
@@ -184,22 +187,24 @@ impl Topology {
         kinds
     }
 
-    /// The samples that a rank has of a global batch: the most, where the batch does not divide.
+    /// Returns the number of samples of a global batch that a rank processes. If the batch cannot be divided evenly,
+    /// this is the largest number.
     pub fn samples_per_rank(&self, global_batch_size: u64) -> u64 {
         global_batch_size.div_ceil(u64::from(self.ranks.max(1)))
     }
 
-    /// The global batch size for `samples_per_rank` samples per rank; `u64::MAX` if it is larger.
+    /// Returns the global batch size for `samples_per_rank` samples per rank, or `u64::MAX` if it overflows.
     pub fn global_batch_size(&self, samples_per_rank: u64) -> u64 {
         samples_per_rank.saturating_mul(u64::from(self.ranks))
     }
 
-    /// Machines.
+    /// Returns the number of machines.
     pub fn nodes(&self) -> u32 {
         self.ranks / self.ranks_per_node.max(1)
     }
 
-    /// The bandwidth at which a rank exchanges data with all others: that of the slowest link it uses.
+    /// Returns the bandwidth at which a rank exchanges data with all others: the bandwidth of the slowest link that
+    /// it uses.
     pub fn exchange_bandwidth_bytes_per_second(&self) -> f64 {
         if self.ranks > self.ranks_per_node {
             self.inter_node_bandwidth_bytes_per_second
@@ -208,13 +213,13 @@ impl Topology {
         }
     }
 
-    /// Checks what serde cannot.
+    /// Checks the properties that deserialisation does not check.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the version is another, there is no rank or more than [`MAX_RANKS`], the ranks
-    /// do not fill whole machines, a rank has no memory, a bandwidth is not a positive number, or groups are not of all
-    /// ranks together.
+    /// [`Error::Invalid`] if the version is not supported, the number of ranks is 0 or above [`MAX_RANKS`], the ranks
+    /// do not fill whole machines, a rank has no memory, a bandwidth is not a positive number, or the groups do not
+    /// contain all ranks.
     pub fn validate(&self) -> Result<()> {
         if self.format_version != KIND.version {
             let message = format!(
@@ -289,7 +294,7 @@ fn some_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>,
     bytes(deserializer).map(Some)
 }
 
-/// A number of bytes, or a text that [`units::parse_bytes`] knows.
+/// Deserialises a number of bytes, or a text that [`units::parse_bytes`] reads.
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     struct Bytes;
     impl<'de> Visitor<'de> for Bytes {
@@ -314,10 +319,10 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     deserializer.deserialize_any(Bytes)
 }
 
-/// Why there is no list of ranks' sizes or speeds.
+/// The error for a list with one value per rank.
 const UNEQUAL: &str = "these ranks are unequal: give one number here, and what other ranks have in `groups`";
 
-/// A number; not one for each rank.
+/// Deserialises a number, and rejects a list with one value per rank.
 fn bandwidth<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     struct Bandwidth;
     impl<'de> Visitor<'de> for Bandwidth {
@@ -365,7 +370,7 @@ mod tests {
         assert!(parse("\"32 parsecs\"").unwrap_err().to_string().contains("`32 parsecs` is not a size"));
         assert!(parse("-5").unwrap_err().to_string().contains("expected a number of bytes or a size"));
         assert!(parse("1.5").is_err());
-        // Ranks of unequal memory are groups.
+        // Ranks with unequal memory must be described as groups.
         let unequal = parse("[1024, 2048]").unwrap_err().to_string();
         assert!(
             unequal.starts_with("these ranks are unequal") && unequal.contains("in `groups`"),
@@ -384,7 +389,7 @@ mod tests {
         assert_eq!(memory, [2, 2, 1, 1, 1, 2, 2, 2]);
         assert_eq!(topology.total_memory_bytes(), 13 << 30);
         assert_eq!([4, 5].map(|rank| topology.memory_bandwidth_of(rank)), [3.35e12, 1e12]);
-        // Where no rank can ask the others, none of them is to blame.
+        // If no rank can request from the others, the error does not name a rank.
         assert!(topology.cannot_ask(1 << 30).is_none() && topology.cannot_ask(3 << 30).is_none());
         assert!(topology.cannot_ask(2 << 30).unwrap().to_string().starts_with("rank 2 has "));
         assert_eq!([1, 2, 5].map(|rank| topology.hardware_of(rank)), [None, Some("old"), None]);

@@ -1,7 +1,7 @@
-//! To and from TorchRec: its embedding configurations in, a plan that builds its `ShardingPlan` out.
+//! Import of TorchRec's embedding configurations, and export of a plan from which TorchRec's `ShardingPlan` is built.
 //!
-//! What comes in is JSON with the fields of `EmbeddingBagConfig`, and per table the `pooling_factors` of
-//! `ParameterConstraints`, one for every feature, if they are known:
+//! The input is JSON with the fields of `EmbeddingBagConfig`. A table may also have `pooling_factors` as in
+//! `ParameterConstraints`, one for each feature:
 //!
 //! ```json
 //! {"global_batch_size": 512, "optimizer": "row_wise_adagrad", "tables": [
@@ -9,9 +9,9 @@
 //!    "pooling": "SUM", "data_type": "FP32", "pooling_factors": [1.0]}]}
 //! ```
 //!
-//! `dedupe_factor` and `access_bins` are those of each of a table's features.
+//! `dedupe_factor` and `access_bins` apply to each feature of a table.
 //!
-//! What goes out is described at [`export`].
+//! The output is described at [`export`].
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -35,7 +35,7 @@ struct Model {
     tables: Vec<BagConfig>,
 }
 
-/// `EmbeddingBagConfig`, and what planning needs beside it.
+/// An `EmbeddingBagConfig`, with additional fields for planning.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BagConfig {
@@ -67,8 +67,8 @@ fn fp32() -> String {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the file is missing or malformed, a table has no feature, not as many pooling factors as
-/// features, or a type or a pooling that is not known here.
+/// [`Error::Fault`] if the file is missing or malformed, a table has no feature, the number of pooling factors
+/// differs from the number of features, or a data type or pooling is not supported.
 pub fn load_tables(path: &Path) -> Result<TableFile> {
     let wrong = |message: String, hint: &str| Error::file(path, message, hint);
     let shape = "write {\"global_batch_size\": N, \"tables\": [{\"name\", \"num_embeddings\", \"embedding_dim\", \"feature_names\", …}]}, \
@@ -94,7 +94,7 @@ fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
     let pooling = match config.pooling.as_str() {
         "SUM" => Pooling::Sum,
         "MEAN" => Pooling::Mean,
-        // An `EmbeddingCollection`: a vector per id, as attention needs them.
+        // An `EmbeddingCollection` returns one vector per id, as attention needs them.
         "NONE" => Pooling::Attention,
         other => {
             let message = format!("table `{name}` has the pooling `{other}`");
@@ -111,7 +111,7 @@ fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
         }
     };
     let features = config.feature_names.len();
-    // TorchRec's default.
+    // TorchRec's default is 1.
     let factors = config.pooling_factors.unwrap_or_else(|| vec![1.0; features]);
     if factors.len() != features {
         let message =
@@ -136,39 +136,41 @@ fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
     })
 }
 
-/// The name of a table in TorchRec, in a model's export and in a plan's: `t_TABLE`. TorchRec's modules have the tables as
-/// attributes, so that names such as `items` are taken, and no name has a dot.
+/// Returns the name of a table in TorchRec, for exported models and plans: `t_TABLE`. TorchRec's modules have the
+/// tables as attributes, so names such as `items` are reserved, and a name cannot contain a dot.
 pub fn table_name(table: &str) -> String {
     format!("t_{}", table.replace('.', "_"))
 }
 
-/// An embedding collection of a model, and the tables that it has.
+/// An embedding collection of a model, and its tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
-    /// Its path in the model; empty if it is the model.
+    /// The path of the collection in the model; empty if the collection is the model.
     pub path: String,
-    /// Names of tables, as in the plan; if it is empty, all tables that no other module has.
+    /// The names of the tables, as in the plan. If it is empty, the module has all tables that no other module has.
     pub tables: Vec<String>,
 }
 
 impl Module {
-    /// The module with all tables.
+    /// Returns a module with all tables.
     pub fn of_all(path: impl Into<String>) -> Self {
         Self { path: path.into(), tables: Vec::new() }
     }
 }
 
-/// A plan as JSON that builds TorchRec's `ShardingPlan`: for every module, every table's `ParameterSharding`:
-/// `sharding_type`, `compute_kernel`, `ranks`, and the `sharding_spec` as a list of `shard_offsets`, `shard_sizes` and
-/// `placement`, null for data-parallel tables.
+/// Exports a plan as JSON from which TorchRec's `ShardingPlan` is built. For every module and table, it contains the
+/// fields of `ParameterSharding`: `sharding_type`, `compute_kernel`, `ranks`, and the `sharding_spec` as a list of
+/// `shard_offsets`, `shard_sizes` and `placement`, or null for data-parallel tables.
 ///
-/// `device` is `cuda` or `cpu`. A row-wise table on the ranks of one of several machines is TorchRec's `table_row_wise`.
+/// `device` is `cuda` or `cpu`. A row-wise table on the ranks of one machine of several has TorchRec's type
+/// `table_row_wise`.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for what TorchRec cannot represent: other blocks of rows than equal ones on all ranks, or on those
-/// of one machine, in order; shards that are not copies with a number of columns that 4 does not divide; names of modules
-/// and tables that PyTorch refuses. And if a table is in no module, or in two, or a module has a table that the plan lacks.
+/// [`Error::Invalid`] for plans that TorchRec cannot represent: blocks of rows that are not equal, or not in order on
+/// all ranks or on the ranks of one machine; shards, other than copies, whose number of columns is not a multiple of
+/// 4; and names of modules and tables that PyTorch rejects. Also if a table is in no module or in two modules, or if
+/// a module has a table that the plan lacks.
 pub fn export(plan: &Plan, modules: &[Module], device: &str) -> Result<Value> {
     let mut exported = Map::new();
     for module in modules {
@@ -228,7 +230,7 @@ fn check_module(plan: &Plan, module: &Module, modules: &[Module]) -> Result<()> 
     }
 }
 
-/// The module that has a table.
+/// Returns the module that has a table.
 fn module_of<'a>(table: &TablePlan, modules: &'a [Module]) -> Result<&'a Module> {
     let mut naming = modules.iter().filter(|module| module.tables.contains(&table.name));
     let found = naming.next().or_else(|| modules.iter().find(|module| module.tables.is_empty()));
@@ -281,8 +283,9 @@ fn parameter_sharding(plan: &Plan, table: &TablePlan, device: &str) -> Result<Va
     }))
 }
 
-/// The sharding type of a table by rows, whose shards are in the order of their rows: TorchRec finds a row's rank by
-/// dividing by the size of a block, so blocks are equal and stand on all ranks, or those of one machine, in order.
+/// Returns the sharding type of a table that is divided by rows. The shards are given in the order of their rows.
+/// TorchRec finds the rank of a row by dividing by the block size, so blocks must have equal sizes and be in order on
+/// all ranks, or on the ranks of one machine.
 fn row_wise(plan: &Plan, table: &TablePlan, shards: &[&Shard]) -> Result<&'static str> {
     let topology = &plan.topology;
     let first = shards.first().map_or(0, |shard| shard.rank);
@@ -307,7 +310,7 @@ fn row_wise(plan: &Plan, table: &TablePlan, shards: &[&Shard]) -> Result<&'stati
     }
 }
 
-/// `rank:9/cuda:1`; a CPU has no number, and TorchRec refuses one.
+/// Returns a placement such as `rank:9/cuda:1`. A CPU has no device number, and TorchRec rejects one.
 fn placement(device: &str, rank: u32, per_node: u32) -> String {
     match device {
         "cpu" => format!("rank:{rank}/cpu"),
@@ -401,7 +404,7 @@ mod tests {
         assert!(missing.contains("there is no such file\n  hint: write {\"global_batch_size\""), "{missing}");
     }
 
-    /// One table of each type on two machines of two.
+    /// The plan has one table of each sharding type on two machines with two ranks each.
     #[test]
     fn a_plan_is_exported_as_torchrec_has_it() {
         let topology = Topology { ranks_per_node: 2, ..Topology::h100(4, 1 << 30).unwrap() };
@@ -466,7 +469,7 @@ mod tests {
         assert_eq!(of_cpu["plan"][""]["t_whole"]["sharding_spec"][0]["placement"], "rank:3/cpu");
     }
 
-    /// The error of a plan for two ranks with a table of 10 rows and `dim` columns and these shards.
+    /// Returns the error for a plan for two ranks with a table of 10 rows, `dim` columns and these shards.
     fn refused(dim: u64, sharding_type: ShardingType, shards: &[(u32, Range<u64>)]) -> Option<String> {
         let table = Table::new("t", 10, dim);
         let topology = Topology::h100(2, 1 << 30).unwrap();

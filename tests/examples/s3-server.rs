@@ -1,5 +1,6 @@
-//! Runs a command beside an S3 server on the loopback interface, with a latency as an object store has it. The
-//! command's environment names the server; its datasets are at `s3://data/…`. At the end the requests are counted.
+//! Runs a command while an S3 server runs on the loopback interface, with the latency of an object store. The
+//! command's environment names the server; its datasets are at `s3://data/…`. At the end the numbers of requests are
+//! printed.
 //!
 //! ```sh
 //! cargo build --release --workspace --bins --example s3-server

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-# `proptest! {` begins a block; a line with its closing brace, at the same indentation, ends it.
+# A block starts with `proptest! {` and ends with a closing brace on a line at the same indentation.
 BLOCK = re.compile(r"^(?P<indentation> *)proptest! \{$(?P<body>.*?)^(?P=indentation)\}$", re.MULTILINE | re.DOTALL)
 TEST = re.compile(r"#\[test\]\s+fn (\w+)")
 

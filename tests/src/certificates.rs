@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use crate::Dir;
 
-/// The time after which a [certificate](Dir::certificate) of no days has expired: certificates count in seconds, and the
-/// last one is still valid.
+/// The time after which a [certificate](Dir::certificate) for 0 days has expired. Certificates have a resolution of
+/// one second, and are still valid in the last one.
 pub const EXPIRY: Duration = Duration::from_secs(2);
 
 impl Dir {
-    /// Makes `NAME.pem` and `NAME.key`, a certificate for this machine that is valid for `days` days (one of no days has
-    /// expired [`EXPIRY`] after this returns), and `AUTHORITY-ca.pem`, the certificate of the authority
-    /// that signed it, unless that file exists.
+    /// Creates `NAME.pem` and `NAME.key`, a certificate for this machine that is valid for `days` days. A certificate
+    /// for 0 days has expired [`EXPIRY`] after this function returns. Also creates `AUTHORITY-ca.pem`, the
+    /// certificate of the authority that signs it, unless that file exists.
     #[track_caller]
     pub fn certificate(&self, name: &str, authority: &str, days: u32) {
         if !self.path(format!("{authority}-ca.pem")).exists() {

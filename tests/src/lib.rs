@@ -1,5 +1,5 @@
-//! Helpers for tests that cross crates: a temporary folder ([`Dir`]), the workspace's binaries as a person runs them
-//! ([`TestCommand`]), and ports for servers ([`free_port`]).
+//! Helpers for tests that span several crates: a temporary directory ([`Dir`]), commands of the workspace's binaries
+//! as a person runs them ([`TestCommand`]), and ports for servers ([`free_port`]).
 //!
 //! ```no_run
 //! let dir = onefold_tests::Dir::new();
@@ -8,9 +8,9 @@
 //! dir.command("onefold-read head logs").fails(&["`logs` is not a dataset"]);
 //! ```
 //!
-//! A failure prints the command, its folder and the files there, its stdout and stderr.
+//! A failure prints the command, its directory and the files in it, stdout and stderr.
 //!
-//! With the feature `s3` there is an S3 server, too: `S3Server`.
+//! The feature `s3` adds an S3 server: `S3Server`.
 
 #![forbid(unsafe_code)]
 
@@ -32,14 +32,14 @@ pub use self::ports::free_port;
 #[cfg(feature = "s3")]
 pub use self::s3::{ACCESS_KEY, BUCKET, Counters, Fault, ObjectWriter, S3Server, SECRET_KEY, When};
 
-/// A temporary folder, removed at the end.
+/// A temporary directory, which is removed at the end.
 #[derive(Debug)]
 pub struct Dir(tempfile::TempDir);
 
-/// The files of a folder that was made once, by their paths relative to it.
+/// The files of a directory that was created once, by their relative paths.
 type Made = Arc<OnceLock<BTreeMap<PathBuf, Vec<u8>>>>;
 
-/// The folders of [`Dir::made_once`], by the places that ask for them and their keys.
+/// The results of [`Dir::made_once`], by caller and key.
 static MADE: Mutex<BTreeMap<(Location<'static>, String), Made>> = Mutex::new(BTreeMap::new());
 
 impl Default for Dir {
@@ -49,14 +49,14 @@ impl Default for Dir {
 }
 
 impl Dir {
-    /// An empty folder.
+    /// Creates an empty directory.
     pub fn new() -> Self {
         Self(tempfile::Builder::new().prefix("onefold-test-").tempdir().expect("a temporary folder"))
     }
 
-    /// A folder with the files that `make` puts into one. Each place that calls this has `make` called once in a process
-    /// for each `key`, which names what `make` depends on; later calls copy the files. Folders without files are left
-    /// out.
+    /// Creates a directory with the files that `make` creates. In a process, each caller runs `make` once per `key`,
+    /// which must name everything on which the result depends. Later calls copy the files. Empty directories are not
+    /// copied.
     #[track_caller]
     pub fn made_once(key: &str, make: impl FnOnce(&Self)) -> Self {
         let place = (*Location::caller(), key.to_owned());
@@ -71,17 +71,17 @@ impl Dir {
         dir
     }
 
-    /// The folder's path.
+    /// Returns the path of the directory.
     pub fn root(&self) -> &Path {
         self.0.path()
     }
 
-    /// The path of `name` in the folder.
+    /// Returns the path of `name` in the directory.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.root().join(name)
     }
 
-    /// Writes a file, and the folders on the way to it.
+    /// Writes a file, and creates its parent directories.
     #[track_caller]
     pub fn write(&self, name: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
         let path = self.path(name);
@@ -89,19 +89,19 @@ impl Dir {
         fs_err::write(path, bytes).expect("a file");
     }
 
-    /// The bytes of a file.
+    /// Returns the bytes of a file.
     #[track_caller]
     pub fn read(&self, name: impl AsRef<Path>) -> Vec<u8> {
         fs_err::read(self.path(name)).expect("a file")
     }
 
-    /// The text of a file.
+    /// Returns the text of a file.
     #[track_caller]
     pub fn text(&self, name: impl AsRef<Path>) -> String {
         String::from_utf8(self.read(name)).expect("a text")
     }
 
-    /// Replaces every `from` in a text file; there must be at least one.
+    /// Replaces every `from` in a text file, which must contain it at least once.
     #[track_caller]
     pub fn edit(&self, name: impl AsRef<Path>, from: &str, to: &str) {
         let text = self.text(&name);
@@ -109,13 +109,13 @@ impl Dir {
         self.write(name, text.replace(from, to));
     }
 
-    /// Adds text to the end of a file.
+    /// Appends text to a file.
     pub fn append(&self, name: impl AsRef<Path>, text: &str) {
         let all = self.text(&name) + text;
         self.write(name, all);
     }
 
-    /// Sets every `key = …` of a TOML file, of which there must be at least one, to `value`.
+    /// Sets every `key = …` of a TOML file to `value`. The key must occur at least once.
     #[track_caller]
     pub fn set(&self, name: impl AsRef<Path>, key: &str, value: &str) {
         let (text, start) = (self.text(&name), format!("{key} = "));
@@ -130,13 +130,13 @@ impl Dir {
         self.write(name, text.lines().map(line).collect::<String>());
     }
 
-    /// Every file below the folder, by its path relative to it, with its bytes.
+    /// Returns all files below the directory, by relative path, with their bytes.
     pub fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         files_below(self.root())
     }
 
-    /// The command `line`, split at white space: one of the workspace's binaries and its arguments. It runs in
-    /// this folder.
+    /// Returns the command `line`, which consists of one of the workspace's binaries and its arguments, separated by
+    /// white space. It runs in this directory.
     pub fn command(&self, line: &str) -> TestCommand {
         let mut words = line.split_whitespace();
         let mut command = Command::new(binary(words.next().unwrap_or_default()));
@@ -145,12 +145,12 @@ impl Dir {
     }
 }
 
-/// Every file below `root`, by its path relative to it, with its bytes.
+/// Returns all files below `root`, by relative path, with their bytes.
 pub fn files_below(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     entries_below(root).into_iter().filter_map(|(name, bytes)| Some((name, bytes?))).collect()
 }
 
-/// Every file below `root` with its bytes, and every folder with none.
+/// Returns all files below `root` with their bytes, and all directories with `None`.
 fn entries_below(root: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     let mut entries = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -169,7 +169,7 @@ fn entries_below(root: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     entries
 }
 
-/// A run of one of the workspace's binaries.
+/// A command of one of the workspace's binaries.
 #[derive(Debug)]
 pub struct TestCommand {
     command: Command,
@@ -178,7 +178,7 @@ pub struct TestCommand {
 }
 
 impl TestCommand {
-    /// Adds an argument that may hold white space.
+    /// Adds an argument, which may contain white space.
     pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Self {
         self.line += &format!(" {}", argument.as_ref().to_string_lossy());
         self.command.arg(argument);
@@ -199,7 +199,7 @@ impl TestCommand {
         self
     }
 
-    /// Makes the command reach a server at `s3://` URLs, and no other.
+    /// Configures the command to access a server at `s3://` URLs, and no other server.
     #[cfg(feature = "s3")]
     pub fn with_s3(self, server: &S3Server) -> Self {
         let mut cleared = self.without_variables("AWS_");
@@ -207,28 +207,28 @@ impl TestCommand {
         cleared
     }
 
-    /// Makes the system refuse to write files beyond as many KiB, as a full disk would.
+    /// Limits the size of files that the command can write to `kib` KiB. A larger write fails, as on a full disk.
     pub fn with_file_limit(self, kib: u64) -> Self {
-        // Where the signal is ignored, the write fails (EFBIG) instead.
+        // If the signal is ignored, the write fails (EFBIG) instead.
         let script = "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"";
         let what = format!("files of {kib} KiB at most");
         self.started_by("bash", &["-c", script, &kib.to_string()], &what)
     }
 
-    /// Makes the system kill the command, by SIGXFSZ, when it would write a file beyond as many KiB.
+    /// Makes the system kill the command with SIGXFSZ when it writes a file of more than `kib` KiB.
     pub fn killed_beyond(self, kib: u64) -> Self {
         let script = "ulimit -c 0; ulimit -f \"$0\"; exec \"$@\"";
         let what = format!("killed at a file of more than {kib} KiB");
         self.started_by("bash", &["-c", script, &kib.to_string()], &what)
     }
 
-    /// Makes the command be killed once it has run for so many seconds, so that one that would not end fails its test.
+    /// Kills the command after `seconds` seconds, so that a test fails if the command does not end.
     pub fn with_time_limit(self, seconds: u64) -> Self {
         let what = format!("killed after {seconds} seconds");
         self.started_by("timeout", &["--signal=KILL", &seconds.to_string()], &what)
     }
 
-    /// The same command, started by another program.
+    /// Returns the same command, started by another program.
     fn started_by(mut self, program: &str, arguments: &[&str], what: &str) -> Self {
         let mut command = Command::new(program);
         command.args(arguments).arg(self.command.get_program());
@@ -244,7 +244,7 @@ impl TestCommand {
         self
     }
 
-    /// Runs the command, which must succeed; gives its stdout.
+    /// Runs the command, which must succeed, and returns its stdout.
     #[track_caller]
     pub fn works(mut self) -> String {
         let output = self.output();
@@ -252,7 +252,7 @@ impl TestCommand {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Runs the command with `--json`, which must succeed; gives the object on the last line of its stdout.
+    /// Runs the command with `--json`, which must succeed, and returns the object on the last line of its stdout.
     #[track_caller]
     pub fn json(self) -> Value {
         let mut with_json = self.arg("--json");
@@ -264,20 +264,20 @@ impl TestCommand {
         last.unwrap_or_default()
     }
 
-    /// Runs the command, which must fail as a person deserves it: exit status 1, nothing on stdout, one error on
-    /// stderr that holds all of `parts` and a hint, and every file in the folder as it was. Gives its stderr.
+    /// Runs the command, which must fail properly: exit status 1, no output on stdout, one error on stderr that
+    /// contains all of `parts` and a hint, and no change of any file in the directory. Returns its stderr.
     #[track_caller]
     pub fn fails(self, parts: &[&str]) -> String {
         self.fails_with_status(1, parts)
     }
 
-    /// The same for what is wrong with the command line itself, whose exit status is 2.
+    /// Runs the command like [`fails`](Self::fails) for errors in the command line itself, whose exit status is 2.
     #[track_caller]
     pub fn is_misused(self, parts: &[&str]) -> String {
         self.fails_with_status(2, parts)
     }
 
-    /// As [`fails`](Self::fails) of a command that leaves what it had done before.
+    /// Runs the command like [`fails`](Self::fails), but allows changes of files.
     #[track_caller]
     pub fn fails_late(mut self, parts: &[&str]) -> String {
         self.error(1, parts).0
@@ -298,8 +298,8 @@ impl TestCommand {
         stderr
     }
 
-    /// Runs the command, which must fail with one error that holds all of `parts` and a hint. Gives its stderr, as text
-    /// too.
+    /// Runs the command, which must fail with one error that contains all of `parts` and a hint. Returns its stderr
+    /// as text, and its output.
     #[track_caller]
     fn error(&mut self, status: i32, parts: &[&str]) -> (String, Output) {
         let output = self.output();
@@ -324,20 +324,20 @@ impl TestCommand {
         (stderr, output)
     }
 
-    /// Runs the command and gives its exit status, stdout and stderr, whatever they are.
+    /// Runs the command and returns its exit status, stdout and stderr.
     #[track_caller]
     pub fn output(&mut self) -> Output {
         self.command.output().unwrap_or_else(|error| panic!("`{}` cannot be started: {error}", self.line))
     }
 
-    /// Starts the command and does not wait for it; its output goes nowhere.
+    /// Starts the command without waiting for it. Its output is discarded.
     #[track_caller]
     pub fn spawn(mut self) -> Child {
         let quiet = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         quiet.spawn().unwrap_or_else(|error| panic!("`{}` cannot be started: {error}", self.line))
     }
 
-    /// The same with its stderr kept, for `wait_with_output`.
+    /// Starts the command like [`spawn`](Self::spawn), but keeps its stderr for `wait_with_output`.
     #[track_caller]
     pub fn spawn_with_stderr(mut self) -> Child {
         let piped = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -364,7 +364,7 @@ impl TestCommand {
     }
 }
 
-/// The path of one of the workspace's binaries: they lie in the folder above that of the test.
+/// Returns the path of one of the workspace's binaries, which are in the parent of the test's directory.
 #[track_caller]
 fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");

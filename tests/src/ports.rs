@@ -3,24 +3,24 @@
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The first port that is given, and how many there are. All lie below those that Linux gives to `connect` and to
-/// `bind` with port 0 (from 32768 on), so that no other process gets one between the test of the port and its use.
+/// The first port that is used, and the number of ports. All of them are below the ports that Linux assigns for
+/// `connect` and for `bind` with port 0 (from 32768), so no other process gets a port between its check and its use.
 const FIRST: u32 = 12_000;
 const COUNT: u32 = 20_000;
-/// How far apart the first ports of processes with successive ids are.
+/// The distance between the first ports of processes with consecutive ids.
 const STRIDE: u32 = 199;
 
-/// The ports that this process has tried.
+/// The number of ports that this process has tried.
 static TRIED: AtomicU32 = AtomicU32::new(0);
 
-/// A port of 127.0.0.1 at which nothing listens, for a server that cannot say which port it got. It is free until the
-/// server uses it: neither another call in this process gives it, nor does the system give it to another process.
+/// Returns a port of 127.0.0.1 on which nothing listens, for a server that cannot report its port. Until the server
+/// uses it, neither another call in this process returns it nor does the system assign it to another process.
 ///
 /// # Panics
 ///
 /// If all ports are in use.
 pub fn free_port() -> u16 {
-    // Test programs that run side by side begin at different ports.
+    // Test programs that run at the same time start at different ports.
     let start = std::process::id() % COUNT * STRIDE;
     for _ in 0..COUNT {
         let tried = TRIED.fetch_add(1, Ordering::Relaxed) % COUNT;

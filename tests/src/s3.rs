@@ -1,4 +1,4 @@
-//! A real S3 server on the loopback interface that can fail the way networks and services fail ([`S3Server`]).
+//! A real S3 server on the loopback interface that can simulate failures of networks and services ([`S3Server`]).
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -39,17 +39,17 @@ use tokio::sync::Semaphore;
 use self::answer::{Answer, Broken, broken, refusal, reset, slow, stalled, truncated};
 use self::backend::{Backend, Folder, drain};
 
-/// The key that requests are signed with.
+/// The access key with which requests are signed.
 pub const ACCESS_KEY: &str = "onefold";
-/// Its secret.
+/// The secret key.
 pub const SECRET_KEY: &str = "a secret";
-/// The bucket that every server has.
+/// The bucket of every server.
 pub const BUCKET: &str = "data";
 
-/// Connections that are served at once; more wait.
+/// The largest number of simultaneous connections. Further connections wait.
 const CONNECTIONS: usize = 256;
 
-/// What goes wrong with a request.
+/// A fault of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The answer is `503 SlowDown`; the request is not executed.
@@ -58,48 +58,48 @@ pub enum Fault {
     InternalError,
     /// The answer is `403 AccessDenied`; the request is not executed.
     Denied,
-    /// The answer is `409 ConditionalRequestConflict`, as while another writer creates the object; the request is not
-    /// executed.
+    /// The answer is `409 ConditionalRequestConflict`, as if another writer was creating the object; the request is
+    /// not executed.
     Conflict,
     /// The connection is reset before the request is executed.
     Reset,
-    /// The request is executed, and then the connection is reset: the client cannot know.
+    /// The request is executed, and then the connection is reset, so the client does not know the result.
     LoseAnswer,
     /// The connection is reset after half of the answer's body.
     Truncate,
-    /// The connection stays open, and no answer comes; the request is not executed.
+    /// The connection remains open without an answer; the request is not executed.
     Stall,
-    /// The connection stays open, and nothing comes after half of the answer's body.
+    /// The connection remains open, but the answer's body stops after its first half.
     StallHalfway,
-    /// The answer's body comes with this many bytes a second.
+    /// The answer's body is sent at this rate.
     Slow {
-        /// Bytes a second, at least 1.
+        /// Bytes per second, at least 1.
         bytes_per_second: u64,
     },
 }
 
-/// Which of the requests that a rule applies to get the fault.
+/// The selection of the requests that get a fault, among those to which a rule applies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum When {
-    /// All of them.
+    /// All requests.
     Always,
-    /// The n-th, counted from 1.
+    /// The n-th request, counted from 1.
     Nth(u64),
-    /// The first n.
+    /// The first n requests.
     First(u64),
-    /// Each with this probability; equal seeds draw alike.
+    /// Each request with this probability. Equal seeds give equal choices.
     Chance {
-        /// From 0 to 1.
+        /// The probability, from 0 to 1.
         probability: f64,
-        /// Of the generator, ChaCha8.
+        /// The seed of the generator, ChaCha8.
         seed: u64,
     },
 }
 
-/// The requests that a server has answered, or not answered.
+/// The numbers of requests that a server has received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// All requests, those with faults among them.
+    /// All requests, including those with faults.
     pub requests: u64,
     /// `GET` requests for objects.
     pub gets: u64,
@@ -107,32 +107,33 @@ pub struct Counters {
     pub lists: u64,
     /// `HEAD` requests.
     pub heads: u64,
-    /// `PUT` requests: objects and parts of them.
+    /// `PUT` requests: objects and parts of objects.
     pub puts: u64,
-    /// `POST` requests: multipart uploads that begin or end, and deletions of many objects.
+    /// `POST` requests: starts and ends of multipart uploads, and deletions of several objects.
     pub posts: u64,
     /// `DELETE` requests.
     pub deletes: u64,
     /// Requests with a fault.
     pub faults: u64,
-    /// Bytes of answers' bodies.
+    /// Bytes of the answers' bodies.
     pub bytes_sent: u64,
-    /// Bytes of requests' bodies, by their headers.
+    /// Bytes of the requests' bodies, according to their headers.
     pub bytes_received: u64,
 }
 
 /// An S3 server with the bucket [`BUCKET`], which runs until it is dropped. Its objects are files in a temporary
-/// folder, or those of [another server](Self::in_front_of).
+/// directory, or the objects of [another server](Self::in_front_of).
 ///
-/// Signatures are checked. Beyond what `s3s-fs` does, `If-Match` is respected by `GET` and `HEAD`, and requests with
-/// `If-Match` or `If-None-Match` that write are executed one after the other, so that one of two creations wins.
+/// Signatures are checked. In addition to the functions of `s3s-fs`, `GET` and `HEAD` respect `If-Match`, and write
+/// requests with `If-Match` or `If-None-Match` are executed one after the other, so that only one of two creations
+/// succeeds.
 #[derive(Debug)]
 pub struct S3Server {
     shared: Arc<Shared>,
-    /// `None` in front of another server.
+    /// The directory of the objects; `None` if requests are forwarded to another server.
     folder: Option<tempfile::TempDir>,
     address: SocketAddr,
-    /// `None` only while it is dropped.
+    /// The runtime; `None` only during the drop.
     runtime: Option<tokio::runtime::Runtime>,
 }
 
@@ -165,8 +166,8 @@ impl S3Server {
         Self::serving(backend, Some(folder))
     }
 
-    /// Starts a server that hands requests on to the one at `address`, and its answers back: faults, delays, actions
-    /// and counters come between. The objects are the other server's, which also checks signatures or does not.
+    /// Starts a server that forwards requests to the server at `address` and returns its answers, with the faults,
+    /// delays, actions and counters of this server. The other server stores the objects, and may check signatures.
     pub fn in_front_of(address: SocketAddr) -> Self {
         Self::serving(Backend::Other(address), None)
     }
@@ -182,12 +183,12 @@ impl S3Server {
         Self { shared, folder, address, runtime: Some(runtime) }
     }
 
-    /// The endpoint, `http://127.0.0.1:…`.
+    /// Returns the endpoint, `http://127.0.0.1:…`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// The environment variables with which a program reaches this server.
+    /// Returns the environment variables with which a program accesses this server.
     pub fn environment(&self) -> [(&'static str, String); 7] {
         [
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
@@ -200,7 +201,7 @@ impl S3Server {
         ]
     }
 
-    /// The file that holds an object. Objects that were uploaded may be read there; to change one, use
+    /// Returns the path of the file of an object. Uploaded objects can be read from it. To change an object, use
     /// [`put`](Self::put), which also changes its ETag.
     #[track_caller]
     pub fn file(&self, bucket: &str, key: &str) -> PathBuf {
@@ -212,32 +213,33 @@ impl S3Server {
         self.folder.as_ref().expect("the objects are those of another server").path()
     }
 
-    /// Creates or replaces an object without a request; creates the bucket, too.
+    /// Creates or replaces an object without a request. Also creates the bucket.
     #[track_caller]
     pub fn put(&self, bucket: &str, key: &str, bytes: impl AsRef<[u8]>) {
         self.writer().put(bucket, key, bytes);
     }
 
-    /// Writes objects without requests. It may be moved into a closure for [`before`](Self::before).
+    /// Returns a writer of objects that needs no requests. It can be moved into a closure for
+    /// [`before`](Self::before).
     #[track_caller]
     pub fn writer(&self) -> ObjectWriter {
         ObjectWriter { folder: self.folder().to_owned() }
     }
 
-    /// Adds a fault to requests whose first line (`GET /bucket/key?query`) contains `part`; all if it is empty. The
-    /// first rule that applies to a request counts.
+    /// Adds a fault to requests whose first line (`GET /bucket/key?query`) contains `part`, or to all requests if
+    /// `part` is empty. If several rules apply to a request, the first one is used.
     pub fn inject(&self, part: &str, fault: Fault, when: When) {
         let seed = if let When::Chance { seed, .. } = when { seed } else { 0 };
         let random = ChaCha8Rng::seed_from_u64(seed);
         self.shared.state().rules.push(Rule { part: part.to_owned(), fault, when, seen: 0, random });
     }
 
-    /// Makes every request take longer by `latency`, before it is executed.
+    /// Delays the execution of every request by `latency`.
     pub fn delay(&self, latency: Duration) {
         self.shared.state().latency = latency;
     }
 
-    /// Calls `action` before the n-th request (counted from 1) from now on whose first line contains `part`.
+    /// Calls `action` before the n-th request, counted from 1 and from now on, whose first line contains `part`.
     pub fn before(&self, part: &str, nth: u64, action: impl FnOnce() + Send + 'static) {
         let action = Some(Box::new(action) as Box<dyn FnOnce() + Send>);
         self.shared.state().actions.push(Action { part: part.to_owned(), nth, seen: 0, action });
@@ -251,25 +253,25 @@ impl S3Server {
         state.latency = Duration::ZERO;
     }
 
-    /// What was counted since the start or the last [`reset_counters`](Self::reset_counters).
+    /// Returns the counters since the start or the last [`reset_counters`](Self::reset_counters).
     pub fn counters(&self) -> Counters {
         self.shared.state().counters
     }
 
-    /// Counts from 0 again.
+    /// Resets the counters to 0.
     pub fn reset_counters(&self) {
         self.shared.state().counters = Counters::default();
     }
 }
 
-/// Writes the objects of a server as files.
+/// A writer of a server's objects as files.
 #[derive(Debug, Clone)]
 pub struct ObjectWriter {
     folder: PathBuf,
 }
 
 impl ObjectWriter {
-    /// Creates or replaces an object. Readers that have it open go on with the old one, as with S3.
+    /// Creates or replaces an object. Readers that have opened the object continue to read the old one, as with S3.
     #[track_caller]
     pub fn put(&self, bucket: &str, key: &str, bytes: impl AsRef<[u8]>) {
         let path = self.folder.join(bucket).join(key);
@@ -278,13 +280,13 @@ impl ObjectWriter {
         let new = tempfile::NamedTempFile::new_in(&self.folder).expect("a temporary file");
         fs_err::write(new.path(), bytes).expect("a file");
         new.persist(&path).expect("a file");
-        // Where s3s-fs keeps the ETag of an uploaded object; without it, the ETag is the MD5 of the bytes.
+        // In this file, s3s-fs stores the ETag of an uploaded object. Without it, the ETag is the MD5 of the bytes.
         let kept = format!(".bucket-{}.object-{}.internal.json", base64_url(bucket), base64_url(key));
         let _ = fs_err::remove_file(self.folder.join(kept));
     }
 }
 
-/// Base64 with the alphabet for URLs, without padding (RFC 4648, section 5).
+/// Encodes text as Base64 with the URL alphabet, without padding (RFC 4648, section 5).
 fn base64_url(text: &str) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let encode = |group: &[u8]| {
@@ -311,7 +313,7 @@ struct Rule {
     part: String,
     fault: Fault,
     when: When,
-    /// Requests that the rule applied to.
+    /// The number of requests to which the rule applied.
     seen: u64,
     random: ChaCha8Rng,
 }
@@ -330,7 +332,7 @@ impl fmt::Debug for Shared {
 }
 
 impl Rule {
-    /// Whether a request gets this rule's fault.
+    /// Returns whether a request gets the fault of this rule.
     fn applies(&mut self, line: &str) -> bool {
         if !line.contains(&self.part) {
             return false;
@@ -346,7 +348,7 @@ impl Rule {
 }
 
 impl State {
-    /// Counts a request; gives its fault.
+    /// Counts a request, and returns its fault.
     fn begin(&mut self, request: &Request<Incoming>, line: &str) -> Option<Fault> {
         let counters = &mut self.counters;
         counters.requests += 1;
@@ -362,14 +364,14 @@ impl State {
         }
         let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         counters.bytes_received += length.and_then(|length| length.parse::<u64>().ok()).unwrap_or(0);
-        // Every rule counts its requests, also those that an earlier rule has taken.
+        // Every rule counts its requests, including those to which an earlier rule was applied.
         let applies: Vec<bool> = self.rules.iter_mut().map(|rule| rule.applies(line)).collect();
         let fault = applies.iter().position(|applies| *applies).map(|rule| self.rules[rule].fault);
         self.counters.faults += u64::from(fault.is_some());
         fault
     }
 
-    /// The actions that come before a request.
+    /// Returns the actions that run before a request.
     fn actions(&mut self, line: &str) -> Vec<Box<dyn FnOnce() + Send>> {
         let applying = self.actions.iter_mut().filter(|action| line.contains(&action.part));
         let due = applying.filter_map(|action| {
@@ -380,7 +382,7 @@ impl State {
     }
 }
 
-/// Accepts connections for ever; the runtime ends it.
+/// Accepts connections until the runtime shuts down.
 async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
     let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -396,7 +398,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) -> Result<(), Broken> {
     stream.set_nodelay(true).map_err(broken)?;
-    // hyper owns the connection; its second handle can make the end of it a reset.
+    // hyper owns the connection. With this second handle, the connection can be ended with a reset.
     let handle = std::net::TcpStream::from(stream.as_fd().try_clone_to_owned().map_err(broken)?);
     let handle = Arc::new(TcpStream::from_std(handle).map_err(broken)?);
     let service = hyper::service::service_fn(move |request| {
@@ -412,7 +414,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a request, or fails so that hyper closes the connection.
+    /// Answers a request. An error makes hyper close the connection.
     async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
@@ -424,7 +426,7 @@ impl Shared {
             (state.begin(&request, &line), state.latency)
         };
         tokio::time::sleep(latency).await;
-        // An action may send requests itself, which others of the runtime's threads answer.
+        // An action may send requests itself, which other threads of the runtime answer.
         let actions = self.state().actions(&line);
         tokio::task::block_in_place(|| actions.into_iter().for_each(|action| action()));
         let refused = match fault {
@@ -450,7 +452,7 @@ impl Shared {
             }
             Some(Fault::Stall) => {
                 drain(request).await;
-                // The client gives up and closes the connection, which drops this.
+                // The client gives up and closes the connection, which drops this future.
                 std::future::pending().await
             }
             Some(Fault::StallHalfway) => {
@@ -464,7 +466,7 @@ impl Shared {
         }
     }
 
-    /// The answer of the backend, and half of its body's length.
+    /// Returns the answer of the backend, and half the length of its body.
     async fn execute_and_halve(
         self: &Arc<Self>,
         request: Request<Incoming>,
@@ -475,7 +477,7 @@ impl Shared {
         Ok((response, half))
     }
 
-    /// The answer of the backend, with its bytes counted.
+    /// Returns the answer of the backend, and counts its bytes.
     async fn execute(self: &Arc<Self>, request: Request<Incoming>) -> Result<Response<Answer>, Broken> {
         let shared = Arc::clone(self);
         Ok(self.backend.execute(request).await?.map(|body| {

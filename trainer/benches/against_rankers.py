@@ -1,59 +1,59 @@
 #!/usr/bin/env python3
-"""Held-out quality and training time of `onefold-train` beside FuxiCTR and RecBole, on the same samples and features.
+"""Compares held-out quality and training time of `onefold-train`, FuxiCTR and RecBole on the same samples and features.
 
     export PYTHONPATH=$(trainer/benches/rankers.sh)     # installs both libraries once
     trainer/benches/against_rankers.py --data movielens --work DIR [--bin target/release]
     trainer/benches/against_rankers.py --data ebnerd --ebnerd DIR --work DIR [--seeds 1,2,3] [--threads 2]
 
   onefold-dlrm     the model of the import's `train.toml`
-  onefold-din      the same, but the history is pooled by `din`, with the shown item as its target
-  onefold-dcnv2    the model of the import's `train.toml` with three cross layers in place of dot products, of half the
-                   rank, so that they have as many weights as RecBole's
-  fuxictr-dlrm     FuxiCTR's layers put together as a DLRM: its package on PyPI has the layers, but no DLRM
+  onefold-din      the same model, but the history is pooled by `din`, with the shown item as its target
+  onefold-dcnv2    the model of the import's `train.toml` with three cross layers in place of dot products. Their rank is
+                   half the width of all vectors, so that they have as many weights as RecBole's
+  fuxictr-dlrm     a DLRM composed of FuxiCTR's layers, because its package on PyPI has no DLRM
   fuxictr-din      the DIN in FuxiCTR's package
-  recbole-pnn      RecBole's PNN with inner products, of its models the nearest to a DLRM; it has no DLRM
+  recbole-pnn      RecBole's PNN with inner products, its most similar model to a DLRM, because it has no DLRM
   recbole-dcnv2    RecBole's DCNV2, with three cross layers (its default)
   recbole-din      RecBole's DIN
 
-Same for all: a dataset that `onefold-ingest build --layout rows` makes of the imported logs, with a vocabulary for
-every sparse feature, from whose Parquet files the libraries get their samples; the import's split by time; vectors of
-32, hidden layers of 128 and 64, where dense features have layers of their own 64 and 32; batches as in `train.toml`;
-float32; the number of threads. There is no dropout and no regularization. Every feature has a table of its own, but a
-DIN looks up the history and the shown item in one.
+These properties are the same for all systems: a dataset that `onefold-ingest build --layout rows` builds from the
+imported logs, with a vocabulary for every sparse feature (the libraries get the samples from its Parquet files); the
+import's split by time; vectors of 32 dimensions; hidden layers of 128 and 64, and of 64 and 32 for dense features if they
+have their own layers; batches as in `train.toml`; float32; the number of threads. There is no dropout and no
+regularization. Every feature has its own table, except that DIN models look up the history and the shown item in one.
 
 Tuning: the end of the training part (`--tune-share`, by time) is set aside. Each system is trained on the rest with
-every setting of a grid that is as large for all, learning rates times epochs, with the first seed. The setting with
-the lowest log loss on what was set aside is trained on the whole training part, once with every seed, and evaluated on
-the holdout, which no choice has seen. Rates are those of Adam for the libraries (`--rates`), and for `onefold-train`
-factors on both default rates (`--factors`). Optimizers, initial parameters and the order of samples are what
-each system has by default: the libraries shuffle all samples, `onefold-train` reads sessions in the order of time.
+every setting of a grid, learning rates times epochs, with the first seed; the grids have equal sizes. The setting with
+the lowest log loss on the part set aside is then trained on the whole training part, once per seed, and evaluated on
+the holdout, which is not used for any choice. Learning rates are those of Adam for the libraries (`--rates`), and factors
+on both default rates for `onefold-train` (`--factors`). Optimizers, initial parameters and the order of samples are the
+defaults of each system: the libraries shuffle all samples, `onefold-train` reads sessions in the order of time.
 
-`seconds` is the wall time of the training loop with its loader: for `onefold-train` (`--dedupe exact`) with reading
-the dataset from disk, for the libraries from tensors in memory. Imports, building those tensors and evaluating do not
-count. `cpu s` are seconds of processors, which other programs on the machine change less; those of `onefold-train`
-include its start and its evaluation. On a busy machine neither is good for more than a rough comparison.
+`seconds` is the wall time of the training loop with its loader. For `onefold-train` (`--dedupe exact`) this includes
+reading the dataset from disk, while the libraries read tensors in memory. Imports, the creation of these tensors and
+evaluations are excluded. `cpu s` is the processor time, which depends less on other programs of the machine; for
+`onefold-train` it includes the start and the evaluation. On a busy machine, both allow only a rough comparison.
 
-AUC, log loss and NE (log loss divided by the entropy of the evaluated samples' mean label) are computed by one
-function from predictions. `onefold-train` gives figures in place of predictions: its NE is computed again from its log
-loss, and its AUC is within the `auc_error` that it states (below 1e-4).
+AUC, log loss and NE (log loss divided by the entropy of the evaluated samples' mean label) are computed from predictions
+by one function. `onefold-train` reports metrics, not predictions: its NE is computed from its log loss, and its AUC
+has the reported error bound `auc_error` (below 1e-4).
 
-What the libraries cannot take, or take differently:
+Differences that the libraries require:
 
-  FuxiCTR   A feature without an id looks up row 0, which is learned; with us it is a vector of zeros. DIN gives every
-            dense feature a learned vector. Its own loader for DIN takes a user's history as the beginning of one list,
-            which the windows in logs are not; so a loader of this script makes the batches and cuts lists to the
-            longest one of a batch. It does less than FuxiCTR's own. Gradients beyond a norm of 10 are clipped (its
-            default). Its attention has Dice, ours sigmoids.
-  RecBole   Its datasets get tensors in place of text files, and ids stay those of the vocabulary. PNN and DCNV2 have
-            lists as `token_seq`, which they pool by the mean, always padded to the longest list of all, and dense
-            features as learned vectors. DIN has no inputs but the history and the shown item, both with the item's own
-            features if there are any (MovieLens: genres and year): no dense features, nothing of the user or the
-            request. Its attention has the widths of its hidden layers, where the others have 80 and 40. DCNV2 and DIN
-            normalize batches. DCNV2's penalty on its cross layers is off (`reg_weight`), as is dropout.
+  FuxiCTR   A feature without an id looks up row 0, which is trained; in Onefold it is a vector of zeros. DIN gives every
+            dense feature a trained vector. FuxiCTR's own loader for DIN requires that the history of a sample is the
+            beginning of one list per user, but the histories in the logs are windows. Therefore a loader in this script
+            makes the batches, and cuts lists to the longest list of a batch. It does less work than FuxiCTR's loader.
+            Gradients with a norm above 10 are clipped (its default). Its attention uses Dice, Onefold's uses sigmoids.
+  RecBole   Its datasets get tensors instead of text files, and keep the ids of the vocabulary. PNN and DCNV2 get lists as
+            `token_seq`, which they pool by the mean and always pad to the longest list of the dataset, and dense features
+            as trained vectors. DIN has only the history and the shown item as inputs, both with the item's own features
+            if there are any (MovieLens: genres and year), but no dense features and no features of the user or the
+            request. Its attention has the widths of its hidden layers, the other systems have 80 and 40. DCNV2 and DIN
+            use batch normalization. DCNV2's penalty on its cross layers is off (`reg_weight`), as is dropout.
 
-Tuning is done for all systems first, then all are trained with one seed after the other. Every finished run becomes a
-line of `DATA.jsonl` in `--work`, and a run that is there is not repeated. All else that is written is in `--work` too.
-Prints a table, and with `--json` one object.
+All systems are tuned first, then all are trained with one seed after another. Every finished run is stored as a line of
+`DATA.jsonl` in `--work`, and is not repeated. All other files are written to `--work` too. Prints a table, and with
+`--json` one JSON object.
 """
 
 import argparse
@@ -75,7 +75,7 @@ import tomllib
 import warnings
 
 warnings.filterwarnings("ignore")
-# As `onefold-train` has it: threads do not wait busily for longer than there is between two operations.
+# As in `onefold-train`: threads do not wait in a busy loop for longer than the time between two operations.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
@@ -89,8 +89,8 @@ SYSTEMS = [
     "onefold-dlrm", "onefold-din", "onefold-dcnv2", "fuxictr-dlrm", "fuxictr-din", "recbole-pnn", "recbole-dcnv2",
     "recbole-din",
 ]
-# Of each data set: the holdout's partition, the shown item, the history of items, features of the item alone, the
-# vocabularies that features share, and the epochs to choose from.
+# For each data set: the holdout's partition, the shown item, the history of items, the features of the item itself, the
+# vocabularies that features share, and the numbers of epochs to choose from.
 DATA = {
     "ebnerd": {
         "holdout": "validation", "item": "article_id", "history": "history", "attributes": [],
@@ -139,8 +139,8 @@ def arguments():
 
 
 def run(*command):
-    """The JSON that a command of ours prints. LIBTORCH, where it is set, is where it finds libtorch."""
-    # Python's folders are not for it, and its libtorch is not for Python.
+    """Returns the JSON that a command of Onefold prints. LIBTORCH, if set, is the folder of the command's libtorch."""
+    # Python's folders are for Python only, and so is its libtorch.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if "LIBTORCH" in environment:
         environment["LD_LIBRARY_PATH"] = f"{environment['LIBTORCH']}/lib"
@@ -150,12 +150,12 @@ def run(*command):
 
 
 def figures(labels, predictions):
-    """AUC, log loss and NE of probabilities."""
+    """Returns AUC, log loss and NE of probabilities."""
     labels = numpy.asarray(labels, numpy.float64)
-    # Single precision has no probability between 1 - 6e-8 and 1.
+    # Single precision has no values between 1 - 6e-8 and 1.
     predictions = numpy.clip(numpy.asarray(predictions, numpy.float64), 1e-7, 1 - 1e-7)
     loss = -numpy.mean(labels * numpy.log(predictions) + (1 - labels) * numpy.log1p(-predictions))
-    # The mean rank of equal predictions is that of a tie.
+    # Equal predictions get their mean rank.
     _, inverse, counts = numpy.unique(predictions, return_inverse=True, return_counts=True)
     ranks = (numpy.cumsum(counts) - (counts - 1) / 2)[inverse]
     positive = labels.sum()
@@ -169,7 +169,7 @@ def ne_of(loss, mean):
 
 
 def to_toml(table, path=()):
-    """A configuration as text: keys before tables."""
+    """Returns a configuration as TOML, with keys before tables."""
     lines = [f"[{'.'.join(path)}]"] if path else []
     lines += [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
     inner = [to_toml(value, (*path, key)) for key, value in table.items() if isinstance(value, dict)]
@@ -177,7 +177,7 @@ def to_toml(table, path=()):
 
 
 def build(options):
-    """The logs and the dataset of all systems, with partitions `train`, `tune` and the holdout's; built once."""
+    """Builds the logs and the dataset of all systems, unless they exist. The partitions are `train`, `tune` and the holdout."""
     logs, dataset = options.work / f"{options.data}-logs", options.work / f"{options.data}-dataset"
     if not logs.exists():
         if options.data == "ebnerd":
@@ -218,8 +218,8 @@ FROM ({before}) AS whole
 class Samples:
     """The samples of a dataset in memory, by part: `train`, `tune`, `holdout`.
 
-    `features` has for each sparse feature the rows of a table and whether it has lists. Ids are those of the dataset, 1
-    or above. A list is a row of ids with zeros at its end; a single id that is missing is 0.
+    `features` has for each sparse feature the number of table rows, and whether samples have lists. Ids are those of the
+    dataset, 1 or above. A list is a row of ids, padded with zeros; a missing single id is 0.
     """
 
     def __init__(self, dataset, data):
@@ -252,13 +252,13 @@ class Samples:
                 if name == self.history:
                     self.parts[part]["history_length"] = lengths[part]
             self.features[name] = {"rows": rows, "list": longest > 1}
-        # Features with one vocabulary have one table's ids.
+        # Features with the same vocabulary share the ids of one table.
         for name, vocabulary in data["vocabularies"].items():
             alike = [other for other, own in data["vocabularies"].items() if own == vocabulary]
             self.features[name]["rows"] = max(self.features[other]["rows"] for other in alike)
 
     def columns(self, parts):
-        """The columns of several parts, one after the other, as tensors."""
+        """Returns the concatenated columns of several parts as tensors."""
         import torch
 
         return {
@@ -281,7 +281,7 @@ def processor_seconds(whose):
 
 
 def timed(train):
-    """The wall and processor seconds that a library's training takes."""
+    """Returns the wall and processor seconds of a library's training."""
     busy, started = processor_seconds(resource.RUSAGE_SELF), time.perf_counter()
     train()
     return {"seconds": time.perf_counter() - started, "cpu_seconds": processor_seconds(resource.RUSAGE_SELF) - busy}
@@ -337,9 +337,9 @@ class Onefold:
 
 
 class Batches:
-    """Batches of FuxiCTR's models, shuffled anew in every epoch where they are to train on.
+    """Batches for FuxiCTR's models, shuffled in every epoch if they are for training.
 
-    A batch is what `make` does with its columns. Lists are cut to the longest one of the batch.
+    `make` converts the columns of a batch. Lists are cut to the longest list of the batch.
     """
 
     def __init__(self, columns, lists, size, shuffled, make):
@@ -397,7 +397,7 @@ class FuxiCTR:
         from model_zoo.LongCTR.DIN import DIN
 
         class FixedEpochs:
-            """Trains as many epochs as told: no evaluations in between, and the last parameters are the result."""
+            """Trains a fixed number of epochs, without evaluations in between; the last parameters are the result."""
 
             def eval_step(self):
                 pass
@@ -487,7 +487,7 @@ class RecBole:
         }
         if self.model in ("pnn", "dcnv2"):
             settings["reg_weight"] = 0.0
-        # RecBole reads the command line too.
+        # RecBole also parses the command line.
         given, sys.argv = sys.argv, sys.argv[:1]
         try:
             return Config(model=self.model.upper(), dataset="samples", config_dict=settings)
@@ -503,7 +503,7 @@ class RecBole:
         samples = self.samples
         columns = samples.columns(parts)
         history_length = columns.pop("history_length")
-        # DIN takes nothing but the history and the item with its own features.
+        # DIN has only the history and the item with its own features as inputs.
         if self.model == "din":
             names = ["user_id", samples.item]
             inputs = {name: columns[name] for name in [samples.label, *names]}
@@ -521,7 +521,7 @@ class RecBole:
                 items[name] = own
 
         class InMemory(Dataset):
-            """RecBole's dataset with tensors in place of files, and the dataset's own numbers in place of new ones."""
+            """RecBole's dataset with tensors instead of files, and with the ids of the vocabulary."""
 
             def _from_scratch(self):
                 self._get_preset()
@@ -531,7 +531,7 @@ class RecBole:
                 self.set_field_property(samples.label, FeatureType.FLOAT, FeatureSource.INTERACTION, 1)
                 for name in dense:
                     self.set_field_property(name, FeatureType.FLOAT, FeatureSource.INTERACTION, 1)
-                    # A number is a pair of itself and the row of its vector, as in RecBole's own preparation.
+                    # A number is stored as a pair of its value and the row of its vector, as in RecBole's own preparation.
                     self.field2bucketnum[name] = 2
                     inputs[name] = torch.stack([inputs[name], torch.ones_like(inputs[name])], 1)
                 for name in names:
@@ -570,7 +570,7 @@ class RecBole:
 
 
 class Results:
-    """The finished runs, a line of a file each."""
+    """The finished runs, stored as lines of a file."""
 
     def __init__(self, file):
         self.file = file
@@ -582,7 +582,7 @@ class Results:
         return json.dumps(described, sort_keys=True)
 
     def get(self, described, train):
-        """The line of a run. One that is not there is trained, or is None without `train`."""
+        """Returns the line of a run. A missing run is trained; without `train`, returns None."""
         key = self.key(described)
         if key not in self.known:
             if train is None:
@@ -599,7 +599,7 @@ class Results:
 
 
 class Competitor:
-    """A system with its grid and its runs on the whole training part."""
+    """A system, its grid, and its runs on the whole training part."""
 
     def __init__(self, options, name, system, results):
         self.options, self.name, self.system, self.results = options, name, system, results
@@ -637,7 +637,7 @@ def main():
     logs, dataset = build(options)
     samples = Samples(dataset, DATA[options.data])
     batch_size = tomllib.loads((logs / "train.toml").read_text())["train"]["batch_size"]
-    # Libraries write beside where they are started.
+    # The libraries write files to the current directory.
     scratch = options.work / "scratch"
     scratch.mkdir(exist_ok=True)
     os.chdir(scratch)

@@ -1,4 +1,4 @@
-"""The reference models of rm1, rm2 and rm3 in TorchRec on the CPU: what `onefold-train-tools bench` is compared with.
+"""Trains the reference models of rm1, rm2 and rm3 in TorchRec on the CPU, to compare with `onefold-train-tools bench`.
 
     export PYTHONPATH=$(sharding/torchrec.sh)       # installs TorchRec 1.6.1 once; pyarrow is needed too
     onefold-ingest build rm1/dataset.toml --out rm1-rows --layout rows
@@ -7,24 +7,23 @@
     python trainer/benches/against_torchrec.py --workload rm1 --data rm1-rows --precision fp32,bf16
     python trainer/benches/against_torchrec.py --workload rm1 --data rm1-rows --ranks 2 --plan plan.json
 
-`plain` gives every sample its own lists. `deduplicated` is what a TorchRec user can write by hand: rows of user
-features that repeat are looked up, pooled and attended to once, and an index select expands them; the search for
-them counts. Both train the same batches of 2,048 samples, in turns and with one set of weights: fused
-table-batched embeddings with row-wise Adagrad, TorchRec's DLRM modules, fused Adagrad, float32.
-
+`plain` gives every sample its own lists. `deduplicated` is the deduplication that a TorchRec user can write by hand:
+repeated rows of user features are looked up, pooled and attended to once, and an index select expands them; the time
+includes finding the duplicates. Both variants train the same batches of 2,048 samples, alternately and with one set of
+weights: fused table-batched embeddings with row-wise Adagrad, TorchRec's DLRM modules, fused Adagrad, float32.
 `plain_bf16` and `deduplicated_bf16` compute the same under `torch.autocast("cpu", dtype=torch.bfloat16)`:
 matrix products and attention are in bfloat16, forward and backward; the backward pass itself runs outside
 of autocast. Parameters, tables, optimizers and the loss stay float32. Variants of all precisions take turns.
 
 Without `--ranks`, one process calls FBGEMM's tables itself. With it, the script starts that many processes, and
-TorchRec's DistributedModelParallel trains on Gloo: every table on one rank, everything else on all ranks with DDP.
-Rank r of N takes the r-th of N equal parts of every batch, and deduplicates it before ids and vectors are
-exchanged. A table is on the rank that `plan.json` of `onefold-shard plan` names; without `--plan`, tables go
-round robin.
+Without `--ranks`, one process calls FBGEMM's tables directly. With it, the script starts that many processes, which train
+with TorchRec's DistributedModelParallel on Gloo: every table on one rank, everything else on all ranks with DDP. Rank r
+of N takes the r-th of N equal parts of every batch, and deduplicates it before ids and vectors are exchanged. With
+`--plan`, a table is on the rank that the plan of `onefold-shard plan` assigns; otherwise tables are assigned round robin.
 
-Prints one JSON object. Each variant has the median milliseconds of a step (of its slowest rank), the samples per
-second of all ranks, the mean loss, and `first_losses`: the losses of its first steps, warm-up included. The
-initial weights are the same on any number of ranks, so these losses agree to about 1e-6 where all is float32.
+Prints one JSON object. Each variant has the median milliseconds of a step (of its slowest rank), the samples per second
+of all ranks, the mean loss, and `first_losses`: the losses of its first steps, including the warm-up. The initial weights
+do not depend on the number of ranks, so in float32 these losses agree to about 1e-6.
 """
 
 import argparse
@@ -59,7 +58,7 @@ from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
 
 BATCH, ROWS, DIM, HEADS = 2048, 200_000, 64, 2
 WARM_UP, FIRST_LOSSES = 2, 8
-PRECISIONS = {"fp32": "", "bf16": "_bf16"}  # and how names of variants end
+PRECISIONS = {"fp32": "", "bf16": "_bf16"}  # and the suffixes of the variants
 TABLE_OPTIMIZER = {
     "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.005, "eps": 1e-8,
     "bounds_check_mode": BoundsCheckMode.NONE,
@@ -67,7 +66,7 @@ TABLE_OPTIMIZER = {
 
 
 class Attention(torch.nn.Module):
-    """QKV projection, self-attention, mean over the valid positions, output projection."""
+    """QKV projection, self-attention, mean over the valid positions, and output projection."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +84,7 @@ class Attention(torch.nn.Module):
         else:
             padded = torch.ops.fbgemm.jagged_to_padded_dense(projected, [offsets], [longest], 0.0)
         heads = padded.view(rows, longest, 3, HEADS, DIM // HEADS).permute(2, 0, 3, 1, 4)
-        # Rows of full length need no mask, which saves the plain and the deduplicated variant the same.
+        # Rows of full length need no mask, which saves the same time in the plain and the deduplicated variant.
         mask = None
         if not full:
             mask = (torch.arange(longest) < lengths.clamp(min=1).unsqueeze(1)).view(rows, 1, 1, longest)
@@ -97,7 +96,7 @@ class Attention(torch.nn.Module):
 
 
 def initialize(number, weights):
-    """Fills table `number` of the schema, with the same weights on whichever rank it is."""
+    """Initializes table `number` of the schema, with weights that do not depend on its rank."""
     if not weights.is_meta:
         with torch.no_grad():
             weights.uniform_(-(ROWS**-0.5), ROWS**-0.5, generator=torch.Generator().manual_seed(number))
@@ -108,16 +107,16 @@ def all_features(groups):
 
 
 def bounds_per_feature(group, offsets):
-    """Where the rows of each feature begin and end in the ids of its group: `R + 1` offsets for each."""
+    """Returns the offsets of each feature's rows in the ids of its group: `R + 1` offsets per feature."""
     count = len(group["features"])
     rows = (len(offsets) - 1) // count
     return [offsets[f * rows : (f + 1) * rows + 1] for f in range(count)]
 
 
 class FusedTables(torch.nn.Module):
-    """The tables of one process: FBGEMM's, without a collection around them.
+    """The tables of one process: FBGEMM's, without TorchRec's collections.
 
-    Gives per group what `Collections` gives.
+    The output is the same as that of `Collections`.
     """
 
     def __init__(self, groups):
@@ -126,7 +125,7 @@ class FusedTables(torch.nn.Module):
         self.tables = torch.nn.ModuleList()
         number = 0
         for group in groups:
-            # A sequence has a table alone: lists of length one make it a lookup without pooling.
+            # A sequence has its own table; lists of length one make it a lookup without pooling.
             counts = [1] * len(group["features"]) if group["sequence"] else [len(group["features"])]
             self.tables.append(torch.nn.ModuleList())
             for count in counts:
@@ -149,15 +148,15 @@ class FusedTables(torch.nn.Module):
 
 
 class Collections(torch.nn.Module):
-    """The tables as TorchRec's collections, for DistributedModelParallel to shard.
+    """The tables as TorchRec's collections, which DistributedModelParallel shards.
 
-    Gives per group its pooled vectors, `[R, F * D]`, or of sequences a vector per id: for each feature `[ids, D]`.
+    The output has per group the pooled vectors, `[R, F * D]`; for sequences, a vector per id: `[ids, D]` per feature.
     """
 
     def __init__(self, groups):
         super().__init__()
         self.groups = groups
-        # Collections share their exchanges, so there are few: pooled or not, deduplicated by hand or not.
+        # Each collection has its own exchange, so there are few: pooled or not, deduplicated by hand or not.
         self.members = {}
         for number, group in enumerate(groups):
             kind = "sequences" if group["sequence"] else "pooled"
@@ -176,12 +175,12 @@ class Collections(torch.nn.Module):
             self.collections[kind] = collection(tables, device=torch.device("meta"))
 
     def keyed(self, members, inputs):
-        """The ids of several groups as one KeyedJaggedTensor.
+        """Returns the ids of several groups as one KeyedJaggedTensor.
 
-        Deduplicated groups differ a little in their number of rows. Empty rows at the end make them equal.
+        Deduplicated groups have slightly different numbers of rows. Empty rows at the end make the numbers equal.
         """
         names = [self.groups[n]["features"] for n in members]
-        # `[F, R]` each.
+        # The shape is `[F, R]` per group.
         lengths = [inputs[n][1].diff().view(len(own), -1) for own, n in zip(names, members)]
         rows = max(own.shape[1] for own in lengths)
         lengths = [torch.nn.functional.pad(own, (0, rows - own.shape[1])) for own in lengths]
@@ -189,7 +188,7 @@ class Collections(torch.nn.Module):
         return KeyedJaggedTensor(sum(names, []), values, lengths=torch.cat(lengths).view(-1))
 
     def forward(self, inputs):
-        # All exchanges are under way before the first one is waited for.
+        # All exchanges are started before waiting for the first one.
         started = {
             kind: self.collections[kind](self.keyed(members, inputs)) for kind, members in self.members.items()
         }
@@ -207,7 +206,7 @@ class Collections(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """The DLRM of a workload. `tables` looks rows up, here or on all ranks; everything else is the same."""
+    """The DLRM of a workload. `tables` looks up rows, locally or on all ranks; everything else is the same."""
 
     def __init__(self, groups, tables):
         super().__init__()
@@ -222,7 +221,7 @@ class Model(torch.nn.Module):
         self.top = OverArch(width, [512, 256, 1])
 
     def forward(self, dense, inputs):
-        """The logits `[B]`, from dense features `[B, 13]` and what `inputs_of` gives."""
+        """Returns the logits `[B]` for dense features `[B, 13]` and the output of `inputs_of`."""
         vectors = []
         for group, pooled, (_, offsets, inverse) in zip(self.groups, self.tables(inputs), inputs):
             if group["sequence"]:
@@ -236,7 +235,7 @@ class Model(torch.nn.Module):
 
 
 def owners(features, ranks, plan):
-    """The rank of every table: as Onefold's `plan.json` says, or round robin in the order of the schema."""
+    """Returns the rank of every table: from Onefold's `plan.json`, or round robin in the order of the schema."""
     if plan is None:
         return {name: number % ranks for number, name in enumerate(features)}
     content = json.loads(plan.read_text())
@@ -255,7 +254,7 @@ def owners(features, ranks, plan):
 
 
 def distribute(model, rank_of, ranks):
-    """The model on `ranks` ranks: every table on the rank of `rank_of`, and everything else on all of them."""
+    """Returns the model on `ranks` ranks: every table on the rank in `rank_of`, everything else on all ranks."""
     modules = {}
     for kind, collection in model.tables.collections.items():
         tables = {
@@ -271,7 +270,7 @@ def distribute(model, rank_of, ranks):
 
 
 def groups_of(directory):
-    """The feature groups of a dataset, in the order of its schema; and the whole schema."""
+    """Returns the feature groups of a dataset, in the order of its schema, and the whole schema."""
     schema = json.loads(max(directory.glob("snapshots/*.json")).read_text())["schema"]
     groups = []
     for group in schema["groups"]:
@@ -282,7 +281,7 @@ def groups_of(directory):
 
 
 def read(directory, batches, rank, ranks):
-    """The groups, and of the first batches the part of `rank`: dense features, labels, `[F, B]` lists a group."""
+    """Returns the groups, and the part of `rank` in the first batches: dense features, labels, `[F, B]` lists per group."""
     groups, schema = groups_of(directory)
     file = min(directory.glob("data/**/*.parquet"))
     rows = next(pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=batches * BATCH))
@@ -313,16 +312,16 @@ def offsets_of(lengths):
 
 
 def deduplicate(group, values, lengths):
-    """The ids, offsets and inverse index of the rows of a group that differ from the sample before.
+    """Returns the ids, offsets and inverse index of the rows of a group that differ from the previous sample.
 
-    Sessions stand together, so that this finds nearly all duplicates.
+    The samples of a session are adjacent, so this finds nearly all duplicates.
     """
     per_feature = lengths.reshape(len(group["features"]), -1)
     samples = per_feature.shape[1]
     offsets = offsets_of(lengths)
     starts = offsets[:-1].reshape(per_feature.shape)
     same = (per_feature[:, 1:] == per_feature[:, :-1]).all(0)
-    # Lists of equal length as the one before: compare value by value where all features agree in length.
+    # Where all features have lists of the same lengths as before, compare their values.
     length = numpy.where(same, per_feature[:, 1:], 0)
     total = length.sum()
     flat = length.reshape(-1)
@@ -341,7 +340,7 @@ def deduplicate(group, values, lengths):
 
 
 def inputs_of(groups, lists, by_hand):
-    """Per group its ids, offsets, and the row of every sample, or None where each sample has a row of its own."""
+    """Returns per group its ids, offsets, and the row of every sample; None if every sample has its own row."""
     inputs = []
     for group, (values, lengths) in zip(groups, lists):
         if by_hand and group["deduplicated"]:
@@ -352,7 +351,7 @@ def inputs_of(groups, lists, by_hand):
 
 
 def over_ranks(numbers, operation):
-    """The sums or maxima of the ranks' numbers."""
+    """Returns the sums or maxima of the ranks' numbers."""
     numbers = torch.tensor(numbers, dtype=torch.float64)
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(numbers, operation)
@@ -360,7 +359,7 @@ def over_ranks(numbers, operation):
 
 
 def variants_of(precisions):
-    """The variants' names, and of each whether rows are deduplicated by hand, and whether autocast is on."""
+    """Returns the variants by name: whether rows are deduplicated by hand, and whether autocast is on."""
     return {
         form + PRECISIONS[precision]: (form == "deduplicated", precision == "bf16")
         for precision in precisions for form in ("plain", "deduplicated")
@@ -368,7 +367,7 @@ def variants_of(precisions):
 
 
 def measure(model, groups, batches, rounds, variants):
-    """Trains all variants in turns: of each the seconds of every step, of the slowest rank, and the loss."""
+    """Trains all variants alternately. Returns for each the seconds of every step, of the slowest rank, and the loss."""
     dense_parameters = [p for name, p in model.named_parameters() if not name.startswith("tables")]
     optimizer = torch.optim.Adagrad(dense_parameters, lr=0.001, eps=1e-8, fused=True)
     loss_of = torch.nn.BCEWithLogitsLoss()
@@ -400,7 +399,7 @@ def measure(model, groups, batches, rounds, variants):
 
 
 def report(arguments, rank=0, rank_of=None):
-    """Trains in this process, or with tables on the ranks of `rank_of`. The result is the report."""
+    """Trains in this process, or with the tables on the ranks in `rank_of`. Returns the report."""
     torch.set_num_threads(arguments.threads)
     groups, batches = read(arguments.data, arguments.batches, rank, arguments.ranks or 1)
     if rank_of is None:
@@ -423,7 +422,7 @@ def report(arguments, rank=0, rank_of=None):
 
 
 def run_rank(rank, arguments, rank_of, store):
-    """One process of several, which meet at the file `store`. Rank 0 prints the report."""
+    """Runs one of several processes, which connect through the file `store`. Rank 0 prints the report."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=arguments.ranks
@@ -431,14 +430,14 @@ def run_rank(rank, arguments, rank_of, store):
     result = report(arguments, rank, rank_of)
     if rank == 0:
         print(json.dumps(result))
-    # A model that still refers to the process group keeps Gloo's threads, which abort the process at its end.
+    # A model that still refers to the process group keeps Gloo's threads alive, which abort the process at its end.
     gc.collect()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 def precisions(text):
-    """Several precisions, separated by commas."""
+    """Parses several precisions, separated by commas."""
     names = list(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in PRECISIONS]
     if unknown:

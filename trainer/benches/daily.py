@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What does a model lose that is trained every day on the day before, and what does it save?
+"""Compares a model that is trained further every day with models that are trained anew, by quality and training time.
 
-Imports EB-NeRD's logs, builds a dataset with a partition for every day, and compares on each day from the second on
+Imports EB-NeRD's logs, builds a dataset with a partition per day, and compares on each day from the second on
 
-  warm       the model of the day before, trained further: one run with `--progressive`
-  anew       a model trained on all days before, from the beginning, evaluated on the day
+  warm     the model of the day before, trained further: one run with `--progressive`
+  anew     a model trained from the beginning on all earlier days, and evaluated on the day
 
-by the NE and AUC of the day's samples before they are trained on, and by the time that training took. Prints a table, and
-with `--json` one object.
+by the NE and AUC of the day's samples before they are trained on, and by training time. Prints a table, and with `--json`
+one JSON object.
 
     trainer/benches/daily.py --ebnerd DIR --work DIR [--seeds 1,2,3] [--bin target/release]
 """
@@ -34,7 +34,7 @@ def arguments():
 
 
 def build(options):
-    """The dataset with a partition for every day, built once."""
+    """Builds the dataset with a partition per day, unless it exists."""
     dataset = options.work / "dataset"
     logs = options.work / "logs"
     if not logs.exists():
@@ -51,7 +51,7 @@ def build(options):
 
 
 def days(dataset):
-    """The days of the dataset, which was built once, and their numbers of samples."""
+    """Returns the days of the dataset and their numbers of samples."""
     import pyarrow.parquet
 
     samples = {}
@@ -64,7 +64,7 @@ def days(dataset):
 
 
 def train(options, dataset, config, name, seed, train, evaluated=None, extra=()):
-    """Trains on the partitions that `train` chooses; the command's summary."""
+    """Trains on the partitions that `train` selects; returns the command's summary."""
     text = config.read_text()
     evaluation = f'eval = "{evaluated}"\n' if evaluated else ""
     text = re.sub(r'^train = .*\n', f'train = "{train}"\n', text, flags=re.M)

@@ -1,40 +1,37 @@
 #!/usr/bin/env python3
-"""How good are the default optimizer settings? Held-out NE with them, against the best of a random search.
+"""Compares the held-out NE of the default optimizer settings with the best settings of a random search.
 
 Makes datasets whose later samples are held out (EB-NeRD, MovieLens, and the generated workloads), trains the model of
-each one's `train.toml` with the defaults and with settings drawn at random, and prints a table: per dataset and batch
-size the held-out NE of the defaults, that of the best setting of the search, and by how many percent the defaults are
-worse.
+each dataset's `train.toml` with the defaults and with random settings, and prints a table: per dataset and batch size the
+held-out NE of the defaults, the NE of the best setting of the search, and by how many percent the defaults are worse.
 
     trainer/benches/defaults.py --work DIR [--ebnerd DIR] [--datasets ebnerd,movielens,rm1,rm2,rm3]
         [--batch-sizes 256,1024,2048,8192] [--seeds 1,2,3] [--settings 30] [--bin target/release] [--json]
         [--candidate "dense.kind=adam dense.learning_rate=0.001 tables.warmup_steps=100"]
 
-Every setting is trained with the first seed; in each row of the table the best `--finalists` of them are then
-trained with all seeds, and the best mean counts. `--candidate` adds a setting, which is trained with all
-seeds everywhere and gets a table of its own; what it does not name is as in the defaults, `KEY=null` takes a
-key away, and changing a `kind` does so for the other keys of that part. One more table has the candidate
-beside the defaults: by how many percent its mean NE is larger, and the pooled standard deviation of both over
-seeds. A candidate may have keys of other sections, so that
+Every setting is trained with the first seed; in each row of the table, the best `--finalists` settings are then trained
+with all seeds, and the best mean counts. `--candidate` adds a setting, which is trained with all seeds in every row and
+gets its own table. Keys that it does not name have their defaults, `KEY=null` removes a key, and changing a `kind`
+removes the other keys of that part. Another table compares the candidate with the defaults: by how many percent its mean
+NE is larger, and the pooled standard deviation of both over seeds. A candidate may have keys of other sections; for
+example, this measures the cost of bfloat16:
 
     trainer/benches/defaults.py --work DIR --ebnerd DIR --datasets ebnerd,movielens --batch-sizes 1024
         --without-search --candidate train.precision=bf16
 
-asks what bfloat16 costs. `--without-search` trains the defaults and candidates alone. The table says where
-a mean NE is above 1 (the mean label predicts better), where training diverged, and how many of the settings
-end above 1 with the first seed. The best of many is partly luck with its seeds: `--fresh-seeds 11,12,13`
-trains the defaults and the best setting of each row once more, with seeds that nothing was chosen by, and
-adds a table of both. `results.jsonl` in `--work` keeps every finished run, so a second call trains only
-what is missing.
-
-`--set SECTION.KEY=VALUE` changes the model of all runs, as in `--set dense.normalize=quantile` or
+`--without-search` trains only the defaults and candidates. The table marks rows with a mean NE above 1 (the mean label
+predicts better) and rows in which training diverged, and shows how many settings end above 1 with the first seed. The
+best of many settings is partly lucky with its seeds: `--fresh-seeds 11,12,13` trains the defaults and the best setting of
+each row again, with seeds that were not used for any choice, and adds a table of both. `results.jsonl` in `--work` stores
+every finished run, so another call trains only the missing ones.
 `--set embedding.pooling=mean`; give each such model a `--work` of its own, or one with links to the datasets.
 
-  ebnerd, movielens          the models of the imports: lists pool by their mean; one epoch, and two
-  ebnerd-sum, movielens-sum  the same where lists pool by their sum
-  ebnerd-raw                 the same with dense features as they were logged: rates, hours and counts
+`--set embedding.pooling=mean`; give each such model its own `--work`, or one with links to the datasets.
+
+  ebnerd, movielens          the models of the imports, with lists pooled by their mean; one epoch, and two
+  ebnerd-sum, movielens-sum  the same with lists pooled by their sum
+  ebnerd-raw                 the same with dense features as in the logs: rates, hours and counts
   rm1, rm2, rm3              generated workloads with tables of 20,000 hashed rows; the last fifth of the samples is
-                             held out. rm3 has its reference model, rm1 and rm2 have narrower layers
 """
 
 import argparse
@@ -51,7 +48,7 @@ import threading
 
 from quality import run, with_key
 
-# What a `train.toml` without `[optimizer]` and `[schedule]` gets: keep it equal to `trainer/config/src/optimizer.rs`.
+# The settings of a `train.toml` without `[optimizer]` and `[schedule]`; must equal `trainer/config/src/optimizer.rs`.
 DEFAULTS = {
     "tables.kind": "row_wise_adagrad",
     "tables.learning_rate": 0.02,
@@ -61,7 +58,7 @@ DEFAULTS = {
     "dense.eps": 1e-8,
     "dense.max_grad_norm": 0.1,
 }
-SECTIONS = {"warmup_steps": "schedule"}  # where a key stands, if not under `[optimizer.…]`
+SECTIONS = {"warmup_steps": "schedule"}  # sections of keys outside of `[optimizer.…]`
 WORKLOADS = {"rm1": 100_000, "rm2": 100_000, "rm3": 200_000}  # samples
 NARROW = {"bottom_mlp": "[128, 32]", "top_mlp": "[128, 64, 1]", "dim": "32"}
 HOLDOUT = "CASE WHEN ntile(5) OVER (ORDER BY f.timestamp, f.request_id) < 5 THEN 'train' ELSE 'holdout' END"
@@ -93,7 +90,7 @@ def arguments():
 
 
 def changed(text, key, value):
-    """The configuration with a line changed wherever it stands; there must be such a line."""
+    """Returns the configuration with all lines of `key` changed; there must be such a line."""
     text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
     if count == 0:
         raise SystemExit(f"error: there is no `{key}` in the configuration")
@@ -101,7 +98,7 @@ def changed(text, key, value):
 
 
 def prepare(options, name):
-    """The dataset and the model's configuration without its optimizers, made once."""
+    """Returns the dataset and the model's configuration without optimizers; creates them unless they exist."""
     source = name.removesuffix("-sum").removesuffix("-raw")
     logs, dataset = options.work / f"{source}-logs", options.work / f"{name.removesuffix('-sum')}-dataset"
     if not (logs / "train.toml").exists():
@@ -146,7 +143,7 @@ def prepare(options, name):
 
 
 def with_setting(text, setting):
-    """The configuration with a setting; keys of optimizers go into sections of their own."""
+    """Returns the configuration with a setting; the keys of optimizers are in their own sections."""
     sections = {}
     for key, value in setting.items():
         part, name = key.split(".")
@@ -159,7 +156,7 @@ def with_setting(text, setting):
 
 
 def drawn(count, seed):
-    """The settings of the search: the defaults, then what is drawn."""
+    """Returns the settings of the search: the defaults, then random settings."""
     source = random.Random(seed)
     choose = source.choice
 
@@ -190,7 +187,7 @@ def drawn(count, seed):
 
 
 def candidate(text):
-    """The defaults with what the text changes."""
+    """Returns the defaults with the changes of `text`."""
     given = {}
     for part in text.split():
         key, value = part.split("=", 1)
@@ -210,7 +207,7 @@ def key_of(dataset, batch_size, seed, setting):
 
 
 class Results:
-    """Finished runs, in memory and in a file."""
+    """The finished runs, in memory and in a file."""
 
     def __init__(self, options):
         self.options, self.file, self.made = options, options.work / "results.jsonl", {}
@@ -221,7 +218,7 @@ class Results:
                 self.found[key_of(result["dataset"], result["batch_size"], result["seed"], result["setting"])] = result
 
     def train(self, wanted):
-        """Trains what is missing of (dataset, batch size, seed, setting)."""
+        """Trains the missing runs of `wanted`: dataset, batch size, seed, setting."""
         missing = {key_of(*job): job for job in wanted}
         missing = [job for key, job in missing.items() if key not in self.found]
         for name in {job[0] for job in missing} - self.made.keys():
@@ -253,7 +250,7 @@ class Results:
                 file.write(json.dumps(result) + "\n")
 
     def figures(self, dataset, batch_size, seeds, setting, figure="ne"):
-        """A figure by seed; infinite where training diverged."""
+        """Returns a metric by seed; infinite if training diverged."""
         runs = [self.found[key_of(dataset, batch_size, seed, setting)] for seed in seeds]
         return [math.inf if found["diverged"] else found[figure] for found in runs]
 
@@ -263,9 +260,9 @@ def spread(values):
 
 
 def finalists(results, options, dataset, batch_size, seeds, settings):
-    """The numbers of the settings that are trained with all seeds, and how many end above 1 with the first.
+    """Returns the indices of the settings to train with all seeds, and how many settings end above 1 with the first seed.
 
-    Those are the defaults, the candidates, which stand after the search, and the best with the first seed."""
+    The settings are the defaults, the candidates (after the settings of the search), and the best with the first seed."""
     first = [results.figures(dataset, batch_size, seeds[:1], setting)[0] for setting in settings]
     best = sorted(range(len(settings)), key=first.__getitem__)[:options.finalists]
     candidates = range(len(settings) - options.candidates, len(settings))
@@ -273,7 +270,7 @@ def finalists(results, options, dataset, batch_size, seeds, settings):
 
 
 def row_of(results, options, dataset, batch_size, seeds, setting, settings):
-    """A row of a table: one setting against the best of all."""
+    """Returns a row of a table: one setting compared with the best of all."""
     nes = results.figures(dataset, batch_size, seeds, setting)
     chosen, above_one = finalists(results, options, dataset, batch_size, seeds, settings)
     means = {number: statistics.mean(results.figures(dataset, batch_size, seeds, settings[number]))
@@ -286,7 +283,7 @@ def row_of(results, options, dataset, batch_size, seeds, setting, settings):
 
 
 def compare(results, rows, seeds, known):
-    """Both sides of every row with seeds that nothing was chosen by, and by how much the defaults are worse."""
+    """Trains both settings of every row with fresh seeds; returns by how many percent the defaults are worse."""
     sides = [DEFAULTS, *(known[row["best_number"]] for row in rows)]
     results.train([(row["dataset"], row["batch_size"], seed, setting)
                    for row, best in zip(rows, sides[1:]) for setting in (DEFAULTS, best) for seed in seeds])
@@ -307,7 +304,7 @@ def compare(results, rows, seeds, known):
 
 
 def beside(results, rows, seeds, setting):
-    """The defaults and a setting in every row: how far their means are apart, and what seeds differ by."""
+    """Compares a setting with the defaults in every row: the difference of their means, and the deviation over seeds."""
     found = []
     for place in rows:
         defaults, other = (results.figures(*place, seeds, given) for given in (DEFAULTS, setting))
@@ -330,7 +327,7 @@ def show_beside(title, seeds, rows):
 
 
 def finite(value):
-    """The value with `null` for what JSON has no number for."""
+    """Returns the value with `null` in place of numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -358,7 +355,7 @@ def main():
     seeds = [int(seed) for seed in options.seeds.split(",")]
     settings = [DEFAULTS] if options.without_search else drawn(options.settings, options.search_seed)
     candidates = {text: candidate(text) for text in options.candidate}
-    # Candidates count among the settings too: what is better than the search is the best that is known.
+    # Candidates are settings too: if one is better than the search, it is the best known setting.
     known = settings + [setting for setting in candidates.values() if setting not in settings]
     options.candidates = len(known) - len(settings)
     results = Results(options)

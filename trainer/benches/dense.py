@@ -1,29 +1,28 @@
 #!/usr/bin/env python3
-"""Training steps of ours and of TorchRec on the same data, in float32 and in bfloat16, in one go.
+"""Compares training steps of Onefold and TorchRec on the same data, in float32 and in bfloat16.
 
-Runs `onefold-train-tools bench` once for each precision and `against_torchrec.py` once for all of them, workload
-after workload, then everything again in the opposite order, and so on. Prints a Markdown table: of every
-workload and precision the samples per second of ours (`off`, `exact`, `window`) and of TorchRec (plain, and
-with user rows deduplicated by hand), the best of ours divided by the best of TorchRec's, and the mean
-losses: ours of `off`, TorchRec's of plain. Losses say no more than that both learn: the two begin with
-different weights, and one model takes the steps of all variants, on few batches. Figures are medians of all
-repetitions, and `±` is half of what lies between the least and the greatest.
+Runs `onefold-train-tools bench` once per precision and `against_torchrec.py` once for all precisions, workload after
+workload, then everything again in the opposite order, and so on. Prints a Markdown table: per workload and precision the
+samples per second of Onefold (`off`, `exact`, `window`) and of TorchRec (plain, and with user rows deduplicated by hand),
+Onefold's best divided by TorchRec's best, and the mean losses: Onefold's of `off`, TorchRec's of plain. The losses only
+show that both learn: the initial weights differ, and one model takes the steps of all variants, on few batches. All values
+are medians over the repetitions, and `±` is half the difference between the smallest and the largest value.
 
-Run it on an idle machine. Threads that wait for each other lose far more than their share of processors to
-another program, TorchRec's most of all, so that ratios of a busy machine mean nothing. The line below the table
-says how many processors other programs used at most during one command.
+Run it on an idle machine. With other programs, threads that wait for each other lose far more than their share of the
+processors, most of all TorchRec's, so ratios from a busy machine are meaningless. The line below the table shows the
+maximum number of processors that other programs used during one command.
 
     trainer/benches/dense.py --data DIR [--repeat 3] [--threads 2] [--workloads rm1,rm2,rm3]
         [--precision fp32,bf16] [--bin target/release] [--rounds 10] [--json]
 
-DIR holds of every workload W the datasets `W-dataset` and, in the `rows` layout, `W-rows`:
+DIR has for every workload W the datasets `W-dataset` and, in the `rows` layout, `W-rows`:
 
     onefold-data generate --workload rm1 --samples 60000 --seed 1 --out DIR/rm1-logs
     onefold-ingest build DIR/rm1-logs/dataset.toml --out DIR/rm1-dataset
     onefold-ingest build DIR/rm1-logs/dataset.toml --out DIR/rm1-rows --layout rows
 
-TorchRec is where PYTHONPATH says (see `against_torchrec.py`), and pyarrow too. It gets jemalloc, if Debian's
-`libjemalloc2` is installed, with pages retained as in `onefold-train`; `onefold-train` brings its own.
+TorchRec and pyarrow are found through PYTHONPATH (see `against_torchrec.py`). TorchRec uses jemalloc, if Debian's
+`libjemalloc2` is installed, and retains pages as `onefold-train` does, which has its own jemalloc.
 """
 
 import argparse
@@ -38,8 +37,8 @@ import sys
 import time
 
 OURS, THEIRS = ("off", "exact", "window"), ("plain", "deduplicated")
-PRECISIONS = {"fp32": "", "bf16": "_bf16"}  # and how TorchRec's variants end
-OTHERS = []  # processors that other programs used during each command
+PRECISIONS = {"fp32": "", "bf16": "_bf16"}  # and the suffixes of TorchRec's variants
+OTHERS = []  # the number of processors that other programs used during each command
 MALLOC = "narenas:2,thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"
 
 
@@ -65,7 +64,7 @@ def arguments():
 
 
 def busy():
-    """Seconds that processors were busy since the start, or taken by a host, without those of finished commands."""
+    """Returns the busy and stolen processor seconds since the start of the machine, without those of finished commands."""
     user, nice, system, _, _, irq, soft, steal = map(int, pathlib.Path("/proc/stat").read_text().split()[1:9])
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
@@ -73,7 +72,7 @@ def busy():
 
 
 def run(command, environment=None):
-    """The object on the last line of the command's output."""
+    """Runs a command; returns the JSON object on the last line of its output."""
     command = [str(part) for part in command]
     print("$ " + " ".join(command), file=sys.stderr, flush=True)
     before, started = busy(), time.monotonic()
@@ -88,8 +87,8 @@ def shared(options, workload):
 
 
 def ours(options, workload, precision):
-    """Samples per second and loss by (precision, variant)."""
-    # A binary from before bfloat16 has no such option, and can still be measured in float32.
+    """Returns Onefold's samples per second and loss by (precision, variant)."""
+    # Older binaries without bfloat16 lack this option, and can still be measured in float32.
     chosen = [] if precision == "fp32" else ["--precision", precision]
     report = run([options.bin / "onefold-train-tools", "bench", *shared(options, workload), *chosen,
                   "--data", options.data / f"{workload}-dataset", "--dedupe", ",".join(OURS), "--json"])
@@ -98,7 +97,7 @@ def ours(options, workload, precision):
 
 
 def theirs(options, workload):
-    """The same of TorchRec, for all precisions."""
+    """Returns TorchRec's samples per second and loss by (precision, variant), for all precisions."""
     environment = dict(os.environ)
     jemalloc = ctypes.util.find_library("jemalloc")
     if jemalloc:
@@ -116,7 +115,7 @@ def theirs(options, workload):
 
 
 def measure(options):
-    """The results of all repetitions by (workload, precision, variant)."""
+    """Returns the results of all repetitions by (workload, precision, variant)."""
     jobs = []
     for workload in options.workloads:
         jobs += [(workload, ours, (precision,)) for precision in options.precision]
@@ -130,14 +129,14 @@ def measure(options):
 
 
 def row_of(results, workload, precision):
-    """Medians of one workload in one precision."""
+    """Returns the medians of one workload in one precision."""
     row = {"workload": workload, "precision": precision}
     for name in OURS + THEIRS:
         speeds, losses = zip(*results[workload, precision, name])
         row[name] = {"samples_per_second": statistics.median(speeds), "by_repetition": speeds,
                      "loss": statistics.median(losses)}
     best = [max(row[name]["samples_per_second"] for name in names) for names in (OURS, THEIRS)]
-    # Where bfloat16 is slower, as on processors without fast products of it, a user of TorchRec stays with float32.
+    # On processors without fast bfloat16 products, bfloat16 is slower, and a user of TorchRec would stay with float32.
     speeds = {key: statistics.median(speed for speed, _ in found) for key, found in results.items()}
     of_any = max(speed for (other, _, name), speed in speeds.items() if other == workload and name in THEIRS)
     return row | {"ratio": best[0] / best[1], "ratio_to_any": best[0] / of_any}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How far do losses part when deduplication is off, exact, and of windows?
+"""Compares the losses of training with deduplication off, exact, and with windows.
 
-Trains the same model on the same batches in every form, and prints the largest relative difference of a step's loss to that of
-`off`, over the first steps, and at which step it passes 1e-4. `rounding` is `off` once more, with libtorch's plain kernels in place of
-its vectorised ones: how far rounding alone takes the same computation.
+Trains the same model on the same batches with every kind of deduplication, and prints the largest relative difference of a
+step's loss to `off` over the first steps, and the step at which the difference exceeds 1e-4. `rounding` repeats `off` with
+libtorch's plain kernels instead of vectorized ones, and so shows the effect of rounding alone.
 
     trainer/benches/parity.py --config rm1/train.toml --data rm1-dataset --work parity [--steps 500] [--bin target/release]
         [--set batch_size=2048] [--set tables.eps=1e-4] [--set dense.learning_rate=0.001]
@@ -25,7 +25,7 @@ FORMS = {"off": {}, "exact": {}, "window": {}, "rounding": {"ATEN_CPU_CAPABILITY
 
 
 def parser_of(description, data, work="folder for runs"):
-    """A parser with the arguments of all scripts that train one model in several ways."""
+    """Returns a parser with the common arguments of the scripts that train one model in several ways."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=pathlib.Path, required=True, help="the model's train.toml")
     parser.add_argument("--data", type=pathlib.Path, required=True, help=data)
@@ -36,7 +36,7 @@ def parser_of(description, data, work="folder for runs"):
 
 
 def configured(options, streams=None):
-    """The configuration with its changed lines, and so many streams unless it names a number."""
+    """Returns the configuration with its changed lines, and with `streams` streams unless it sets a number."""
     text = options.config.read_text()
     for setting in options.set:
         text = changed(text, setting)
@@ -54,7 +54,7 @@ def arguments():
 
 
 def changed(text, setting):
-    """The configuration with a key of an optimizer, or with one line changed; there must be such a line."""
+    """Returns the configuration with one key of an optimizer, or one existing line, changed."""
     key, value = setting.split("=", 1)
     section, _, name = key.rpartition(".")
     if section:

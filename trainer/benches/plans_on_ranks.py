@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Are plans as good on ranks as the planner says? And what do dedupe factors gain?
+"""Compares plans by measurements on ranks with the planner's predictions, and measures the effect of dedupe factors.
 
-Draws tasks of tables like those of NeuroShard's pool (`onefold-evaluate-plans tasks`), makes them of all kinds (types of weights, pooled and
-unpooled, deduplicated lists), plans them with every search, and measures whole steps of the plans on ranks: processes that exchange
-rows through Gloo, and work in turns so that each is timed as if it had this machine to itself.
+Draws tasks with tables like those of NeuroShard's pool (`onefold-evaluate-plans tasks`), varies the tables (types of
+weights, pooled and unpooled, deduplicated lists), plans them with every search, and measures whole steps of the plans on
+ranks. The ranks are processes that exchange rows through Gloo, and compute in turns, so that each is timed as if it had
+the machine for itself.
 
     trainer/benches/plans_on_ranks.py --work plans-on-ranks [--bin target/release] [--tasks 20] [--model cpu]
 
-`beam_without_dedupe` is the plan that `beam` makes where it takes all lists as distinct, priced and measured with those that are.
+`beam_without_dedupe` is the plan that `beam` makes if it assumes that no lists repeat, priced and measured with the true
+dedupe factors.
 """
 
 import argparse
@@ -42,7 +44,7 @@ def run(options, program, *parts):
 
 
 def vary(tasks, seed):
-    """Makes the tasks' tables of all kinds: half of them deduplicated, a quarter of 16 bits, a fifth unpooled."""
+    """Varies the tasks' tables at random: half are deduplicated, a quarter have 16 bits, a fifth are unpooled."""
     for path in sorted(tasks.glob("*/tables.json")):
         draw = random.Random(f"{seed} {path.parent.name}")
         file = json.loads(path.read_text())
@@ -53,7 +55,7 @@ def vary(tasks, seed):
                 table["dtype"] = "bf16"
             if draw.random() < 0.2:
                 table["pooling"] = "attention"
-            # How often rows are looked up was counted before.
+            # The access counts are from before the change of the dedupe factor.
             if "dedupe_factor" in table:
                 table.pop("access_bins", None)
         path.write_text(json.dumps(file))
@@ -82,7 +84,7 @@ def make(options):
     for of_tasks, out in ((tasks, plans), (plain, plain_plans)):
         run(options, "onefold-evaluate-plans", "compare", "--tasks", of_tasks, "--model", options.model, "--any-hardware", "--plans", out, "--json")
     for plan in plain_plans.glob("*/beam.json"):
-        # The same places, with what they are predicted to cost.
+        # The same placement, with the predicted cost for the deduplicated tables.
         task = tasks / plan.parent.name
         run(options, "onefold-shard", "replan", "--plan", plan, "--tables", task / "tables.json", "--budget", "0",
             "--model", options.model, "--any-hardware", "--out", plans / plan.parent.name / "beam_without_dedupe.json", "--json")

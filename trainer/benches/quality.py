@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Does clustering cost quality? Held-out NE and AUC after one epoch, by how batches are composed.
+"""Measures the effect of clustering on quality: held-out NE and AUC after one epoch, by the composition of batches.
 
-Imports EB-NeRD's logs, builds a dataset for each order of samples, trains the model of the import's `train.toml` on it with
-several seeds, and prints a table (and with `--json` one object). Every run sees the same training samples once and is evaluated on the
-same held-out ones; only the composition of the batches differs.
+Imports EB-NeRD's logs, builds a dataset for each order of samples, trains the model of the import's `train.toml` on it
+with several seeds, and prints a table (with `--json` one JSON object). Every run sees the same training samples once and
+is evaluated on the same held-out samples; only the composition of the batches differs.
 
     trainer/benches/quality.py --ebnerd DIR --work DIR [--seeds 1,2,3] [--bin target/release]
 
-  shuffled         every sample at a place of its own, at random: what training data is without sessions
-  arrival          samples in the order in which they were logged
-  sessions         whole sessions, in the order of their starts (`build`'s default), batches as they stand in the files
-  sessions-hash    whole sessions, by the hash of their key (`build --order session-hash`)
-  blocks           `sessions`, with row groups and the sessions in them shuffled by the reader (`[data].shuffle`)
+  shuffled       every sample at a random position, as in training data without sessions
+  arrival        samples in the order of the logs
+  sessions       whole sessions, in the order of their starts (`build`'s default), read in the order of the files
+  sessions-hash  whole sessions, in the order of their keys' hashes (`build --order session-hash`)
+  blocks         `sessions`, with row groups and the sessions in them shuffled by the reader (`[data].shuffle`)
 """
 
 import argparse
@@ -43,7 +43,7 @@ def run(*command):
 
 
 def with_key(text, path, value):
-    """The configuration with a key of a section; a value that is no JSON is a text."""
+    """Returns the configuration with a key of a section set; a value that is not JSON is a string."""
     section, key = path.rsplit(".", 1)
     try:
         json.loads(value)
@@ -59,7 +59,7 @@ def with_key(text, path, value):
 
 
 def build(options, order):
-    """The dataset of one order, built once."""
+    """Builds the dataset of one order, unless it exists."""
     dataset = options.work / f"dataset-{order}"
     if (dataset / "snapshots").is_dir():
         return dataset
@@ -68,7 +68,7 @@ def build(options, order):
         run(options.bin / "onefold-data", "import", "ebnerd", "--from", options.ebnerd, "--out", logs, "--json")
     text = (logs / "dataset.toml").read_text()
     if order == "shuffled":
-        # Every sample is a session of its own.
+        # Every sample is its own session.
         text = text.replace('key = ["split", "session_id"]', 'key = ["split", "request_id", "article_id"]')
     config = logs / f"{order}.toml"
     config.write_text(text)

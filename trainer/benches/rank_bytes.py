@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Do ranks send as much less as a batch is deduplicated?
+"""Checks that deduplication reduces the bytes that ranks send as much as it reduces lookups.
 
-Trains some steps on several ranks with deduplication off, exact, and of windows, and prints what the ranks send each other in a step,
-as counted at the collectives. `expected` is by how much the vectors of answers and gradients become fewer: pooled features have one
-for each row, sequences one for each id, and `onefold-read bench` counts how many of these are distinct in the same batches.
+Trains some steps on several ranks with deduplication off, exact, and with windows, and prints the bytes that the ranks
+send to each other in a step, as counted by the collectives. `expected` is the reduction of the vectors of answers and
+gradients: pooled features have one vector per row, sequences one per id, and `onefold-read bench` counts how many of
+these are distinct in the same batches.
 
     trainer/benches/rank_bytes.py --config rm1/train.toml --data rm1-dataset --work bytes [--bin target/release]
         [--ranks 4] [--steps 20] [--set rows=20000] [--set 'ids="hashed"']
@@ -32,7 +33,7 @@ def run(options, program, *parts):
 
 
 def vectors(tables, groups, form):
-    """Vectors that are looked up in an epoch, wherever their tables are."""
+    """Returns the number of vectors that are looked up in an epoch, on any rank."""
     total = 0
     for table in tables:
         group = next(group for group in groups.values() if table["name"] in group["features"])

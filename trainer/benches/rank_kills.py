@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Does a job go on from where it was, whenever a rank dies?
+"""Checks that a job can be resumed after any of its ranks was killed at any time.
 
-Trains on the first number of `--ranks` without interruption, then once more while a rank is killed with SIGKILL at a random moment, again and
-again; each time the job is resumed with the next number of ranks. Prints how long the other ranks went on, what they reported, and
-by how much the logged losses differ from those of the uninterrupted run; with one number of ranks they must be equal to the last bit, and
-so must the model. `--stop` lets a rank hang with SIGSTOP first.
+Trains on the first number of `--ranks` without interruption. Then trains again, and repeatedly kills a rank with SIGKILL
+at a random moment; each time, the job is resumed with the next number of ranks. Prints how long the other ranks continued,
+the error that they reported, and the difference of the logged losses from those of the uninterrupted run. With a single
+number of ranks, losses and the model must be bit-identical. With `--stop`, the first signal is SIGSTOP, after which a rank hangs.
 
     trainer/benches/rank_kills.py --config rm3/train.toml --data rm3-dataset --work kills [--bin target/release] [--steps 1500]
         [--kills 20] [--ranks 2,3,4] [--within SECONDS] [--stop] [--seed 1] [--set tables.eps=1e-1]
@@ -41,7 +41,7 @@ def start(options, config, out, ranks, *more):
 
 
 def running(parent):
-    """The ranks that a launcher has started and that have not ended, in their order."""
+    """Returns the running ranks of a launcher, in ascending order."""
     found = []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -54,7 +54,7 @@ def running(parent):
 
 
 def interrupted(options, config, out, ranks, sent, seconds):
-    """Sends a signal to a rank after so many seconds. Returns whether the job had ended before, and prints what became of it."""
+    """Sends a signal to a rank after `seconds`, and prints the outcome. Returns whether the job had ended before."""
     job = start(options, config, out, ranks, "--resume")
     while len(running(job.pid)) < ranks and job.poll() is None:
         pass
@@ -69,7 +69,7 @@ def interrupted(options, config, out, ranks, sent, seconds):
     while set(running(job.pid)) - {ranks_there[rank]} and time.monotonic() < killed + 2 * LIMIT_SECONDS:
         time.sleep(0.05)
     took = time.monotonic() - killed
-    # The launcher gives a rank that hangs some time before it kills it.
+    # The launcher waits before it kills a rank that hangs.
     _, text = job.communicate(timeout=2 * LIMIT_SECONDS)
     errors = [line for line in text.splitlines() if line.startswith("error:")]
     print(f"{sent.name} of rank {rank} of {ranks} after {seconds:.1f} s: the others ended {took:.1f} s later with status {job.returncode}; "
@@ -82,7 +82,7 @@ def interrupted(options, config, out, ranks, sent, seconds):
 
 
 def logged(out):
-    """By step: what `metrics.jsonl` says of training, but for times."""
+    """Returns the training metrics in `metrics.jsonl` by step, without times."""
     lines = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Are the losses of several ranks those of one?
+"""Compares the losses of training on several ranks with those of one rank.
 
-Trains one model on the same global batches on one rank and on several, with tables divided in every way, and prints the largest
-relative difference of a step's loss to that of one rank. 12 streams serve 1, 2, 3 and 4 ranks (`streams = 12`).
+Trains one model on the same global batches on one rank and on several, with tables divided in every way, and prints the
+largest relative difference of a step's loss to that of one rank. 12 streams serve 1, 2, 3 and 4 ranks (`streams = 12`).
 
     trainer/benches/rank_parity.py --config rm3/train.toml --data rm3-dataset --work parity [--steps 100] [--bin target/release]
         [--ranks 2,3,4] [--forms off,exact,window] [--divisions even,rows,columns,copies,mixed]
         [--optimizers row_wise_adagrad,adagrad,sgd,adam] [--set tables.eps=1e-1]
 
-With row-wise Adagrad a column shard has an accumulator of its own: there `columns` and `mixed` are compared with the same plan on two
-ranks instead. `--optimizers` are those of the tables (the configuration's alone if absent). `--set` changes a line of the configuration as in `parity.py`. `rounding` is one rank with libtorch's plain kernels in
-place of its vectorised ones: how far rounding alone takes the same computation.
+With row-wise Adagrad, each column shard has its own accumulators. Therefore `columns` and `mixed` are then compared with
+the same plan on two ranks. `--optimizers` are those of the tables (if absent, the configuration's). `--set` changes a
+line of the configuration as in `parity.py`. `rounding` repeats the run on one rank with libtorch's plain kernels instead
+of vectorized ones, and so shows the effect of rounding alone.
 """
 
 import json
@@ -35,7 +36,7 @@ def arguments():
 
 
 def shards(kind, number, ranks, rows, dim):
-    """The shards of table `number`, divided in one way over the ranks."""
+    """Returns the shards of table `number`, divided over the ranks in one way."""
     rank = lambda shard: (number + shard) % ranks
     shard = lambda at, rows, columns: {
         "rank": at,
@@ -53,7 +54,7 @@ def shards(kind, number, ranks, rows, dim):
 
 
 def write_plan(options, division, ranks, tables):
-    """A plan that divides all tables in one way, or each in another; what it predicts is made up."""
+    """Writes a plan that divides all tables in one way, or each in a different way, with made-up predictions."""
     kinds = ["rows", "columns", "copies", "even"]
     placed = []
     for number, (name, table) in enumerate(tables.items()):
@@ -93,7 +94,7 @@ def difference(found, expected):
 
 
 def compare(options, config, form, row_wise, label):
-    """Prints what one form's losses on ranks differ from those of one rank. Returns the largest difference."""
+    """Prints the differences of one form's losses on ranks from those on one rank. Returns the largest one."""
     one = losses(options, config, form, "one")
     features = json.loads((options.work / "one" / "run.json").read_text())["tables"]
     tables = {feature.get("table", feature["feature"]): feature for feature in features}

@@ -1,37 +1,37 @@
 #!/usr/bin/env python3
-"""Are the figures of `onefold-train eval` those of scikit-learn, on the predictions of `onefold-train predict`?
+"""Compares the metrics of `onefold-train eval` with scikit-learn's, computed from the output of `onefold-train predict`.
 
     trainer/benches/sklearn_rankings.py [--bin target/release] [--samples 6000] [--seed 1] [--ranks 1] [--json]
 
-Makes logs, builds datasets of them, trains models with a click (`bce`) and a count (`poisson`) for a few steps, and
-compares every figure with the same one computed from the file of predictions, joined to the labels by key. The groups
-are those of a kept column, chosen so that all kinds are there:
+Makes logs, builds datasets from them, trains models with a click (`bce`) and a count (`poisson`) for a few steps, and
+compares every metric with the one computed from the file of predictions, joined to the labels by key. The groups are
+defined by kept columns that cover all cases:
 
-  shown      1 to 12 samples at random; some have one sample, some only clicks, some none
+  shown      1 to 12 random samples; some groups have one sample, some only clicks, some no clicks
   single     every sample is a group
-  classes    no group has clicked and other samples: in half of the groups all are clicked, in half none
+  classes    each group has only one class: half of the groups have only clicks, half have none
   tied       all samples of a group have the same features, so all its scores are equal
   some       as `shown`, but a third of the samples have no group
   whole      one group of all samples
-  weighted   as `shown`, in a dataset with weights of samples, which count for losses and AUC, but not for rankings
+  weighted   as `shown`, in a dataset with sample weights, which affect losses and AUC, but not rankings
 
-A third of all samples repeat the features of another one, so that scores are equal in other groups too.
+A third of all samples repeat the features of another sample, so that other groups have equal scores too.
 
-The figures come from scikit-learn's `log_loss`, `roc_auc_score`, `ndcg_score`, `mean_poisson_deviance`,
-`mean_squared_error`, `mean_absolute_error` and `r2_score`, group by group for those of rankings. It has no `mrr` and no
-`hit_rate_at_K`: they come from a plain definition below, and so do the nDCG of a group of one sample, which it refuses,
-and PyTorch's loss of counts. Scores are the 32-bit logits, which the file has as they are; all else is computed in 64
-bits on both sides.
+The reference values come from scikit-learn's `log_loss`, `roc_auc_score`, `ndcg_score`, `mean_poisson_deviance`,
+`mean_squared_error`, `mean_absolute_error` and `r2_score`, for rankings group by group. It has no `mrr` and no
+`hit_rate_at_K`, rejects the nDCG of a group of one sample, and lacks PyTorch's loss of counts; these are computed below
+by their definitions. Scores are the 32-bit logits, which the file stores exactly; all else is computed in 64 bits on both
+sides.
 
-Prints a table of all figures, and one of the largest differences, or with `--json` one object.
+Prints a table of all metrics and one of the largest differences, or with `--json` one JSON object.
 
-Figures may differ by TOLERANCE, and counts by nothing. 64-bit sums of some thousand numbers near 1 differ by about
-1e-13 when they are added in another order; a log loss from probabilities, as scikit-learn has it, loses up to 1e-11 for
-logits near 10. A group, a tie or a rank that is treated differently changes a mean over some thousand groups by 1e-6 or
-more. The exit status is 1 where a difference is larger.
+Metrics may differ by TOLERANCE, and counts must be equal. Sums of some thousand 64-bit numbers of about 1 differ by
+about 1e-13 if the order of summation changes; a log loss from probabilities, as scikit-learn computes it, has errors of up
+to 1e-11 for logits of about 10. A group, a tie or a rank that is treated differently changes a mean over some thousand
+groups by 1e-6 or more. The exit status is 1 if a difference is larger.
 
-scikit-learn and what it imports (0.4 GB) are installed once, into a folder in
-${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}; a folder in ONEFOLD_SKLEARN takes its place.
+scikit-learn and its dependencies (0.4 GB) are installed once, into a folder in
+${ONEFOLD_CACHE:-${XDG_CACHE_HOME:-~/.cache}/onefold}; ONEFOLD_SKLEARN may name another folder with them.
 """
 
 import argparse
@@ -136,7 +136,7 @@ def arguments():
 
 
 def sklearn():
-    """The folder of scikit-learn and what it imports, installed where it is not there yet."""
+    """Returns the folder of scikit-learn and its dependencies; installs them unless they exist."""
     with tempfile.NamedTemporaryFile("w", prefix="sklearn", suffix=".txt") as requirements:
         requirements.write(REQUIREMENTS)
         requirements.flush()
@@ -150,7 +150,7 @@ def sklearn():
 
 
 def run(*words):
-    """The object that a command prints with `--json`."""
+    """Returns the JSON object that a command prints with `--json`."""
     done = subprocess.run([*map(str, words), "--json"], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, words))}\n{done.stderr}")
@@ -158,7 +158,7 @@ def run(*words):
 
 
 def logs(samples, seed):
-    """The columns of the log: samples, their labels, and their groups."""
+    """Returns the columns of the log: samples, their labels, and their groups."""
     random = numpy.random.default_rng(seed)
     number = numpy.arange(samples)
     user, item = random.integers(0, 50, samples), random.integers(0, 200, samples)
@@ -166,13 +166,13 @@ def logs(samples, seed):
     histories = [random.integers(0, 200, size).tolist() for size in random.integers(0, 6, 100)]
     history = random.integers(0, len(histories), samples)
     copied = numpy.where(random.random(samples) < 1 / 3, random.integers(0, samples, samples), number)
-    # The features of a copy are the same, its labels are not.
+    # A copy has the same features, but its own labels.
     features = numpy.stack([user, item, number, history])[:, copied]
     user, item, price, history = features[0], features[1], price[features[2]], features[3]
     chance = 1 / (1 + numpy.exp(1.5 - (item % 7) / 3 - (user % 5) / 4))
     clicked = random.random(samples) < chance
     count = random.poisson(2 * chance) * (random.random(samples) < 0.6)
-    # Sizes of groups, far apart in the log.
+    # The sizes of groups, whose samples are far apart in the log.
     sizes = random.integers(1, 13, samples)
     shown = numpy.repeat(number, sizes)[random.permutation(samples)]
     return {
@@ -203,7 +203,7 @@ def write(folder, columns):
 
 
 def group_figures(labels, scores, groups):
-    """The figures of rankings, group by group."""
+    """Returns the counts and the ranking metrics, computed group by group."""
     by_group = {}
     for number, group in enumerate(groups):
         if group is not None:
@@ -229,7 +229,7 @@ def group_figures(labels, scores, groups):
             add("group_auc", auc)
         best = score[hits].max()
         above, equal = int((score > best).sum()), score == best
-        # The mean rank of all samples that have the score of the best hit.
+        # The mean rank of all samples with the score of the best hit.
         add("mrr", 1 / (above + (equal.sum() + 1) / 2))
         for top in TOP:
             alone = len(numbers) == 1
@@ -239,7 +239,7 @@ def group_figures(labels, scores, groups):
 
 
 def hit_chance(places, samples, hits):
-    """The chance that one of so many places has a hit, of samples that may stand in any order."""
+    """Returns the probability that one of the first `places` samples is a hit, over all orders of the samples."""
     if places <= 0:
         return 0.0
     places = min(places, samples)
@@ -267,7 +267,7 @@ def count_figures(labels, logits, weights):
 
 
 def compared(work, options, columns, column, weighted):
-    """Lines of the table for the groups of a column: task, figure, both values."""
+    """Returns lines of the table for the groups of a column: task, metric, both values."""
     dataset = work / ("weighted" if weighted else "plain")
     train = dataset / f"{column}.toml"
     train.write_text(TRAIN.format(seed=options.seed, column=column, top=TOP))
@@ -287,7 +287,7 @@ def compared(work, options, columns, column, weighted):
         labels, logits = columns[task][request], numpy.array(rows[f"logit_{task}"], dtype=float)
         ours = found["tasks"][task]
         counts, ranking = group_figures(labels, logits, rows[column])
-        # Those that groups do not change are compared once for a dataset.
+        # Metrics that do not depend on groups are compared once per dataset.
         if column == "shown":
             lines += [(task, name, ours[name], value) for name, value in figures_of(labels, logits, weights).items()]
         lines += [(task, name, ours["ranking"][name], value) for name, value in counts.items()]
@@ -301,7 +301,7 @@ def plain(value):
 
 
 def difference(ours, theirs):
-    """How much two values differ; infinitely if only one is there."""
+    """Returns the difference of two values; infinite if only one exists."""
     if ours is None or theirs is None:
         return 0.0 if ours is theirs else math.inf
     return abs(ours - theirs)

@@ -1,5 +1,5 @@
-//! What the command lines of the trainer's programs share: the ranks of a job, of which this process is one, options, and
-//! the environment that libtorch needs.
+//! Code that the command lines of the trainer's programs share: the ranks of a job, common options, and the
+//! environment variables that libtorch needs.
 
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,37 +22,39 @@ pub struct RankOptions {
     timeout: u32,
 }
 
-/// The ranks of a job: those that `torchrun` or `onefold-train launch` has started, or this process alone.
+/// The ranks of a job, started by `torchrun` or `onefold-train launch`, or this process alone.
 pub struct Ranks {
     joined: Joined,
-    /// This rank's GPU, if it is to have one.
+    /// The GPU of this rank; `None` to compute on the processor.
     device: crate::Result<Option<Accelerator>>,
 }
 
-/// The ranks on this machine.
+/// Returns the number of ranks on this machine.
 pub fn ranks_here() -> usize {
     Environment::read().map_or(1, |environment| environment.local_world_size as usize)
 }
 
-/// Whether this process is one of several ranks.
+/// Returns whether this process is one of several ranks.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the environment is not that of a rank.
+/// [`Error::Fault`] if the environment variables of a rank are incomplete or invalid.
 pub fn are_several() -> crate::Result<bool> {
     Ok(Environment::read()?.world_size > 1)
 }
 
 impl Ranks {
-    /// Joins the other ranks, each with a device of this name. Ends with status 1 in silence if another rank, or what
-    /// started the ranks, says why they do not join.
+    /// Joins the other ranks and opens this rank's device. Exits with status 1 and without a message if the
+    /// ranks cannot join and another rank or the launcher reports why.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the environment is not that of a rank, or the ranks do not find each other.
+    /// [`Error::Fault`] if the environment variables of a rank are incomplete or invalid, or the ranks cannot
+    /// connect.
     pub fn join(options: &RankOptions, device: DeviceName) -> crate::Result<Self> {
         let environment = Environment::read()?;
-        // Before anything else of libtorch. The others hear of an error once all have joined.
+        // The device must be opened before any other use of libtorch. An error is reported after all ranks have
+        // joined.
         let device =
             device.of_rank(environment.local_rank, environment.local_world_size).and_then(Accelerator::open);
         let operation = Duration::from_secs(options.timeout.into());
@@ -62,13 +64,14 @@ impl Ranks {
         }
     }
 
-    /// Runs `work` of the command `name`, which is that of all ranks, on this rank's device, and ends with the other
-    /// ranks. Of an error one rank speaks, and the others end with status 1 in silence. With `alone_too` the only rank
-    /// of a job exchanges through NCCL as well, and so it does where NCCL's library is named.
+    /// Runs `work` on this rank's device. `name` is the name of the command, which must be the same on all
+    /// ranks. After an error, one rank reports it, and the other ranks exit with status 1 and without a
+    /// message. With `alone_too`, or if the variable `ONEFOLD_CUDA` is set, a job of a single rank also
+    /// exchanges through NCCL.
     ///
     /// # Errors
     ///
-    /// That of `work`, if it is this rank's to report.
+    /// The error of `work`, if this rank reports it.
     pub fn run(
         self,
         name: &str,
@@ -81,7 +84,7 @@ impl Ranks {
         let run = || {
             on_host.check_same(&[(text!["the command"], name.to_owned())])?;
             let device = on_host.agree(device)?;
-            // Ranks with and without a device exchange in different ways, and would wait for each other.
+            // Ranks with and without a device use different backends, and would wait for each other.
             let kind = if device.is_some() { "cuda" } else { "cpu" };
             on_host.check_same(&[(text![option("device")], kind.to_owned())])?;
             let collectives = match &device {
@@ -92,7 +95,7 @@ impl Ranks {
             };
             work(&collectives, device)
         };
-        // A panic is this rank's error, so that the other ranks hear of it at once.
+        // A panic becomes an error of this rank, so that the other ranks learn of it immediately.
         let outcome = catch_unwind(AssertUnwindSafe(run));
         let outcome = outcome.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
         let Err(error) = outcome else { return Ok(()) };
@@ -105,7 +108,7 @@ impl Ranks {
     }
 }
 
-/// What to start, and how often.
+/// The command to start, and the number of ranks.
 #[derive(Debug, clap::Args)]
 pub struct LaunchArguments {
     /// How many ranks to start
@@ -116,19 +119,19 @@ pub struct LaunchArguments {
     command: Vec<OsString>,
 }
 
-/// Runs a command of this program, whose command line is `C`, on ranks of this machine, and ends with status 1 if one of
-/// them has failed. `works_on_ranks` says whether it is one of `commands`.
+/// Runs a command of this program on several ranks of this machine, and exits with status 1 if a rank has
+/// failed. `C` is the program's command line. `works_on_ranks` returns whether a command is one of `commands`.
 ///
 /// # Errors
 ///
-/// That of the command line; a [`Fault`] of [`Kind::Options`] for another command; [`Error::Io`] if ranks cannot be
-/// started.
+/// The error of the command line; a [`Fault`] of [`Kind::Options`] for a command that does not run on ranks;
+/// [`Error::Io`] if the ranks cannot be started.
 pub fn launch<C: Parser>(
     arguments: &LaunchArguments,
     commands: &str,
     works_on_ranks: impl FnOnce(&C) -> bool,
 ) -> anyhow::Result<()> {
-    // Here, so that one error is printed and not that of every rank.
+    // Parsed here, so that an error is printed once and not by every rank.
     let name = C::command().get_name().to_owned();
     let words = std::iter::once(name.into()).chain(arguments.command.iter().cloned());
     if !works_on_ranks(&C::try_parse_from(words)?) {
@@ -140,31 +143,31 @@ pub fn launch<C: Parser>(
     if exits.iter().all(|exit| exit.status.success()) {
         return Ok(());
     }
-    // A rank has said why.
+    // The failed rank has reported the cause.
     std::process::exit(1)
 }
 
-/// Where a model computes.
+/// The option that selects the device.
 #[derive(Debug, clap::Args)]
 pub struct DeviceOption {
-    /// Where to compute: `cpu`, or a GPU as `cuda:0`, which needs libtorch's CUDA part (`pip install torch==2.11.0`, or
+    /// Device: `cpu`, or a GPU as `cuda:0`, which needs libtorch's CUDA part (`pip install torch==2.11.0`, or
     /// ONEFOLD_LIBTORCH_CUDA=FOLDER). With `cuda` each of several ranks takes the GPU of its number on its host
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     pub device: DeviceName,
 }
 
 impl DeviceOption {
-    /// Opens the device, unless it is the processor.
+    /// Opens the device; returns `None` for the processor.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it cannot be opened.
+    /// [`Error::Fault`] if the device cannot be opened.
     pub fn open(&self) -> crate::Result<Option<Accelerator>> {
         Accelerator::open(self.device)
     }
 }
 
-/// The libraries' errors, for [`CommandLine::ERRORS`](onefold_terminal::CommandLine::ERRORS).
+/// The error types of the libraries, for [`CommandLine::ERRORS`](onefold_terminal::CommandLine::ERRORS).
 pub const ERRORS: &[Explainer] = &[
     explained::<Error>,
     explained::<onefold_train_config::Error>,
@@ -173,17 +176,19 @@ pub const ERRORS: &[Explainer] = &[
     explained::<onefold_datasets::Error>,
 ];
 
-/// Starts the program again with the environment that libtorch's threads and NCCL need, unless that is set.
+/// Restarts the program with the environment variables that libtorch's threads and NCCL need, unless they are
+/// set.
 pub fn set_environment() {
-    // libtorch's OpenMP threads spin while they wait for each other, which takes the processor from the threads that
-    // read and look up, and makes training many times slower on a machine that does anything else. To sleep at once
-    // costs a wake-up at every operation: GNU's spin for as long as there is between two.
+    // By default, libtorch's OpenMP threads wait in a busy loop. This takes processor time from the threads
+    // that read and look up, and makes training many times slower on a machine with other load. Sleeping
+    // immediately would cost a wake-up per operation, so GNU's OpenMP spins about as long as the time between
+    // two operations.
     let passive = [("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")];
-    // The ranks look after NCCL themselves: c10d must not end the process.
+    // The ranks monitor NCCL themselves; c10d must not abort the process.
     let nccl =
         ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"]
             .map(|variable| (variable, "0"));
     onefold_terminal::restart_with(&[&passive[..], &nccl[..]].concat());
-    // Somebody else has set the first ones.
+    // Applies if the user has set one of the OpenMP variables.
     onefold_terminal::restart_with(&nccl);
 }

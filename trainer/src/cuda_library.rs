@@ -1,20 +1,20 @@
-//! The library with what this crate needs of libtorch's CUDA part, `libonefold_cuda.so`, which `trainer/cuda.sh` builds on a
-//! host with GPUs: process groups of NCCL, and CUDA graphs.
+//! Loads `libonefold_cuda.so`, which wraps the parts of libtorch's CUDA library that this crate needs: NCCL
+//! process groups and CUDA graphs. `trainer/cuda.sh` builds it on a host with GPUs.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// Its name.
+/// The name of the library file.
 pub(crate) const NAME: &str = "libonefold_cuda.so";
-/// Where it is, or the folder that it is in.
+/// The environment variable with the library's path, or with the folder that contains the library.
 const PLACE: &str = "ONEFOLD_CUDA";
-/// What to do where it is missing.
+/// The hint in errors about a missing library.
 pub(crate) const HINT: &str = "build it on this host with `trainer/cuda.sh`, and name it in ONEFOLD_CUDA";
 
-/// Opens the library once, after libtorch's CUDA part; it stays for the rest of the process. `None` if it is neither named by
-/// ONEFOLD_CUDA nor beside the program. The error is for people.
+/// Opens the library once per process, after libtorch's CUDA part. Returns `None` if `ONEFOLD_CUDA` is not set
+/// and the library is not in the program's folder. The error is a message for users.
 pub(crate) fn open() -> Result<Option<&'static Library>, String> {
     static OPENED: OnceLock<Result<Option<Library>, String>> = OnceLock::new();
     OPENED
@@ -24,8 +24,8 @@ pub(crate) fn open() -> Result<Option<&'static Library>, String> {
         .map_err(Clone::clone)
 }
 
-/// The file that an environment variable names, or that has this name in the folder that it names; `None` where it is not
-/// set. The error is for people.
+/// Returns the file that an environment variable names, or the file `name` in the folder that it names; `None`
+/// if the variable is not set. The error is a message for users.
 pub(crate) fn named_by(variable: &str, name: &str) -> Result<Option<PathBuf>, String> {
     let Some(place) = std::env::var_os(variable).map(PathBuf::from) else { return Ok(None) };
     let path = if place.is_dir() { place.join(name) } else { place };
@@ -42,7 +42,7 @@ fn find() -> Result<Option<PathBuf>, String> {
 }
 
 fn open_at(path: &Path) -> Result<Library, String> {
-    // SAFETY: our sources initialise nothing of their own, and what they include of libtorch is written for that.
+    // SAFETY: the library's own sources have no initializers, and libtorch's headers allow loading at run time.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
     library.map_err(|error| format!("`{}` cannot be loaded: {error}", path.display()))
 }

@@ -99,7 +99,8 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
             format_count(step)
         );
     }
-    // Held-out samples tell, where there are some: those of training are predicted before the model has learned.
+    // Held-out samples are the better measure. The training metrics include predictions from before the model
+    // has learned.
     let ne = summary.eval.as_ref().map_or(summary.figures.ne, |eval| eval.figures.ne);
     if let Some(ne) = ne.filter(|ne| *ne > 1.0) {
         let _ = writeln!(
@@ -111,12 +112,12 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
     text
 }
 
-/// A line for each of several tasks.
+/// Returns one line per task.
 fn tasks(tasks: &BTreeMap<String, Figures>) -> String {
     tasks.iter().map(|(task, figures)| format!("  {task}: {}\n{}", line(figures), ranking(figures))).collect()
 }
 
-/// A line for the ranking of groups, if there is one.
+/// Returns a line with the ranking metrics, or an empty string if there are none.
 fn ranking(figures: &Figures) -> String {
     let Some(ranking) = &figures.ranking else { return String::new() };
     let values = ranking.figures.iter().map(|(name, value)| format!("{name} {value:.4}  "));

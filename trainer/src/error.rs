@@ -1,47 +1,47 @@
-//! The errors of the trainer.
+//! Errors of the trainer.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use onefold_base::fault::{Explain, Fault, Kind, Text, text, unexpected};
 
-/// What can go wrong while a model is configured, trained, stored or evaluated.
+/// An error in configuring, training, storing or evaluating a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operating-system error; `fs_err` puts the path into it.
+    /// An operating-system error; `fs_err` adds the path.
     Io(#[from] std::io::Error),
 
-    /// The dataset, or the run directory.
+    /// An error of the dataset or the run directory.
     Dataset(#[from] onefold_datasets::Error),
 
-    /// The reader.
+    /// An error of the reader.
     Read(#[from] onefold_ikjt::Error),
 
-    /// `train.toml`, or its tables.
+    /// An error of `train.toml` or its tables.
     Config(#[from] onefold_train_config::Error),
 
-    /// The plan.
+    /// An invalid plan.
     Sharding {
-        /// The plan.
+        /// The path of the plan.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error of the plan.
         source: onefold_sharding::Error,
     },
 
-    /// A run directory that cannot be used.
+    /// A run directory that is missing, incomplete or damaged, or does not fit.
     Run(Fault),
 
-    /// An operation of all ranks that was called wrongly, or differently on different ranks.
+    /// A collective operation with wrong arguments, or with different arguments on different ranks.
     Collective(Fault),
 
-    /// Other ranks of the job died or hang. The lowest rank that is left reports it.
+    /// Other ranks of the job died or hang. The lowest remaining rank reports it.
     RankLost(Fault),
 
-    /// Another rank of the job ended with an error of its own. The lowest rank that is left reports it.
+    /// Another rank of the job ended with an error. The lowest remaining rank reports it.
     RankEnded(Fault),
 
-    /// This rank ends because of another, and a third one reports it.
+    /// This rank ends because of another rank, and a different rank reports it.
     ReportedElsewhere {
         /// The rank that was lost or ended.
         rank: u32,
@@ -49,7 +49,7 @@ pub enum Error {
         reporter: u32,
     },
 
-    /// libtorch refused an operation.
+    /// An error of a libtorch operation.
     Torch(#[from] tch::TchError),
 
     /// Any other error.
@@ -84,53 +84,54 @@ impl Explain for Error {
 }
 
 impl Error {
-    /// `train.toml`, or another configuration, does not say what it should.
+    /// Returns an error about the content of `train.toml` or another configuration file.
     pub(crate) fn config(path: impl AsRef<Path>, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::of_file(Kind::Options, path, message).hint(hint).into()
     }
 
-    /// A run directory, or a file in it, that cannot be used.
+    /// Returns an error about a run directory or a file in it.
     pub(crate) fn run(path: impl AsRef<Path>, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Self::Run(Fault::of_file(Kind::Failed, path, message).hint(hint))
     }
 
-    /// An id that its table has no row for.
+    /// Returns an error about an id outside the rows of its table.
     pub(crate) fn id(feature: &str, id: i64, rows: u64) -> Self {
         let message = format!("feature `{feature}`: id {id} is outside the table's rows 0..{rows}");
         let hint = format!("raise `rows` under `[tables.{feature}]`, or set `ids = \"hashed\"` there");
         Fault::new(Kind::Data, message).hint(hint).into()
     }
 
-    /// A device, as `cuda:0`, that cannot be used, or that failed.
+    /// Returns an error about a device, such as `cuda:0`, that failed or cannot be used.
     pub(crate) fn device(device: impl fmt::Display, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Failed, text![format!("device `{device}`: "), message]).hint(hint).into()
     }
 
-    /// The ranks of a job cannot be brought together.
+    /// Returns an error about ranks that cannot join.
     pub(crate) fn ranks(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Failed, message).hint(hint).into()
     }
 
-    /// An operation of all ranks that was called wrongly, or differently on different ranks.
+    /// Returns an error about a collective operation with wrong arguments, or with different arguments on
+    /// different ranks.
     pub fn collective(operation: &str, message: impl fmt::Display) -> Self {
         let message = format!("`{operation}`: {message}");
         let hint = unexpected(&message);
         Self::Collective(Fault::new(Kind::Failed, message).hint(hint))
     }
 
-    /// The `lost` ranks, in order, were lost at `step`, counted from 1.
+    /// Returns an error about the ranks `lost`, in ascending order, that were lost at `step`, counted from 1.
     pub(crate) fn rank_lost(lost: &[u32], step: u64, cause: &str) -> Self {
         let message = format!("{} lost at step {step}: {cause}", ranks(lost[0], &lost[1..]));
         let hint = "look on their hosts for what ended them (a signal, too little memory, the network), and resume the run";
         Self::RankLost(Fault::new(Kind::Failed, message).hint(hint))
     }
 
-    /// The rank ended with the error `message` at `step`, counted from 1.
+    /// Returns an error about a rank that ended with the error `message` at `step`, counted from 1.
     pub(crate) fn rank_ended(rank: u32, step: u64, message: &str) -> Self {
         Self::RankEnded(Fault::new(Kind::Failed, format!("rank {rank} ended at step {step}: {message}")))
     }
 
-    /// Whether it is this rank's, and the other ranks do not know of it yet.
+    /// Returns whether the error occurred on this rank and is not yet known to the other ranks.
     pub(crate) fn is_own(&self) -> bool {
         !matches!(
             self,
@@ -138,8 +139,8 @@ impl Error {
         )
     }
 
-    /// Whether all ranks are still there to go on together: the error is this rank's, or one that it has agreed on with
-    /// the others.
+    /// Returns whether all ranks are still alive and synchronized: the error occurred on this rank only, or all
+    /// ranks have agreed on it.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::ReportedElsewhere { rank, reporter } => rank == reporter,
@@ -151,7 +152,7 @@ impl Error {
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// "rank 2 was", "ranks 2 and 3 were".
+/// Returns the subject and verb of a message, such as "rank 2 was" or "ranks 2 and 3 were".
 pub(crate) fn ranks(rank: u32, others: &[u32]) -> String {
     match others {
         [] => format!("rank {rank} was"),

@@ -1,4 +1,4 @@
-//! Evaluation of a model on samples that it was not trained on.
+//! Evaluation of a model on held-out samples.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,72 +31,71 @@ use crate::run::Run;
 use crate::stop::Stop;
 use crate::{Error, Result, TrainConfig, memory};
 
-/// Figures by segment and task.
+/// Metrics by segment and task.
 type BySegment = BTreeMap<Segment, BTreeMap<String, Figures>>;
 
-/// Figures of a model on samples that it was not trained on.
+/// The metrics of an evaluation.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvaluationSummary {
-    /// Those of the model's first task.
+    /// The metrics of the model's first task.
     #[serde(flatten)]
     pub figures: Figures,
-    /// Steps that a model was trained for which was read from a run.
+    /// The number of steps that the model was trained for, if it was read from a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    /// Those of every task, if there are several.
+    /// The metrics of every task, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: BTreeMap<String, Figures>,
-    /// Those of the samples with one id of a feature, by feature, id and task.
+    /// The metrics of segments, by feature, segment and task.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub segments: BTreeMap<String, BySegment>,
-    /// Time of the evaluation. Times are not logged: equal runs have equal logs.
+    /// The duration of the evaluation. It is not logged, so that equal runs have equal logs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wall_seconds: Option<f64>,
-    /// `samples / wall_seconds`.
+    /// The throughput: `samples / wall_seconds`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
 }
 
 impl EvaluationSummary {
-    /// The figures of a task by its label, or those of the first one.
+    /// Returns the metrics of the task with this label; those of the first task if there is no such task.
     pub(crate) fn of_task(&self, task: Option<&str>) -> &Figures {
         task.and_then(|task| self.tasks.get(task)).unwrap_or(&self.figures)
     }
 
-    /// The summary without times, which differ from run to run.
+    /// Returns the summary without times, which differ between equal runs.
     pub(crate) fn without_times(&self) -> Self {
         Self { wall_seconds: None, samples_per_second: None, ..self.clone() }
     }
 }
 
-/// How a run is evaluated.
+/// The options of an evaluation.
 #[derive(Debug, Clone)]
 pub struct EvaluateOptions {
-    /// Whether batches are deduplicated. The figures are the same up to the order of 32-bit sums.
+    /// The kind of deduplication. The metrics do not depend on it, except for the order of 32-bit sums.
     pub dedupe: Dedupe,
-    /// Threads of libtorch and of the tables; half as many read.
+    /// The number of threads of libtorch and of the tables; half as many threads read.
     pub threads: usize,
-    /// A checkpoint of the run in place of its model.
+    /// The checkpoint to evaluate; the final model if `None`.
     pub checkpoint: Option<CheckpointChoice>,
-    /// The GPU that computes, if it is not the processor.
+    /// The GPU; the processor computes if `None`.
     pub device: Option<Accelerator>,
     /// The ranks that evaluate together.
     pub collectives: Arc<dyn Collectives>,
     /// The number of the dataset's snapshot; the newest one if `None`.
     pub snapshot: Option<u64>,
-    /// Partitions; those that the run's configuration names for evaluation if `None`, and all if it names none.
+    /// The partitions to evaluate on. If `None`: `[data].eval` of the run's configuration, or all partitions
+    /// without that.
     pub partitions: Option<PartitionFilter>,
 }
 
-/// Evaluates the run in `run`, a path or a URL, on `dataset`. Every rank calls it.
+/// Evaluates the run at `run`, a path or a URL, on `dataset`. Every rank must call it.
 ///
 /// # Errors
 ///
-/// [`Error::ReportedElsewhere`] if another rank has the error;
-/// [`Error::Run`] if the run is missing, not complete, damaged, lacks the checkpoint, or was trained on another
-/// schema;
-/// [`Error::Read`] for damaged data; [`Error::Fault`] for a prediction that is no
-/// finite number.
+/// [`Error::ReportedElsewhere`] if another rank has the error; [`Error::Run`] if the run is missing, incomplete
+/// or damaged, lacks the checkpoint, or was trained with another schema; [`Error::Read`] for damaged data;
+/// [`Error::Fault`] for a prediction that is not finite.
 pub fn evaluate(
     run: &Path,
     dataset: &Path,
@@ -114,17 +113,17 @@ pub fn evaluate(
     summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
 }
 
-/// A run whose model is used, and a reader of what it is used on.
+/// An opened run, and a reader of the dataset that its model is applied to.
 pub(crate) struct Opened {
     pub(crate) run: Run,
     pub(crate) reader: Reader,
     pub(crate) tasks: Vec<Task>,
-    /// The samples of the partitions that were chosen.
+    /// The number of samples in the selected partitions.
     pub(crate) samples: u64,
 }
 
 impl Opened {
-    /// Refuses ranks that were not started for the same model and data.
+    /// Checks that all ranks were started for the same model and data.
     pub(crate) fn check_ranks(&self, options: &EvaluateOptions) -> Result<()> {
         let snapshot = self.reader.snapshot();
         options.collectives.check_same(&[
@@ -137,12 +136,13 @@ impl Opened {
         ])
     }
 
-    /// The model of the run in `location`, and the steps that it was trained for. Every rank calls it.
+    /// Loads the run's model; returns it with the number of steps that it was trained for. Every rank must call
+    /// it.
     pub(crate) fn load_model(&self, location: &Path, options: &EvaluateOptions) -> Result<(Model, u64)> {
         tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
         let placement = Placement::even(&self.run.tables, Arc::clone(&options.collectives));
         let device = options.device.as_ref();
-        // A GPU has memory of its own.
+        // The check is about main memory, which a model on a GPU does not use.
         if device.is_none() {
             let Run { config, tables, schema, .. } = &self.run;
             let parameters = config.parameters(tables, schema.dense.len());
@@ -153,8 +153,8 @@ impl Opened {
     }
 }
 
-/// The run, and a reader of what its model is used on. Its batches carry the columns that `keep` chooses from the
-/// dataset's schema, and what groups need.
+/// Opens a run, and a reader of the dataset that its model is applied to. The batches carry the columns that
+/// `keep` selects from the dataset's schema, and the column that identifies groups.
 pub(crate) fn open(
     run: &Path,
     dataset: &Path,
@@ -182,7 +182,7 @@ pub(crate) fn open(
         partitions,
         preprocess: preprocessing.as_ref().map(Preprocessing::of_evaluation),
         kept,
-        // Every rank has a part of a batch.
+        // A batch has at least one sample per rank.
         ..ReaderOptions::new(config.train.batch_size.max(ranks))
     };
     let checks = checks(config, &description.tables);
@@ -193,7 +193,8 @@ pub(crate) fn open(
     Ok(Opened { run: description, reader, tasks, samples })
 }
 
-/// Opens what may be fewer samples than a batch, which are one short batch then.
+/// Opens a reader with a batch size of at most the number of samples, so that a small dataset gives one short
+/// batch.
 pub(crate) fn open_whatever_size(
     dataset: &Path,
     snapshot: &Snapshot,
@@ -202,20 +203,20 @@ pub(crate) fn open_whatever_size(
 ) -> Result<Reader> {
     let samples = snapshot.chosen_samples(&request.options.partitions).map_err(onefold_ikjt::Error::from)?;
     let samples = usize::try_from(samples.max(1)).unwrap_or(usize::MAX);
-    // Every stream has a part, if only one sample.
+    // Every stream contributes to a batch, even if there are fewer samples than streams.
     let most = samples.max(request.streams());
     let global_batch_size = request.options.global_batch_size.min(most);
     let request = request.with(|options| ReaderOptions { global_batch_size, ..options });
     Ok(Reader::open(dataset, request, workers)?)
 }
 
-/// This process among those that read together.
+/// Returns this process's position among the ranks that read together.
 pub(crate) fn rank_of(collectives: &dyn Collectives) -> Rank {
     Rank { rank: collectives.rank() as usize, world_size: collectives.size() as usize }
 }
 
-/// What the reader checks: the ids of features that say so, and that tasks can be trained on their labels. It says where
-/// in the dataset something is wrong.
+/// Returns the checks of the reader: the ids of features with checked ids, and the range of the labels of each
+/// task. The reader's errors name the place in the dataset.
 pub(crate) fn checks(config: &TrainConfig, features: &[FeatureConfig]) -> Checks {
     let checked = features.iter().filter(|feature| feature.ids == IdPolicy::Checked);
     Checks {
@@ -229,7 +230,7 @@ pub(crate) fn checks(config: &TrainConfig, features: &[FeatureConfig]) -> Checks
     }
 }
 
-/// Evaluation settings and tasks.
+/// The settings of an evaluation, and the tasks of the model.
 #[derive(Debug)]
 pub(crate) struct Evaluation<'a> {
     pub(crate) config: &'a EvaluationConfig,
@@ -237,7 +238,7 @@ pub(crate) struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    /// Evaluates a model on everything that `reader` reads; `None` if that was stopped.
+    /// Evaluates a model on all samples of `reader`; returns `None` if it was stopped.
     pub(crate) fn run(
         &self,
         model: &Model,
@@ -264,22 +265,22 @@ impl Evaluation<'_> {
     }
 }
 
-/// What an evaluation gave.
+/// The result of an evaluation.
 #[derive(Debug)]
 pub(crate) struct Evaluated {
     pub(crate) summary: EvaluationSummary,
-    /// Of all ranks.
+    /// The merged metrics of all ranks.
     pub(crate) metrics: TaskMetrics,
 }
 
-/// What an evaluation has seen, on one of its ranks.
+/// The accumulated metrics of an evaluation on one rank.
 struct Observed<'a> {
     config: &'a EvaluationConfig,
     tasks: &'a [Task],
     all: TaskMetrics,
     segments: Vec<SegmentMetrics>,
     exact: ExactScores,
-    /// Where a group is configured.
+    /// The scores by group; `None` if no group is configured.
     grouped: Option<GroupedScores>,
 }
 
@@ -298,7 +299,7 @@ impl<'a> Observed<'a> {
         }
     }
 
-    /// Adds a batch with its logits, `[B, tasks]`.
+    /// Adds a batch and its logits, `[B, tasks]`.
     fn add(&mut self, batch: &Batch, logits: &[f32]) -> Result<()> {
         self.all.add(batch, logits);
         let of_feature = |name: &String| Segment::of_samples(batch, name).unwrap_or_default();
@@ -326,7 +327,7 @@ impl<'a> Observed<'a> {
         Ok(())
     }
 
-    /// The figures of all ranks together. Every rank calls it.
+    /// Returns the metrics of all ranks together. Every rank must call it.
     fn summary(mut self, collectives: &dyn Collectives) -> Result<(EvaluationSummary, TaskMetrics)> {
         let all = merged(&self.all, self.tasks, collectives)?;
         for segment in &mut self.segments {
@@ -364,7 +365,7 @@ impl<'a> Observed<'a> {
     }
 }
 
-/// Puts the rankings of segments to their other figures.
+/// Adds ranking metrics to the other metrics of segments.
 fn add_rankings(
     segments: Option<&mut BySegment>,
     rankings: BTreeMap<Segment, BTreeMap<usize, Ranking>>,
@@ -381,8 +382,8 @@ fn add_rankings(
     }
 }
 
-/// The group of every sample, by a column that the batch carries, or a sparse feature of one id; `None` for a sample
-/// that has none, or several.
+/// Returns the group of every sample, from a kept column of the batch or from a sparse feature. The group is
+/// `None` if the column is null or the feature does not have exactly one id.
 fn group_of_samples(batch: &Batch, name: &str) -> Vec<Option<u64>> {
     if let Some(column) = batch.kept().iter().find(|column| *column.name == *name) {
         return match column.values.as_string_opt::<i32>() {
@@ -398,7 +399,7 @@ fn group_of_samples(batch: &Batch, name: &str) -> Vec<Option<u64>> {
     segments.into_iter().map(group).collect()
 }
 
-/// The metrics of all ranks together, the same on every rank.
+/// Returns the merged metrics of all ranks, which are the same on every rank.
 pub(crate) fn merged(
     own: &TaskMetrics,
     tasks: &[Task],
@@ -414,12 +415,12 @@ pub(crate) fn merged(
     Ok(merged)
 }
 
-/// The error where what a rank sent of its metrics cannot be read.
+/// Returns the error for metrics of a rank that cannot be decoded.
 pub(crate) fn malformed() -> Error {
     Error::collective("gather_bytes", "the metrics of a rank are malformed")
 }
 
-/// The figures of every task, if there are several.
+/// Returns the metrics of every task, or an empty map if there is only one task.
 pub(crate) fn by_task(metrics: &TaskMetrics) -> BTreeMap<String, Figures> {
     let tasks: BTreeMap<_, _> =
         metrics.iter().map(|(name, metrics)| (name.to_owned(), metrics.figures())).collect();

@@ -1,9 +1,9 @@
-//! A trained model as PyTorch and TorchRec load it.
+//! Exports a trained model in a form that PyTorch and TorchRec load.
 //!
-//! The names are those of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model without sequences
-//! loads into it with `load_state_dict`. Onefold's interaction has the pairs of vectors in the order of the lower
-//! triangle and TorchRec's in that of the upper one, with the features of a shared table side by side: the columns of
-//! the first layer above are exchanged accordingly.
+//! The parameters have the names of the state dict of TorchRec's `DLRM` (`torchrec/models/dlrm.py`), so a model
+//! without sequences loads into it with `load_state_dict`. Onefold orders the pairs of interacting vectors by
+//! the lower triangle, TorchRec by the upper triangle, with features of a shared table next to each other. The
+//! columns of the top MLP's first layer are permuted accordingly.
 
 use std::path::Path;
 
@@ -17,66 +17,69 @@ use crate::Result;
 use crate::checkpoint::CheckpointChoice;
 use crate::checkpoint::tables::StoredTables;
 use crate::checkpoint::tensor_file::{self, Entry};
-use crate::config::Interaction;
+use crate::config::{Interaction, LossConfig};
 use crate::distributed::Alone;
 use crate::embedding::{Buffer, stored_dtype};
 use crate::normalize::Normalizers;
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
 
-/// The file that says how the tensors belong together.
+/// The file that describes the exported tensors.
 const EXPORT_FILE: &str = "export.json";
 const MODEL_FILE: &str = "model.safetensors";
-/// The version of `export.json`.
-const FORMAT_VERSION: u32 = 4;
-/// Name of the bottom MLP's output among the vectors that interact.
+/// The version of the format of `export.json`.
+const FORMAT_VERSION: u32 = 5;
+/// The name of the bottom MLP's output in the list of interacting vectors.
 const DENSE_VECTOR: &str = "dense";
 
-/// `export.json`.
+/// The content of `export.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Export {
     format_version: u32,
-    /// The labels that the logits are of, in order.
+    /// The label of each logit, in order.
     labels: Vec<String>,
-    /// In the order of the inputs of `dense_arch`.
+    /// The loss of each label, which defines the meaning of its logit.
+    losses: Vec<LossConfig>,
+    /// The dense features, in the order of the inputs of `dense_arch`.
     dense_features: Vec<String>,
-    /// How dense features are normalized first; those that are not named stay as they are.
+    /// The normalization of dense features before the model; features without an entry are not normalized.
     #[serde(default, skip_serializing_if = "Normalizers::is_empty")]
     normalizers: Normalizers,
     tables: Vec<ExportedTable>,
-    /// What interacts, in order: `dense`, then features.
+    /// The interacting vectors, in order: `dense`, if there are dense features, and the features.
     vectors: Vec<String>,
     interaction: Interaction,
-    /// Heads of `attention`, if a feature pools by it.
+    /// The number of heads of the `attention` block, if a feature pools by it.
     #[serde(skip_serializing_if = "Option::is_none")]
     attention_heads: Option<i64>,
-    /// Heads of `encoder`, if a feature pools by it.
+    /// The number of heads of the `encoder` block, if a feature pools by it.
     #[serde(skip_serializing_if = "Option::is_none")]
     encoder_heads: Option<i64>,
-    /// Whether `preprocess/preprocess.toml` must be run on a batch first.
+    /// Whether `preprocess/preprocess.toml` must be applied to a batch first.
     preprocess: bool,
 }
 
-/// A table of `export.json`.
+/// A table in `export.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExportedTable {
     /// TorchRec's name of the table, `t_TABLE`.
     name: String,
-    /// Those that look it up.
+    /// The features that use the table.
     features: Vec<ExportedFeature>,
     rows: u64,
     dim: u64,
-    /// The type of its weights.
+    /// The type of the weights.
     dtype: DataType,
-    /// How an id becomes a row: `checked`, as it is; `hashed`, by SigridHash with salt 0, modulo the rows.
+    /// The mapping from ids to rows: `checked` uses the id itself, `hashed` uses SigridHash with salt 0, modulo
+    /// the rows.
     ids: IdPolicy,
-    /// The tensor of its weights.
+    /// The name of the tensor with the weights.
     tensor: String,
 }
 
-/// A feature of a table of `export.json`.
+/// A feature of a table in `export.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExportedFeature {
@@ -87,26 +90,26 @@ struct ExportedFeature {
     target: Option<String>,
 }
 
-/// What was exported.
+/// The size of an exported model.
 #[derive(Debug, Clone, Serialize)]
 pub struct ExportSummary {
-    /// Steps that the model was trained for.
+    /// The number of steps that the model was trained for.
     pub steps: u64,
-    /// Tensors.
+    /// The number of tensors.
     pub tensors: u64,
-    /// Numbers in them.
+    /// The number of values in all tensors.
     pub parameters: u64,
-    /// Bytes of `model.safetensors`.
+    /// The size of `model.safetensors` in bytes.
     pub bytes_on_disk: u64,
 }
 
-/// Exports the model of the run in `run`, a path or a URL, or that of one of its checkpoints, to the directory `out`:
-/// `model.safetensors`, `export.json`, and the run's preprocessing if it has any.
+/// Exports the model of the run at `run`, a path or a URL, or of one of its checkpoints, to the directory
+/// `out`. Writes `model.safetensors`, `export.json`, and the run's preprocessing if it has any.
 ///
 /// # Errors
 ///
-/// [`Error::Run`](crate::Error::Run) if the run is missing, not complete, damaged or lacks the checkpoint;
-/// [`Error::Dataset`](crate::Error::Dataset) if `out` is taken.
+/// [`Error::Run`](crate::Error::Run) if the run is missing, incomplete or damaged, or lacks the checkpoint;
+/// [`Error::Dataset`](crate::Error::Dataset) if `out` exists and may not be overwritten.
 pub fn export(
     run: &Path,
     checkpoint: Option<CheckpointChoice>,
@@ -145,7 +148,7 @@ fn describe(run: &Run) -> Export {
         rows: table.rows,
         dim: table.dim,
         dtype: table.dtype,
-        // Features of one table agree on it.
+        // Features that share a table have the same policy.
         ids: features[0].ids,
         tensor: tensor_of(table, features),
     };
@@ -153,10 +156,12 @@ fn describe(run: &Run) -> Export {
         feature.map_or(DENSE_VECTOR, |feature| &feature.feature).to_owned()
     };
     let model = &run.config.model;
+    let tasks = run.config.all_tasks();
     let by = |pooling| run.tables.iter().any(|table| table.pooling == pooling);
     Export {
         format_version: FORMAT_VERSION,
-        labels: run.config.all_tasks().into_iter().map(|task| task.label).collect(),
+        losses: tasks.iter().map(|task| task.loss).collect(),
+        labels: tasks.into_iter().map(|task| task.label).collect(),
         dense_features: run.schema.dense.clone(),
         normalizers: run.normalizers.clone(),
         tables: tables(run).iter().map(table).collect(),
@@ -168,8 +173,9 @@ fn describe(run: &Run) -> Export {
     }
 }
 
-/// What interacts, in the order of the exported weights: its number in the model's order, and the feature if it is one.
-/// The model has the features that it pools itself last in every group.
+/// Returns the interacting vectors in the order of the exported weights: for each, its index in the model's
+/// order and its feature (`None` for the bottom MLP's output). In every group, the model orders features with
+/// sequence pooling last.
 fn vectors(run: &Run) -> Vec<(usize, Option<&FeatureConfig>)> {
     let mut vectors = Vec::new();
     vectors.extend((!run.schema.dense.is_empty()).then_some(None));
@@ -181,14 +187,14 @@ fn vectors(run: &Run) -> Vec<(usize, Option<&FeatureConfig>)> {
     }
     let mut order: Vec<usize> = (0..vectors.len()).collect();
     if run.config.model.interaction == Interaction::Dot {
-        // TorchRec has the features of a table side by side.
+        // TorchRec places the features of a shared table next to each other.
         let table = |number: usize| vectors[number].map(FeatureConfig::table_name);
         order.sort_by_key(|&own| (0..own).find(|other| table(*other) == table(own)).unwrap_or(own));
     }
     order.into_iter().map(|number| (number, vectors[number])).collect()
 }
 
-/// The tables, each with its features.
+/// Returns the tables, each with the features that use it.
 fn tables(run: &Run) -> Vec<(TableConfig, Vec<&FeatureConfig>)> {
     let (tables, table_of) = tables_of(&run.tables);
     let features = |table: usize| {
@@ -198,7 +204,8 @@ fn tables(run: &Run) -> Vec<(TableConfig, Vec<&FeatureConfig>)> {
     tables.into_iter().enumerate().map(|(number, table)| (table, features(number))).collect()
 }
 
-/// The tensor of a table: one of an `EmbeddingCollection` only if the model pools all of its features itself.
+/// Returns the name of a table's tensor. A table belongs to an `EmbeddingCollection` only if all of its
+/// features have sequence pooling.
 fn tensor_of(table: &TableConfig, features: &[&FeatureConfig]) -> String {
     let kind = if features.iter().all(|feature| feature.pooling.is_sequence()) {
         "embedding_collection.embeddings"
@@ -233,7 +240,8 @@ fn entries<'a>(
     tables.chain(dense).collect()
 }
 
-/// TorchRec's name of a parameter of the dense part, of a model whose top MLP has so many layers.
+/// Returns TorchRec's name of a parameter of the dense part, for a model with `top_layers` layers in the top
+/// MLP.
 fn torchrec_name(name: &str, top_layers: usize) -> String {
     let parts: Vec<_> = name.split('.').collect();
     match parts[..] {
@@ -246,13 +254,14 @@ fn torchrec_name(name: &str, top_layers: usize) -> String {
     }
 }
 
-/// `[out, D + pairs]` weights with the columns of the pairs in the order of the upper triangle of the exported vectors.
+/// Returns the weights, `[out, D + pairs]`, with the columns of the pairs in the order of the upper triangle of
+/// the exported vectors.
 fn upper_triangle(run: &Run, weights: &Tensor) -> Tensor {
     let order: Vec<usize> = vectors(run).into_iter().map(|(number, _)| number).collect();
     let dense = if run.schema.dense.is_empty() { 0 } else { run.config.embedding.dim as i64 };
     let mut columns: Vec<i64> = (0..dense).collect();
     for (place, &first) in order.iter().enumerate() {
-        // Of the pair in the model's lower triangle, row by row.
+        // The column of the pair in the model's order: the lower triangle, row by row.
         let column = |&second: &usize| {
             let (low, high) = (first.min(second), first.max(second));
             dense + (high * (high - 1) / 2 + low) as i64

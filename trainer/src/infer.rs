@@ -1,4 +1,4 @@
-//! A model's predictions for everything that a reader reads.
+//! Inference over all batches of a reader.
 
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::progress::Reporter;
@@ -11,12 +11,13 @@ use crate::model::Model;
 use crate::stop::Stop;
 use crate::{Error, Result, tensors};
 
-/// Gives every batch of this rank with its logits, `[B, tasks]`, to `take`; whether that was not stopped. Every rank
-/// calls it, and `take` may be a step of all ranks: they take as many.
+/// Calls `take` with every batch of this rank and its logits, `[B, tasks]`. Returns `false` if it was stopped.
+/// Every rank must call it; all ranks process the same number of batches, so `take` may call collective
+/// operations.
 ///
 /// # Errors
 ///
-/// [`Error::Read`] for damaged data; [`Error::Fault`] for a logit that is no finite number; those of `take`.
+/// [`Error::Read`] for damaged data; [`Error::Fault`] for a logit that is not finite; errors of `take`.
 pub(crate) fn infer(
     model: &Model,
     reader: &Reader,
@@ -49,8 +50,8 @@ pub(crate) fn infer(
     Ok(true)
 }
 
-/// Refuses logits (`[B, tasks]`, after `read` samples) that are no finite numbers: early stopping could not compare the
-/// figures of such a model.
+/// Checks that all logits (`[B, tasks]`, after `read` samples) are finite. Early stopping could not compare the
+/// metrics of a model with other predictions.
 fn check_finite(logits: &[f32], tasks: &[Task], read: u64) -> Result<()> {
     let Some(place) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(()) };
     let (label, sample) = (&tasks[place % tasks.len()].name, read + (place / tasks.len()) as u64);

@@ -6,22 +6,23 @@
 //!                      └ dense [B, …] ─▶ bottom MLP ─▶ [B, D] ─────────┘
 //! ```
 //!
-//! [`TrainConfig`] is `train.toml`, checked against the dataset's schema. A [`Model`](model::Model) is a DLRM (Naumov
-//! et al. 2019): [`model`] holds the dense part on libtorch, [`embedding`] the tables. Lookups, pooling, attention, the
-//! interaction and the tables' updates are our own kernels ([`onefold_kernels`]), outside autograd: what they give is a
-//! leaf tensor, whose gradient after `backward` goes on to the kernel's own backward. [`Prepared`] and [`evaluate()`] are
-//! the loops; [`metrics`] has NE and AUC; [`checkpoint`] what a run leaves on the disk; [`bench`](bench::bench) measures
-//! steps.
+//! [`TrainConfig`] is `train.toml`, checked against the dataset's schema. A [`Model`](model::Model) is a DLRM
+//! (Naumov et al. 2019): [`model`] has the dense part, on libtorch, and [`embedding`] has the tables. Lookups,
+//! pooling, attention, interaction and table updates are kernels of this project ([`onefold_kernels`]) outside
+//! autograd: the output of a kernel is a leaf tensor, and after `backward` its gradient is the input of the
+//! kernel's own backward pass.
 //!
-//! [`device`] is a GPU: there the tables' kernels are CUDA's, and the dense part libtorch's operations.
+//! * [`Prepared`] and [`evaluate()`] are the training and evaluation loops.
+//! * [`metrics`] computes NE, AUC and other metrics.
+//! * [`checkpoint`] reads and writes the state of a run.
+//! * [`device`] is a GPU, with CUDA kernels for the tables and libtorch's operations for the dense part.
+//! * [`trace`] records the steps of the ranks of a job; [`report`] draws the results of runs.
+//! * [`bench`](bench::bench) measures training steps.
+//! * [`profile`](mod@profile) measures the cost of tables for the planner's cost model.
+//! * [`command`] has the code that the programs `onefold-train` and `onefold-train-tools` share.
 //!
-//! [`trace`] watches the ranks of a job; [`report`] draws what runs came to.
-//!
-//! [`profile`](mod@profile) measures what tables cost, for the planner's cost model. [`command`] is what the programs
-//! `onefold-train` and `onefold-train-tools` share.
-//!
-//! Upstream are `onefold-ikjt` (batches), `onefold-train-config` (`train.toml`) and `onefold-kernels`; `onefold-sharding`
-//! gives the tables' configuration and the plan.
+//! The crate depends on `onefold-ikjt` (batches), `onefold-train-config` (`train.toml`), `onefold-kernels`, and
+//! `onefold-sharding` (configuration of tables, and plans).
 
 pub mod bench;
 pub mod checkpoint;

@@ -1,3 +1,3 @@
-// One translation unit for both shims: the headers of libtorch take most of the time to compile.
+// Compiles both shims as one translation unit, because libtorch's headers take most of the compile time.
 #include "distributed/c10d.cpp"
 #include "shim.cpp"

@@ -1,4 +1,4 @@
-//! Ranks in lockstep: all go on, or all end, and of an error one rank speaks.
+//! Synchronization of ranks: all ranks continue or all end, and exactly one rank reports an error.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -14,25 +14,25 @@ use crate::distributed::{Collectives, Pending, Reduce};
 use crate::embedding::Status;
 use crate::{Error, Result, shim};
 
-/// A rank wishes that training ends after the step that it is in.
+/// The flag of a rank that requests the end of training after its current step.
 pub(crate) const STOP: i64 = 1;
-/// A rank wishes for a checkpoint after the step that it is in.
+/// The flag of a rank that requests a checkpoint after its current step.
 pub(crate) const CHECKPOINT: i64 = 4;
 
-/// States of a rank's work.
+/// The states of a rank's work.
 const WORKING: i64 = 0;
 const SUCCEEDED: i64 = 1;
 const BROKEN: i64 = 2;
-/// How long ranks that wait for another's work say nothing.
+/// The interval at which ranks exchange their states while at least one of them is working.
 pub(crate) const BEAT: Duration = Duration::from_millis(500);
 
 impl dyn Collectives + '_ {
-    /// `result`, if every rank has succeeded; otherwise an error on all ranks: its own on the lowest rank that failed,
-    /// [`Error::ReportedElsewhere`] on the others. Every rank calls it.
+    /// Returns `result` if every rank has succeeded. Otherwise returns an error on all ranks: the lowest failed
+    /// rank returns its own error, the others return [`Error::ReportedElsewhere`]. Every rank must call it.
     ///
     /// # Errors
     ///
-    /// As said, and those of all operations.
+    /// The errors above, and those of all collective operations.
     pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
         if self.size() == 1 {
             return result;
@@ -48,12 +48,13 @@ impl dyn Collectives + '_ {
         }
     }
 
-    /// As `agree` on the result of `work`, which may take longer than an operation may: meanwhile the ranks see that
-    /// all of them are there. `work` does nothing that is collective. Of several ranks its panic is an error.
+    /// Runs `work`, and agrees on its result as `agree` does. `work` may take longer than the
+    /// timeout of an operation, because the ranks exchange their states meanwhile. `work` must not call
+    /// collective operations. With several ranks, a panic of `work` becomes an error.
     ///
     /// # Errors
     ///
-    /// As `agree`; [`Error::Io`] if a thread cannot be started.
+    /// The errors of `agree`; [`Error::Io`] if a thread cannot be started.
     pub fn agree_on<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.size() == 1 {
             return work();
@@ -61,7 +62,8 @@ impl dyn Collectives + '_ {
         let state = (Mutex::new(WORKING), Condvar::new());
         let (result, failed) = std::thread::scope(|scope| {
             let watching = Builder::new().spawn_scoped(scope, || self.watch(&state))?;
-            // The other ranks would wait for a rank that panics for ever, because its thread goes on to say that it works.
+            // Without this, the other ranks would wait forever for a rank that panics, because its second
+            // thread would continue to report that it is working.
             let result = catch_unwind(AssertUnwindSafe(work));
             let result = result.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
             *state.0.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -77,7 +79,8 @@ impl dyn Collectives + '_ {
         }
     }
 
-    /// Tells the other ranks this one's state until all are done. Returns the lowest one that failed.
+    /// Sends this rank's state to the other ranks until all are done. Returns the lowest rank that failed, if
+    /// any.
     fn watch(&self, (state, changed): &(Mutex<i64>, Condvar)) -> Result<Option<usize>> {
         loop {
             let own = {
@@ -94,23 +97,24 @@ impl dyn Collectives + '_ {
         }
     }
 
-    /// Every rank's value, by rank. Every rank calls it.
+    /// Returns every rank's value, by rank. Every rank must call it.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] for a value that is not read as it was written; those of all operations.
+    /// [`Error::Io`] for a value that cannot be encoded or decoded; the errors of all collective operations.
     pub(crate) fn gather_json<T: Serialize + ?Sized, U: DeserializeOwned>(&self, own: &T) -> Result<Vec<U>> {
         let all = self.gather_bytes(&serde_json::to_vec(own).map_err(std::io::Error::other)?)?;
         let values = all.iter().map(|bytes| serde_json::from_slice(bytes));
         Ok(values.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?)
     }
 
-    /// Refuses ranks that are not the same in all that is named, as by an option; the lowest rank reports it.
-    /// Every rank calls it with the same names.
+    /// Checks that every rank has the same values, such as options, by name; the lowest rank reports a
+    /// difference. Every rank must call it with the same names.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] on the lowest rank, [`Error::ReportedElsewhere`] on the others; those of all operations.
+    /// [`Error::Fault`] on the lowest rank, [`Error::ReportedElsewhere`] on the others; those of all collective
+    /// operations.
     pub fn check_same(&self, own: &[(Text, String)]) -> Result<()> {
         let all: Vec<Vec<(Text, String)>> = self.gather_json(own)?;
         for (rank, other) in all.iter().enumerate() {
@@ -127,11 +131,11 @@ impl dyn Collectives + '_ {
         Ok(())
     }
 
-    /// Every rank's `values`, by rank.
+    /// Returns every rank's `values`, by rank.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all collective operations.
     pub fn gather(&self, values: &[f64]) -> Result<Vec<Vec<f64>>> {
         if self.size() == 1 {
             return Ok(vec![values.to_vec()]);
@@ -143,23 +147,23 @@ impl dyn Collectives + '_ {
         Ok(Vec::<f64>::try_from(&all)?.chunks(values.len().max(1)).map(<[f64]>::to_vec).collect())
     }
 
-    /// The sum of every rank's `count`.
+    /// Returns the sum of `count` over all ranks.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all collective operations.
     pub fn sum(&self, count: u64) -> Result<u64> {
-        // Doubles are exact up to 2^53.
+        // Doubles represent integers exactly up to 2^53.
         Ok(self.gather(&[count as f64])?.iter().map(|of_rank| of_rank[0] as u64).sum())
     }
 }
 
-/// What a rank returns whose end another rank reports.
+/// Returns the error of a rank that ends because `rank` failed and reports its error.
 pub(crate) fn reported_by(rank: usize) -> Error {
     Error::ReportedElsewhere { rank: rank as u32, reporter: rank as u32 }
 }
 
-/// Whether all ranks go on with the batches that they announced.
+/// Returns whether all ranks continue with the batches that they announced.
 ///
 /// # Errors
 ///
@@ -171,26 +175,28 @@ pub(crate) fn go_on(statuses: &[Status]) -> Result<bool> {
     }
 }
 
-/// Parameters whose gradients are summed over the ranks, flattened into one tensor. One rank has nothing to do.
+/// Parameters whose gradients are summed over all ranks, flattened into one tensor. With one rank, this does
+/// nothing.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     parameters: Vec<Tensor>,
     under_way: Option<(Pending, Tensor)>,
-    /// Bytes that this rank has sent: an all-reduce on a ring sends `2 (W - 1) / W` times its tensor's.
+    /// The bytes that this rank has sent. A ring all-reduce over W ranks sends `2 (W - 1) / W` times the bytes
+    /// of its tensor.
     pub(crate) sent_bytes: u64,
 }
 
 impl Bucket {
-    /// A bucket of these parameters, in one order on all ranks.
+    /// Creates a bucket of these parameters, which must have the same order on all ranks.
     pub(crate) fn new(parameters: Vec<Tensor>) -> Self {
         Self { parameters, under_way: None, sent_bytes: 0 }
     }
 
-    /// Begins to sum up the gradients as they are.
+    /// Starts the summation of the current gradients.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all collective operations.
     pub(crate) fn start(&mut self, collectives: &dyn Collectives) -> Result<()> {
         if collectives.size() == 1 || self.parameters.is_empty() {
             return Ok(());
@@ -208,11 +214,11 @@ impl Bucket {
         Ok(())
     }
 
-    /// Waits for the sums, which take the gradients' places.
+    /// Waits for the sums, and replaces the gradients by them.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all collective operations.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let Some((pending, flat)) = self.under_way.take() else { return Ok(()) };
         pending.wait()?;
@@ -232,7 +238,8 @@ mod tests {
     use super::*;
     use crate::distributed::threads;
 
-    /// The others would hear for ever that it works.
+    /// Otherwise the other ranks would wait forever, because the failed rank's second thread reports that it is
+    /// working.
     #[test]
     fn a_panic_of_one_rank_is_an_error_of_all() {
         let work = |rank: &dyn Collectives| {

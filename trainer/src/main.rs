@@ -267,7 +267,7 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
     ranks.run("run", false, |collectives, device| train(arguments, collectives, device, printer))
 }
 
-/// What a run is begun with, if its options do not say it.
+/// The settings that a resumed run takes from its first start, if the options do not set them.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Begun {
     snapshot: Option<u64>,
@@ -279,7 +279,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// What `run` was begun with.
+    /// Returns the settings of `run`.
     fn of(run: Run, checkpoints: Option<PathBuf>) -> Self {
         Self {
             snapshot: Some(run.snapshot),
@@ -291,7 +291,7 @@ impl Begun {
         }
     }
 
-    /// The run whose model is trained further, as the options or the run that goes on say.
+    /// Returns the warm start that the options name, or else the warm start of the resumed run.
     fn warm_start(&self, arguments: &RunArguments) -> Option<WarmStart> {
         if let Some(run) = &arguments.warm_start {
             let (checkpoint, new_partitions) = (arguments.warm_start_checkpoint, arguments.new_partitions);
@@ -303,14 +303,15 @@ impl Begun {
     }
 }
 
-/// What a run that goes on was begun with, as the lowest rank finds it: other machines may lack the run's directory.
+/// Returns the settings of the run that is resumed, as found by the lowest rank, because other machines may
+/// lack the run's directory.
 fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_trainer::Result<Begun> {
     let find = || {
         let checkpoints = arguments.checkpoints.as_deref().map(absolute).transpose()?;
         if collectives.rank() > 0 || !arguments.resume {
             return Ok(Begun { checkpoints, ..Begun::default() });
         }
-        // A run that is there and cannot be read is an error when it is resumed.
+        // An existing run that cannot be read leads to an error later, when it is resumed.
         let here = Run::load(&arguments.out).ok();
         let run = match (here, &checkpoints) {
             (None, Some(there)) => match Run::load(there) {

@@ -1,4 +1,4 @@
-//! What a model takes, known before anything is allocated, and what there is for it.
+//! The memory that a model needs, computed before anything is allocated, and the memory that is available.
 
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::units::format_bytes;
@@ -12,20 +12,20 @@ use crate::distributed::Collectives;
 use crate::embedding::{Placement, usage_bytes};
 use crate::{Result, TrainConfig};
 
-/// Parameters of a model and the memory of training it.
+/// The number of parameters of a model, and the memory that training it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ModelSize {
-    /// Parameters.
+    /// The number of parameters.
     pub parameters: ParameterCount,
-    /// Bytes of the parameters that this rank has, their optimizer state, the dense part's gradient, and three bits per
-    /// table row.
+    /// The bytes of this rank's parameters, their optimizer state, the gradient of the dense part, and three
+    /// bits per table row.
     pub model_bytes: u64,
-    /// The bytes that the reader may take: row groups and batches.
+    /// The bytes that the reader may use for row groups and batches.
     pub reader_bytes: u64,
 }
 
 impl ModelSize {
-    /// The size of one rank's part of a model; the reader gets what `limit` leaves, 1 GiB at most.
+    /// Computes the size of one rank's part of a model. The reader gets the rest of `limit`, at most 1 GiB.
     ///
     /// # Errors
     ///
@@ -64,12 +64,13 @@ impl ModelSize {
     }
 }
 
-/// Refuses a rank's part of `model_bytes` bytes if the ranks of its machine, which has `available` bytes, have no memory
-/// for all of theirs. Every rank calls it.
+/// Checks that this machine, which has `available` bytes of free memory, can hold the models of all of its
+/// ranks. `model_bytes` is the size of this rank's part. Every rank must call it.
 ///
 /// # Errors
 ///
-/// [`Fault`] on the lowest rank of such a machine; that of another rank.
+/// [`Fault`] on the lowest rank of such a machine;
+/// [`Error::ReportedElsewhere`](crate::Error::ReportedElsewhere) on the other ranks.
 pub(crate) fn check_machine(model_bytes: u64, collectives: &dyn Collectives, available: u64) -> Result<()> {
     let own = (machine(), model_bytes, available);
     let all: Vec<(String, u64, u64)> = collectives.gather_json(&own)?;
@@ -94,17 +95,18 @@ pub(crate) fn check_machine(model_bytes: u64, collectives: &dyn Collectives, ava
     collectives.agree(Err(Fault::new(Kind::Failed, message).hint(hint).into()))
 }
 
-/// Bytes that processes can still get: what the machine has available, or what this process's control group leaves if
-/// that is less.
+/// Returns the bytes that processes can still allocate: the machine's available memory, or the rest of this
+/// process's control group if that is less.
 pub(crate) fn available() -> u64 {
     let mut system = System::new();
     system.refresh_memory();
-    // What the group uses counts without its files' pages, which can be dropped.
+    // The usage of a control group excludes pages of files, which the kernel can drop.
     let left = system.cgroup_limits().map(|limits| limits.total_memory.saturating_sub(limits.rss));
     system.available_memory().min(left.unwrap_or(u64::MAX))
 }
 
-/// What tells machines apart, and containers, whose memory may be limited.
+/// Returns a name that is unique per machine and per container, because the memory of a container may be
+/// limited.
 fn machine() -> String {
     let boot = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     format!("{} {}", System::host_name().unwrap_or_default(), boot.trim())

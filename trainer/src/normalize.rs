@@ -1,4 +1,4 @@
-//! From statistics of dense features to the numbers by which a model normalizes them.
+//! Computes the normalization of dense features from their statistics.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,8 @@ use crate::config::Normalization;
 use crate::preprocess::Preprocessing;
 use crate::{Error, Result, TrainConfig};
 
-/// How a model normalizes a dense feature. Numbers are of single precision, as the model's: JSON keeps them to the bit.
+/// The normalization of a dense feature. Its numbers are single-precision, like the model's; JSON stores them
+/// exactly.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "normalize", deny_unknown_fields)]
 pub enum Normalizer {
@@ -20,30 +21,32 @@ pub enum Normalizer {
     Standard {
         /// The mean of the training samples.
         mean: f32,
-        /// Their standard deviation; 1 if they are all equal.
+        /// The standard deviation of the training samples; 1 if all are equal.
         deviation: f32,
     },
     /// `(sign(x) ln(1 + |x|) - mean) / deviation`.
     Log1p {
         /// The mean of the logarithms.
         mean: f32,
-        /// Their standard deviation; 1 if they are all equal.
+        /// The standard deviation of the logarithms; 1 if all are equal.
         deviation: f32,
     },
-    /// `√3 (2 F(x) - 1)`, where F runs straight from quantile to quantile: from 0 to 1. Where several quantiles are
-    /// equal, F is the middle of their shares. Beyond the smallest and the largest value F goes on, by 1 for as far as
-    /// these two are apart, and ends at -1 and 2: values of later days are told apart.
+    /// `√3 (2 F(x) - 1)`, where F interpolates linearly between the quantiles, from 0 to 1. Where several
+    /// quantiles are equal, F is the middle of their range. Outside the range of the quantiles, F continues
+    /// linearly with slope `1 / (max - min)`, and is clamped to -1 and 2, so that values outside the training
+    /// range remain distinguishable.
     Quantile {
-        /// The quantiles 0, 1/16, … 1, ascending.
+        /// The quantiles 0, 1/16, … 1, in ascending order.
         quantiles: [f32; DENSE_QUANTILES],
     },
 }
 
-/// How a model normalizes its dense features, by name; those that are not named stay as they are.
+/// The normalizations of a model's dense features, by name; features without an entry are not normalized.
 pub type Normalizers = BTreeMap<String, Normalizer>;
 
 impl Normalizer {
-    /// By the statistics of the training samples; `None` if the feature is left as it is.
+    /// Creates a normalizer from the statistics of the training samples; `None` if the feature is not
+    /// normalized.
     fn fit(normalization: Normalization, statistics: &DenseStatistics) -> Option<Self> {
         let deviation = |variance: f64| if variance > 0.0 { variance.sqrt() as f32 } else { 1.0 };
         match normalization {
@@ -60,7 +63,7 @@ impl Normalizer {
         }
     }
 
-    /// A value of the feature, normalized; NaN for NaN.
+    /// Returns the normalized value of the feature; NaN for NaN.
     pub fn apply(&self, x: f32) -> f32 {
         match self {
             Self::Standard { mean, deviation } => (x - mean) * (1.0 / deviation),
@@ -71,7 +74,7 @@ impl Normalizer {
                 let below = quantiles.partition_point(|quantile| *quantile < x);
                 let equal = quantiles[below..].partition_point(|quantile| *quantile == x);
                 let place = if equal > 0 {
-                    // In the middle of the quantiles that have this value.
+                    // The middle of the quantiles that equal this value.
                     below as f32 + (equal - 1) as f32 / 2.0
                 } else if let (Some(last), Some(next)) = (below.checked_sub(1), quantiles.get(below)) {
                     let from = quantiles[last];
@@ -87,7 +90,7 @@ impl Normalizer {
         }
     }
 
-    /// What was asked for.
+    /// Returns the kind of normalization.
     pub fn normalization(&self) -> Normalization {
         match self {
             Self::Standard { .. } => Normalization::Standard,
@@ -97,13 +100,13 @@ impl Normalizer {
     }
 }
 
-/// The normalizers that `config` asks for, by the statistics of the samples in `partitions` of `dataset`. `schema` is
-/// that of the batches, after `preprocessing`.
+/// Creates the normalizers that `config` asks for, from the statistics of the samples in `partitions` of
+/// `dataset`. `schema` is the schema of the batches, after `preprocessing`.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] for a feature that is none of the batches' dense ones, and for one that a normalization is given
-/// for but that a step of the preprocessing makes or changes; [`Error::Read`] if the statistics cannot be read.
+/// [`Error::Fault`] if `[dense.features]` names an unknown dense feature, or a normalization is configured for
+/// a feature that preprocessing creates or changes; [`Error::Read`] if the statistics cannot be read.
 pub(crate) fn fit(
     config: &TrainConfig,
     (dataset, snapshot, partitions): (&Path, &Snapshot, &PartitionFilter),

@@ -1,8 +1,9 @@
-//! Optimizers of the dense part: libtorch's fused kernels, one call for all parameters per step.
+//! Optimizers of the dense part. They use libtorch's fused kernels, with one call per step for all parameters.
 //!
-//! tch has no bindings of these kernels, so they are called through `shim.cpp`. The gradient's norm is ours: its order of
-//! summation does not depend on the number of threads. On a GPU the norm stays on the device, and the kernels read from
-//! there whether the step may be taken, so that the host does not wait.
+//! tch has no bindings of these kernels, so they are called through `shim.cpp`. The norm of the gradient is
+//! computed here, in an order of summation that does not depend on the number of threads. On a GPU the norm
+//! stays on the device, and the kernels read from the device whether to apply the step, so that the host does
+//! not wait.
 
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
@@ -13,19 +14,19 @@ use crate::model::Model;
 use crate::shim::{FusedOptimizer, FusedTensors, fused_step, set_gradient};
 use crate::{Result, tensors};
 
-/// Values of a gradient that one thread squares at a time.
+/// The number of gradient values that one thread processes at a time.
 const CHUNK: usize = 1 << 15;
 
-/// Updates the dense part's parameters in place. The outcome does not depend on the number of threads.
+/// Updates the dense part's parameters in place. The result does not depend on the number of threads.
 #[derive(Debug)]
 pub struct DenseOptimizer {
     config: DenseOptimizerConfig,
     parameters: Vec<Parameter>,
-    /// PyTorch's names of the tensors that each parameter has as state.
+    /// PyTorch's names of the state tensors of each parameter.
     state_names: &'static [&'static str],
     steps: u64,
     threads: rayon::ThreadPool,
-    /// Where the parameters are, if not in memory.
+    /// The device of the parameters; `None` for main memory.
     device: Option<Accelerator>,
 }
 
@@ -33,12 +34,12 @@ pub struct DenseOptimizer {
 struct Parameter {
     name: String,
     tensor: Tensor,
-    /// One tensor per name, each with a value for every value of the parameter, in one dimension.
+    /// One flat tensor per state name, with one value per value of the parameter.
     state: Vec<Tensor>,
 }
 
-/// The L2 norm of a gradient. A device has found it when all that was enqueued before is done, and decides by it whether
-/// a step is taken.
+/// The L2 norm of a gradient. On a device, the norm is available once all work enqueued before is done, and the
+/// device decides by it whether to apply the step.
 #[derive(Debug)]
 pub struct Norm(Found);
 
@@ -48,17 +49,17 @@ enum Found {
     OnDevice(Verdict),
 }
 
-/// What has to be finite for a step on a device to be taken, beside the dense gradient.
+/// Conditions for a step on a device: these values must be finite, in addition to the dense gradient.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Conditions<'a> {
     /// The loss, on the device.
     pub(crate) loss: Option<&'a Tensor>,
-    /// The sum of the squares of other gradients, `[1]`, a double on the device.
+    /// The sum of squares of the other gradients: a double of shape `[1]` on the device.
     pub(crate) squares: Option<&'a Tensor>,
 }
 
 impl Norm {
-    /// The norm of a gradient in memory.
+    /// Returns the norm of a gradient in main memory, or `None` for a device.
     pub fn known(&self) -> Option<f64> {
         match &self.0 {
             Found::InMemory(norm) => Some(*norm),
@@ -66,7 +67,7 @@ impl Norm {
         }
     }
 
-    /// The norm and `logits`, for which the host waits if they are on a device, once for all.
+    /// Returns the norm and `logits`. For a device, the host waits once for both.
     pub(crate) fn learn(&self, logits: &Tensor) -> Learned {
         match &self.0 {
             Found::InMemory(norm) => Learned { norm: *norm, logits: tensors::to_vec(logits), outcome: None },
@@ -74,7 +75,7 @@ impl Norm {
         }
     }
 
-    /// What a device decides.
+    /// Returns the decision of the device, or `None` for main memory.
     pub(crate) fn verdict(&self) -> Option<&Verdict> {
         match &self.0 {
             Found::InMemory(_) => None,
@@ -84,8 +85,8 @@ impl Norm {
 }
 
 impl DenseOptimizer {
-    /// An optimizer of a model's dense part, with state of zero where the parameters are; `threads` add up the norms of
-    /// gradients in memory.
+    /// Creates an optimizer of a model's dense part, with zero state on the device of the parameters. `threads`
+    /// threads compute the norms of gradients in main memory.
     ///
     /// # Errors
     ///
@@ -96,7 +97,7 @@ impl DenseOptimizer {
         Self::at(device, config, model.named_dense_parameters(), threads)
     }
 
-    /// An optimizer of `parameters`, contiguous `f32` tensors, which are in memory or on this device.
+    /// Creates an optimizer of `parameters`, contiguous `f32` tensors in main memory or on `device`.
     fn at(
         device: Option<Accelerator>,
         config: &DenseOptimizerConfig,
@@ -124,13 +125,13 @@ impl DenseOptimizer {
         Ok(Self { config: config.clone(), parameters, state_names, steps: 0, threads, device })
     }
 
-    /// Steps taken so far, which Adam's bias correction depends on.
+    /// Returns the number of steps so far, which Adam's bias correction depends on.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// The state for a checkpoint: the name of a parameter, the name of its state, and the values, in the parameter's
-    /// order.
+    /// Returns the state for a checkpoint: name of the parameter, name of the state, and values, in the order
+    /// of the parameters.
     pub fn state(&self) -> impl Iterator<Item = (&str, &'static str, Vec<f32>)> {
         self.parameters.iter().flat_map(move |parameter| {
             let state = self.state_names.iter().zip(&parameter.state);
@@ -138,7 +139,8 @@ impl DenseOptimizer {
         })
     }
 
-    /// Continues after `steps` steps: `fill` gets what [`state`](Self::state) gives, to write to.
+    /// Restores the state after `steps` steps. `fill` is called with the names that [`state`](Self::state)
+    /// returns and the values to fill in.
     ///
     /// # Errors
     ///
@@ -159,8 +161,8 @@ impl DenseOptimizer {
         Ok(())
     }
 
-    /// The L2 norm of the gradient that `backward` left, over all parameters. On a device it is found when all that was
-    /// enqueued is done, and the step is taken if it is a finite number.
+    /// Returns the L2 norm of the gradient that `backward` computed, over all parameters. A device computes it
+    /// asynchronously, and applies the next step only if the norm is finite.
     ///
     /// # Errors
     ///
@@ -169,7 +171,8 @@ impl DenseOptimizer {
         self.judge(Conditions::default())
     }
 
-    /// The same; on a device the step is taken if the conditions hold as well.
+    /// Like [`gradient_norm`](Self::gradient_norm), but a device applies the step only if `conditions` hold as
+    /// well.
     pub(crate) fn judge(&self, conditions: Conditions<'_>) -> Result<Norm> {
         let gradients = self.parameters.iter().filter_map(Parameter::gradient).collect::<Vec<_>>();
         let Some(device) = &self.device else {
@@ -182,18 +185,19 @@ impl DenseOptimizer {
                 .install(|| chunks.par_iter().with_max_len(1).map(|chunk| sum_of_squares(chunk)).collect());
             return Ok(Norm(Found::InMemory(squares.iter().sum::<f64>().sqrt())));
         };
-        // One kernel copies all of them, and one squares them.
+        // One kernel concatenates the gradients, and one kernel sums their squares.
         let all = if gradients.is_empty() { Vec::new() } else { vec![Tensor::f_cat(&gradients, 0)?] };
         let squares = device.sum_of_squares(&all)?;
         let Conditions { loss, squares: others } = conditions;
         Ok(Norm(Found::OnDevice(device.judge(loss, &squares, others, self.config.max_grad_norm)?)))
     }
 
-    /// One step at `learning_rate` with the gradients that `backward` left and whose norm is `norm`; afterwards there are
-    /// none. A gradient longer than `max_grad_norm` is scaled as by `torch.nn.utils.clip_grad_norm_`. A device
-    /// that finds that the step may not be taken leaves everything as it is.
+    /// Takes a step with rate `learning_rate` and the gradients that `backward` computed, whose norm is `norm`,
+    /// and removes the gradients. Scales a gradient with a norm above `max_grad_norm` as
+    /// `torch.nn.utils.clip_grad_norm_` does. If a device decides against the step, nothing changes.
     ///
-    /// The algorithms are those of `torch.optim` with defaults for all that the configuration does not have.
+    /// The algorithms equal those of `torch.optim`, with PyTorch's defaults for all settings that the
+    /// configuration lacks.
     ///
     /// # Errors
     ///
@@ -220,21 +224,22 @@ impl DenseOptimizer {
                 fused_step(&optimizer, self.steps, &own, Some(verdict.divisor()), Some(verdict.refused()))?;
             }
         }
-        // The next gradient takes this one's place, and is not added to zeros.
+        // Without a stored gradient, libtorch stores the next one directly instead of adding it to zeros.
         self.parameters.iter().for_each(|parameter| set_gradient(&parameter.tensor, None));
         Ok(())
     }
 }
 
 impl Parameter {
-    /// Its gradient, if it has one, in one dimension: tensors of a fused step must have equal strides.
+    /// Returns the flattened gradient, if there is one. Tensors of a fused step must have equal strides.
     fn gradient(&self) -> Option<Tensor> {
         let gradient = self.tensor.grad();
         gradient.defined().then(|| gradient.contiguous().view(-1))
     }
 }
 
-/// In eight sums, which the processor forms at once; their order is fixed.
+/// Sums squares in eight accumulators, which the processor computes in parallel; the order of summation is
+/// fixed.
 fn sum_of_squares(values: &[f32]) -> f64 {
     let mut sums = [0.0_f64; 8];
     let blocks = values.chunks_exact(8);
@@ -256,7 +261,7 @@ mod tests {
         DenseOptimizerConfig::new(kind, 0.1)
     }
 
-    /// The parameters after three steps with the loss `(p * p).sum() + p[0] * p[1]`.
+    /// Returns the parameters after three steps with the loss `(p * p).sum() + p[0] * p[1]`.
     fn three_steps(config: &DenseOptimizerConfig, device: Option<Accelerator>) -> Vec<f32> {
         let parameter = Tensor::from_slice(&[1.0_f32, -2.0, 0.5]).set_requires_grad(true);
         let parameters = [("p".to_owned(), parameter.shallow_clone())];
@@ -270,8 +275,8 @@ mod tests {
         Vec::try_from(parameter.detach()).unwrap()
     }
 
-    /// Reference, torch 2.11: `p = torch.tensor([1., -2., .5], requires_grad=True)`, the optimizer named, then three
-    /// times `o.zero_grad(); ((p * p).sum() + p[0] * p[1]).backward(); o.step()`.
+    /// The expected values are from torch 2.11: `p = torch.tensor([1., -2., .5], requires_grad=True)`, the
+    /// given optimizer, then three times `o.zero_grad(); ((p * p).sum() + p[0] * p[1]).backward(); o.step()`.
     #[test]
     fn every_algorithm_equals_pytorch() {
         let sgd = config(DenseOptimizerKind::Sgd);
@@ -396,7 +401,7 @@ mod tests {
         );
     }
 
-    /// What is no finite number: a gradient, the loss, or a gradient of other parameters.
+    /// Tests values that are not finite in a gradient, in the loss, or in the gradients of other parameters.
     #[test]
     fn a_device_takes_no_step_that_may_not_be_taken() {
         let numbers = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];

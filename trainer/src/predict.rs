@@ -1,4 +1,4 @@
-//! Predictions of a trained model, one row a sample, with the columns that join them to the logs.
+//! Writes the predictions of a trained model, one row per sample, with columns for joining them to the logs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,33 +25,34 @@ use crate::metrics::Task;
 use crate::stop::Stop;
 use crate::{Error, Result};
 
-/// What was predicted.
+/// The summary of a prediction.
 #[derive(Debug, Clone, Serialize)]
 pub struct PredictionSummary {
-    /// Samples, and rows of the file.
+    /// The number of samples, which are the rows of the file.
     pub samples: u64,
-    /// The file's columns.
+    /// The names of the file's columns.
     pub columns: Vec<String>,
-    /// Steps that the model was trained for.
+    /// The number of steps that the model was trained for.
     pub steps: u64,
-    /// Size of the file.
+    /// The size of the file in bytes.
     pub bytes_on_disk: u64,
-    /// Time from the first batch on.
+    /// The time since the first batch, in seconds.
     pub wall_seconds: f64,
-    /// `samples / wall_seconds`.
+    /// The throughput: `samples / wall_seconds`.
     pub samples_per_second: f64,
 }
 
-/// Writes the predictions of the run in `run` for samples of `dataset` to the Parquet file `out`; all three are paths
-/// or URLs. The file appears when it is complete. It has the columns `keep` of the dataset, or all kept ones if there
-/// are none, then `prediction` (a probability, a number or a count) and `logit`, of several tasks `prediction_LABEL`
-/// and `logit_LABEL` of each. Rows are in the order of global batches. Every rank calls it; the lowest one writes.
+/// Writes the predictions of the run at `run` for samples of `dataset` to the Parquet file `out`; all three are
+/// paths or URLs. The file appears when it is complete. It has the columns `keep` of the dataset (all kept
+/// columns if `keep` is empty), then `prediction` (a probability, a number or a count) and `logit`; with
+/// several tasks, `prediction_LABEL` and `logit_LABEL` for each task. Rows are in the order of global batches.
+/// Every rank must call it; the lowest rank writes.
 ///
 /// # Errors
 ///
-/// As [`evaluate`](crate::evaluate()); [`Error::Read`] if a column is not kept in the dataset; [`Error::Dataset`] if
-/// the file exists and may not be replaced, or cannot be written; [`Error::Fault`] if there is no sample, or not every
-/// one was read.
+/// The errors of [`evaluate`](crate::evaluate()); [`Error::Read`] if a column is not kept in the dataset;
+/// [`Error::Dataset`] if the file exists and may not be replaced, or cannot be written; [`Error::Fault`] if
+/// there are no samples, or samples are missing.
 pub fn predict(
     run: &Path,
     dataset: &Path,
@@ -87,7 +88,7 @@ pub fn predict(
     Ok(PredictionSummary { samples, columns, steps, bytes_on_disk, wall_seconds, samples_per_second })
 }
 
-/// Refuses a file that lacks samples of the partitions that were chosen, or has none.
+/// Checks that all samples of the selected partitions were predicted, and that there is at least one.
 fn check_complete(samples: u64, chosen: u64) -> Result<()> {
     if samples != chosen {
         let message = format!("the dataset gave {samples} samples to predict, and {chosen} were chosen");
@@ -103,7 +104,7 @@ fn check_complete(samples: u64, chosen: u64) -> Result<()> {
     Ok(())
 }
 
-/// The columns that the predictions are joined by: those that are asked for, or all that the dataset keeps.
+/// Returns the columns for joining the predictions: `keep`, or all kept columns of the dataset.
 fn columns(dataset: &Path, keep: &[String], schema: &Schema) -> Result<Vec<String>> {
     if !keep.is_empty() {
         return Ok(keep.to_vec());
@@ -122,7 +123,7 @@ fn columns(dataset: &Path, keep: &[String], schema: &Schema) -> Result<Vec<Strin
     Ok(kept)
 }
 
-/// Kept columns and predictions of a batch.
+/// Returns a record batch with the kept columns and the predictions of a batch.
 fn record_batch(batch: &Batch, logits: &[f32], tasks: &[Task]) -> Result<RecordBatch> {
     let kept = batch.kept().iter().map(|column| (column.name.to_string(), Arc::clone(&column.values)));
     let of_task = |(number, task): (usize, &Task)| {
@@ -145,7 +146,7 @@ fn record_batch(batch: &Batch, logits: &[f32], tasks: &[Task]) -> Result<RecordB
     Ok(RecordBatch::try_new(schema, columns).map_err(std::io::Error::other)?)
 }
 
-/// The batches of all ranks, in the order of ranks. Every rank calls it.
+/// Returns the record batches of all ranks, in the order of ranks. Every rank must call it.
 fn gathered(own: RecordBatch, collectives: &dyn Collectives) -> Result<Vec<RecordBatch>> {
     if collectives.size() == 1 {
         return Ok(vec![own]);
@@ -167,11 +168,11 @@ fn gathered(own: RecordBatch, collectives: &dyn Collectives) -> Result<Vec<Recor
     Ok(batches.map_err(std::io::Error::other)?.concat())
 }
 
-/// The file that is written.
+/// The output file.
 struct File {
     storage: Storage,
     name: String,
-    /// Made with the first batch, whose columns it has.
+    /// Created with the first batch, which defines the columns.
     writer: Option<ArrowWriter<Upload>>,
     schema: Option<SchemaRef>,
 }
@@ -206,7 +207,7 @@ impl File {
         written.map_err(|error| self.failed(error))
     }
 
-    /// The columns and the size of the file, which appears now.
+    /// Completes the file, which makes it appear. Returns its columns and its size in bytes.
     fn finish(mut self) -> Result<(Vec<String>, u64)> {
         let Some(writer) = self.writer.take() else { return Ok((Vec::new(), 0)) };
         let upload = writer.into_inner().map_err(|error| self.failed(error))?;

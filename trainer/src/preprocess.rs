@@ -1,4 +1,5 @@
-//! The preprocessing of a run: read from where `train.toml` says, kept in the run, so that evaluation does the same.
+//! The preprocessing of a run. It is read from the path in `train.toml` and stored in the run, so that
+//! evaluation applies the same steps.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,30 +10,30 @@ use onefold_storage::Storage;
 
 use crate::{Result, TrainConfig};
 
-/// Where a run keeps its steps.
+/// The path of the stored steps in a run.
 const STORED: &str = "preprocess/preprocess.toml";
-/// The folder of that and of what it names.
+/// The folder of the stored steps and of the files that they use.
 pub(crate) const FOLDER: &str = "preprocess";
 /// The key of a step that names a file.
 const TABLE_FILE: &str = "table_file";
 
-/// The steps that batches go through.
+/// The preprocessing steps of batches.
 #[derive(Debug, Clone)]
 pub(crate) struct Preprocessing {
     pub(crate) config: PreprocessConfig,
     path: PathBuf,
-    /// Where files of an object store are as long as they are needed.
+    /// The folder with local copies of files of an object store, kept as long as they are needed.
     _copies: Option<Arc<tempfile::TempDir>>,
 }
 
 impl Preprocessing {
-    /// Those of a configuration, if it names any.
+    /// Loads the steps that a configuration names, if any.
     pub(crate) fn of(config: &TrainConfig) -> Result<Option<Self>> {
         let Some(path) = &config.data.preprocess else { return Ok(None) };
         Self::load(config.directory().join(path)).map(Some)
     }
 
-    /// Those of the run in `run`, if its configuration names any.
+    /// Loads the steps that are stored in the run in `run`, if its configuration names any.
     pub(crate) fn of_run(config: &TrainConfig, run: &Storage) -> Result<Option<Self>> {
         if config.data.preprocess.is_none() {
             return Ok(None);
@@ -58,18 +59,18 @@ impl Preprocessing {
         Ok(Self { config: PreprocessConfig::load(&path)?, path, _copies: None })
     }
 
-    /// The same steps for samples that are evaluated on or predicted: `sampling`, which leaves some out, is for training
-    /// alone.
+    /// Returns the steps for evaluation and prediction. They lack `sampling`, which drops samples and is only
+    /// for training.
     pub(crate) fn of_evaluation(&self) -> PreprocessConfig {
         self.config.clone().without_sampling()
     }
 
-    /// The steps that decide which samples are trained on, and what they weigh.
+    /// Returns only the `sampling` steps, which select and weight the training samples.
     pub(crate) fn of_labels(&self) -> PreprocessConfig {
         self.config.clone().only_sampling()
     }
 
-    /// What batches of a dataset with this schema go through, if anything.
+    /// Returns the preprocessor for batches of a dataset with this schema, or `None` without preprocessing.
     pub(crate) fn preprocessor(
         preprocessing: Option<&Self>,
         dataset: &Schema,
@@ -77,14 +78,14 @@ impl Preprocessing {
         Ok(preprocessing.map(|this| Preprocessor::try_new(&this.config, dataset)).transpose()?)
     }
 
-    /// The schema of the batches.
+    /// Returns the schema of the batches after preprocessing.
     pub(crate) fn schema(preprocessing: Option<&Self>, dataset: &Schema) -> Result<Schema> {
         let preprocessor = Self::preprocessor(preprocessing, dataset)?;
         Ok(preprocessor.as_ref().map_or(dataset, Preprocessor::schema).clone())
     }
 
-    /// Everything that the steps depend on: their file, and the files that it names, which in the text are renamed to
-    /// where a run keeps them.
+    /// Returns the files that define the steps, by path in the run: the configuration, and the files that it
+    /// names. The configuration is rewritten to refer to the stored files.
     fn files(&self) -> Result<Vec<(String, Vec<u8>)>> {
         let text = fs_err::read_to_string(&self.path)?;
         let mut document: toml::Table = toml::from_str(&text).map_err(std::io::Error::other)?;
@@ -103,7 +104,7 @@ impl Preprocessing {
         Ok(files)
     }
 
-    /// Keeps the steps, and the files that they name, in the run in `run`.
+    /// Stores the steps, and the files that they name, in the run in `run`.
     pub(crate) fn store(&self, run: &Storage) -> Result<()> {
         for (name, bytes) in self.files()? {
             run.replace(&name, bytes)?;
@@ -111,7 +112,7 @@ impl Preprocessing {
         Ok(())
     }
 
-    /// Whether the run in `run` was begun with the same steps.
+    /// Returns whether the run in `run` has stored the same steps.
     pub(crate) fn is_stored(&self, run: &Storage) -> Result<bool> {
         for (name, bytes) in self.files()? {
             if run.read(&name)?.is_none_or(|found| found != bytes) {
@@ -140,7 +141,7 @@ mod tests {
         assert!(!steps.is_stored(&storage).unwrap());
         steps.store(&storage).unwrap();
         assert!(steps.is_stored(&storage).unwrap());
-        // What is kept stands on its own, and is itself kept the same.
+        // The stored steps load without the original files, and storing them again gives the same files.
         let kept = Preprocessing::load(run.join(STORED)).unwrap();
         assert!(kept.is_stored(&storage).unwrap());
         fs_err::write(from.join("maps/a.txt"), "3\n6\n").unwrap();

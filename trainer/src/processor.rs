@@ -1,16 +1,16 @@
-//! The decisions of training that depend on the processor.
+//! Decisions of training that depend on the processor.
 
 use onefold_kernels::processor::{has_amx_bf16, has_avx512_bf16, is_intel};
 
 use crate::config::TrainConfig;
 use crate::{Error, Result};
 
-/// Refuses a precision by which training on `device` would gain nothing. Whatever a model was trained with, it can be
-/// evaluated anywhere.
+/// Rejects a precision that brings no benefit for training on `device`. Evaluation accepts models trained with
+/// any precision.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`].
+/// [`Error::Fault`] for such a precision.
 pub(crate) fn check_precision(config: &TrainConfig, device: tch::Device) -> Result<()> {
     if device != tch::Device::Cpu {
         return Ok(());
@@ -19,8 +19,9 @@ pub(crate) fn check_precision(config: &TrainConfig, device: tch::Device) -> Resu
     checked.map_err(|(message, hint)| Error::config(config.path(), message, hint))
 }
 
-/// Whether MKL, with which libtorch multiplies 32-bit floats, is at its best: on Intel's processors it reaches nine tenths of
-/// the peak and more, elsewhere it keeps to AVX2. Unit tests are of our kernels on any processor.
+/// Returns whether libtorch's 32-bit matrix products, which use MKL, are fast. On Intel processors, MKL reaches
+/// at least 90 % of the peak; on other processors it only uses AVX2. Unit tests always use the project's own
+/// kernels.
 pub(crate) fn has_fast_mkl() -> bool {
     !cfg!(test) && is_intel()
 }

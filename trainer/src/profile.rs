@@ -1,4 +1,4 @@
-//! Measures what embedding tables cost on this machine: what `onefold-shard pretrain` learns from.
+//! Measures the cost of embedding tables on this machine, as training data for `onefold-shard pretrain`.
 //!
 //! ```text
 //! draw (tables and a random plan) ─┐                          ┌─▶ costs.parquet
@@ -6,9 +6,10 @@
 //! plans (tables and their plans) ──┘                          └─▶ beside the prediction
 //! ```
 //!
-//! A plan's ranks take whole steps with the tables, by the same code that trains: requests, lookups, answers, gradients
-//! and updates. They take turns, so that each one's work is timed as if it had the machine to itself. [`profile`]
-//! measures random plans of random tables, [`plans`] given ones; [`collectives`] measures the exchange between processes.
+//! The ranks of a plan take whole steps with the tables, with the code that trains: requests, lookups, answers,
+//! gradients and updates. They take turns, so that the work of each rank is timed as if it had the machine for
+//! itself. [`profile`] measures random plans of random tables, [`plans`] measures given plans, and
+//! [`collectives`] measures the exchange between processes.
 
 pub mod agreement;
 pub mod collectives;
@@ -35,43 +36,44 @@ use crate::Result;
 use crate::distributed::{Collectives, threads};
 use crate::embedding::thread_pool;
 
-/// What is measured.
+/// The options of a measurement.
 #[derive(Debug, Clone)]
 pub struct ProfileOptions {
-    /// Sets of tables.
+    /// The number of sets of tables.
     pub sets: usize,
-    /// The number of the first set: sets of one seed differ by their number alone, so that they can be measured in
-    /// parts.
+    /// The number of the first set. A set depends only on the seed and its number, so sets can be measured in
+    /// several parts.
     pub first_set: usize,
-    /// The most samples per step, over all ranks and before deduplication.
+    /// The maximum number of samples per step, over all ranks and before deduplication.
     pub samples: usize,
-    /// The most bytes of a set's tables.
+    /// The maximum size of a set's tables in bytes.
     pub memory_bytes: u64,
-    /// Ranks of a set, of which each gets a number at random; not empty.
+    /// The numbers of ranks to choose from; each set draws one at random. Not empty.
     pub ranks: Vec<u32>,
-    /// Another seed gives other sets.
+    /// The seed of the random sets.
     pub seed: u64,
 }
 
 const WARM_UP: usize = 2;
-/// A machine's speed changes by several percent from second to second, so steps are timed over seconds.
+/// The speed of a machine changes by several percent from second to second, so steps are timed over seconds.
 const TIMED: usize = 41;
-/// Of steps that take long, nine are enough.
+/// For long steps, nine timed steps are enough.
 const LEAST_TIMED: usize = 9;
 const ENOUGH_MS: u64 = 3000;
-/// How long a rank waits for others that fill their tables.
+/// The time that a rank waits for other ranks that fill their tables.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Measures sets of tables: up to 15 for two ranks, rows and pooling factors from the [pool] of the planner's tasks,
-/// dimensions from 4 to 128, weights of 32 and 16 bits, any optimizer, pooled and unpooled, ids by Zipf's law with an
-/// exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples a rank to
-/// [`samples`](ProfileOptions::samples) in all.
-/// Tables are divided at random: whole on a rank, in columns, in rows, or copied.
+/// Measures random sets of tables. A set has up to 15 tables for two ranks, with rows and pooling factors from
+/// the [pool] of the planner's tasks, dimensions from 4 to 128, weights of 32 and 16 bits, any optimizer,
+/// pooled and unpooled lookups, Zipf-distributed ids with an exponent of 0.4 to 1.2, dedupe factors from 1 to
+/// 16, and from 1,024 samples per rank to [`samples`](ProfileOptions::samples) in total. Tables are placed at
+/// random: whole on a rank, split by columns, split by rows, or replicated.
 ///
-/// Every rank gives a sample: its shards, what it asks for, and the median time of 41 steps, or of those of three
-/// seconds if they are at least nine, after two that warm up. On the processor ranks are threads that take turns, and
-/// what their threads waited for it while other processes had it is taken off. A GPU is measured with all tables of a
-/// set whole on one rank; its step lasts until the GPU has ended it, and its batch was copied before.
+/// Every rank contributes a sample: its shards, its requests, and the median time of its timed steps, after two
+/// warm-up steps. Timing ends after 41 steps, or after three seconds and at least nine steps. On the processor,
+/// ranks are threads that take turns, and time in which other processes occupied the processor is subtracted.
+/// On a GPU, all tables of a set are whole on one rank; a step lasts until the GPU has finished it, and its
+/// batch is copied before.
 ///
 /// # Errors
 ///
@@ -82,7 +84,7 @@ pub fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Repor
     let mut costs = Costs { sets: options.sets as u64, ..machine.no_costs() };
     reporter.begin("Measuring sets of tables", Some(options.sets as u64), "sets");
     for set in options.first_set..options.first_set.saturating_add(options.sets) {
-        // A stream of its own, so that a set does not depend on how many numbers the one before drew.
+        // Each set has its own random stream, so that it does not depend on the numbers that earlier sets drew.
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         rng.set_stream(set as u64);
         let Drawn { tables, plan, exponents } = draw(&mut rng, &pool, options, set)?;
@@ -107,7 +109,8 @@ pub fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Repor
     Ok(costs)
 }
 
-/// The steps of this rank of a plan, which takes turns with the others of `collectives`; `threads` are the machine's.
+/// Runs and times the steps of this rank of a plan. The rank takes turns with the others of `collectives`;
+/// `threads` is the machine's thread pool.
 fn steps(
     workload: &Workload<'_>,
     collectives: &Arc<dyn Collectives>,
@@ -120,7 +123,8 @@ fn steps(
     rank.steps(limits)
 }
 
-/// What `work` gives on every rank, each a thread; of several errors, one that is not of another rank's end.
+/// Runs `work` on every rank, each in a thread, and returns the results. If several ranks fail, prefers an
+/// error that is not a consequence of another rank's end.
 fn on_threads<T: Send>(
     ranks: u32,
     work: impl Fn(Arc<dyn Collectives>) -> Result<T> + Sync,
@@ -196,7 +200,7 @@ mod tests {
         assert!(shards(&costs).ends_with(&last));
     }
 
-    /// The same sets, whatever measures them.
+    /// The sets do not depend on the device that is measured.
     #[test]
     fn a_device_is_measured_on_the_same_sets() {
         let [processor, device] = [None, Some(emulated())].map(|device| Machine { threads: 1, device });

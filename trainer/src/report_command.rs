@@ -1,4 +1,4 @@
-//! `onefold-train report`.
+//! The command `onefold-train report`.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub(crate) struct ReportArguments {
     html: PathBuf,
 }
 
-/// What the command prints with `--json`.
+/// The output of the command with `--json`.
 #[derive(Debug, Serialize)]
 struct ReportSummary<'a> {
     html: &'a Path,

@@ -1,4 +1,4 @@
-//! A run on disk: `run.json` (configuration, schema, figures), `model.safetensors` (all parameters), and its
+//! A run on disk: `run.json` (configuration, schema, tables), `model.safetensors` (all parameters), and
 //! checkpoints.
 
 use std::collections::BTreeMap;
@@ -24,97 +24,99 @@ use crate::normalize::Normalizers;
 use crate::vocabularies::{self, VocabularyIdentity};
 use crate::{Error, Result, TrainConfig, tensors};
 
-/// The file that makes a directory a run.
+/// The file that describes a run; a directory with this file is a run.
 pub const RUN_FILE: &str = crate::config::RUN_FILE;
-/// The parameters.
+/// The file with the model's parameters.
 pub const MODEL_FILE: &str = "model.safetensors";
-/// Where the ranks' shards are while they become one model.
+/// The folder with the ranks' shards while they are merged into one model.
 pub(crate) const SHARDS: &str = ".shards";
-/// What names of the dense part's parameters begin with.
+/// The prefix of the names of the dense part's parameters.
 const DENSE: &str = "dense.";
-/// The version that this code writes, and the only one that it reads.
+/// The version of the format that this code writes, and the only version that it reads.
 const FORMAT_VERSION: u32 = crate::config::RUN_FORMAT_VERSION;
 
-/// `run.json`: what is needed to use the parameters.
+/// The content of `run.json`: all information that is needed to use the parameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Version of this format.
+    /// The version of the file format.
     pub format_version: u32,
-    /// The configuration that was trained.
+    /// The training configuration.
     pub config: TrainConfig,
-    /// The identity of the dataset that it was trained on.
+    /// The identity of the dataset.
     pub dataset: String,
     /// The number of the dataset's snapshot.
     pub snapshot: u64,
-    /// The schema of the dataset that it was trained on.
+    /// The schema of the training batches.
     pub schema: Schema,
-    /// How dense features are normalized, by name; those that are not named stay as they are.
+    /// The normalization of dense features, by name; features without an entry are not normalized.
     #[serde(default, skip_serializing_if = "Normalizers::is_empty")]
     pub normalizers: Normalizers,
-    /// By task, the logit that predicts the mean of the training labels: the model begins with it. A run that goes on
-    /// with the model of another one has none.
+    /// The initial bias of each task's logit, which predicts the mean of the training labels. Absent if the run
+    /// continues the model of another run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_bias: Option<Vec<f32>>,
-    /// The dataset's vocabularies, by name.
+    /// The identities of the dataset's vocabularies, by name.
     pub vocabularies: BTreeMap<String, VocabularyIdentity>,
-    /// What every feature looks up, in the schema's order.
+    /// The table lookups of all features, in the order of the schema.
     pub tables: Vec<FeatureConfig>,
-    /// The streams that batches are put together from.
+    /// The number of streams that batches are composed of.
     pub streams: usize,
-    /// The digests of the snapshot's partitions, by key: later ones can be told from them.
+    /// The digests of the snapshot's partitions, by key. A later run finds new partitions by comparing with
+    /// them.
     pub partitions: BTreeMap<String, Digest>,
-    /// The partitions that are trained on, if it is not those that the configuration names.
+    /// The partitions to train on, if they differ from those that the configuration selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_partitions: Option<Vec<PartitionKey>>,
     /// Whether every partition is evaluated on before it is trained on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub progressive: bool,
-    /// The run whose model is trained further.
+    /// The run whose model this run continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_start: Option<WarmStarted>,
-    /// Steps that were taken.
+    /// The number of steps, once training is complete.
     pub steps: u64,
-    /// How far the model was trained, by this run and those before it; 0 until training is complete, as the steps.
+    /// The amount of training of the model, by this run and earlier runs; zero until training is complete.
     pub trained: Trained,
-    /// Whether training came to its end, so that the model is there.
+    /// Whether training is complete, so that the model exists.
     pub completed: bool,
-    /// The path or URL of the folder that holds the model and the checkpoints, if it is not that of this description.
+    /// The path or URL of the folder of the model and the checkpoints, if it is not the folder of this
+    /// description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<PathBuf>,
 }
 
-/// The run whose model another one trains further.
+/// The run whose model another run continues.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WarmStarted {
-    /// Its directory, or the folder or URL of its checkpoints.
+    /// The directory of the run, or the folder or URL of its checkpoints.
     pub run: PathBuf,
-    /// The step of its checkpoint, if it is not its model.
+    /// The step of the checkpoint; `None` for the final model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<u64>,
-    /// Its identity.
+    /// The identity of the run.
     pub identity: String,
 }
 
-/// How far a model was trained.
+/// The amount of training of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trained {
-    /// Steps, over all runs.
+    /// The number of steps over all runs.
     pub optimizer_steps: u64,
-    /// Samples, over all runs.
+    /// The number of samples over all runs.
     pub samples: u64,
 }
 
-/// The version that a description says it has. It is looked at first: other versions have other fields.
+/// The format version of a description. It is parsed first, because other versions have other fields.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Versioned {
     pub(crate) format_version: u32,
 }
 
 impl Run {
-    /// The description of a run that begins, without what it is trained on.
+    /// Returns the description of a new run. Information about the dataset's content is still empty.
     pub fn new(config: &TrainConfig, schema: &Schema, tables: &[FeatureConfig]) -> Self {
         let (config, schema, tables) = (config.clone(), schema.clone(), tables.to_vec());
         Self {
@@ -139,14 +141,15 @@ impl Run {
         }
     }
 
-    /// The bytes of `run.json`.
+    /// Returns the bytes of `run.json`.
     fn to_json(&self) -> Result<Vec<u8>> {
         let mut text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
         text.push('\n');
         Ok(text.into_bytes())
     }
 
-    /// Writes the description into `directory`, and into the folder of the checkpoints if that is another.
+    /// Writes the description to `directory`, and to the folder of the checkpoints if that is a different
+    /// folder.
     ///
     /// # Errors
     ///
@@ -158,33 +161,32 @@ impl Run {
         Ok(Storage::open(directory)?.replace(RUN_FILE, self.to_json()?)?)
     }
 
-    /// Writes the description into `files`, the folder of the checkpoints, unless there is one.
+    /// Writes the description to `files`, the folder of the checkpoints, unless a description exists there.
     pub(crate) fn create_in(&self, files: &Storage) -> Result<Created> {
         Ok(files.create(RUN_FILE, self.beside_checkpoints().to_json()?)?)
     }
 
-    /// The description for the folder of the checkpoints.
+    /// Returns the description for the folder of the checkpoints.
     fn beside_checkpoints(&self) -> Self {
         Self { checkpoints: None, ..self.clone() }
     }
 
-    /// Where the model and the checkpoints are of a run whose description is at `location`.
+    /// Returns the storage of the model and the checkpoints of a run whose description is at `location`.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if it is a URL that no store has.
+    /// [`Error::Dataset`] for a URL of an unsupported store.
     pub(crate) fn files(&self, location: &Path) -> Result<Storage> {
         Ok(Storage::open(self.checkpoints.as_deref().unwrap_or(location))?)
     }
 
-    /// Writes the model that was trained, with `state` beside it, to where the checkpoints are, and says so in the
-    /// description in `directory`.
-    /// Every rank calls it; the lowest one puts the shards of all together, a few rows at a time, so that no process
-    /// has all tables in memory.
+    /// Writes the trained model, with `state`, to the folder of the checkpoints, and then marks the description
+    /// in `directory` as complete. Every rank must call it. The lowest rank merges the shards of all ranks, a
+    /// few rows at a time, so that no process needs memory for all tables.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if a file cannot be written; that of another rank.
+    /// [`Error::Dataset`] if a file cannot be written; an error of another rank.
     pub(crate) fn complete(
         &mut self,
         model: &Model,
@@ -219,7 +221,7 @@ impl Run {
         })
     }
 
-    /// What a model's file holds of a table.
+    /// Returns the buffers of a table in a model file.
     fn buffers(&self, config: &TableConfig) -> Vec<Buffer> {
         crate::embedding::whole_buffers(
             config,
@@ -228,13 +230,13 @@ impl Run {
         )
     }
 
-    /// What the parameters depend on besides the samples: a digest of configuration, schema and tables. What only says
-    /// how long training goes on and what is logged does not count.
+    /// Returns a digest of everything, except the samples, that the parameters depend on: configuration, schema
+    /// and tables. It excludes settings for the length of training and for logging.
     pub(crate) fn identity(&self) -> String {
         sha256(&serde_json::to_vec(&self.identifying()).unwrap_or_default())
     }
 
-    /// A digest of the whole description, wherever it is.
+    /// Returns a digest of the whole description, which does not depend on its location.
     pub(crate) fn digest(&self) -> Result<String> {
         Ok(sha256(&self.beside_checkpoints().to_json()?))
     }
@@ -252,7 +254,7 @@ impl Run {
             ("[schedule]", value(serde_json::to_value(&config.schedule))),
             ("the dataset's schema", value(serde_json::to_value(&self.schema))),
         ];
-        // With one task `[data]` says it all, as it did before there could be several.
+        // With one task, `[data]` describes it completely, as in versions without `[[tasks]]`.
         if !config.tasks.is_empty() {
             parts.push(("[[tasks]]", value(serde_json::to_value(&config.tasks))));
         }
@@ -263,7 +265,7 @@ impl Run {
             parts.push(("[embedding].evict_after", steps.into()));
         }
         if let Some(earlier) = &self.warm_start {
-            // Wherever it is now.
+            // Independent of the current location of that run.
             parts.push(("--warm-start", serde_json::json!([earlier.identity, earlier.checkpoint])));
         }
         if let Some(keys) = &self.train_partitions {
@@ -275,14 +277,14 @@ impl Run {
         parts
     }
 
-    /// Refuses to continue this run, which is in `directory`, as `other`.
+    /// Checks that this run, which is in `directory`, can be continued as `other`.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] naming what differs.
+    /// [`Error::Run`] that names the difference.
     pub(crate) fn check_same(&self, other: &Self, directory: &Path) -> Result<()> {
         let (own, others) = (self.identifying(), other.identifying());
-        // A part that only one of them has differs, too.
+        // A part that only one of the runs has is also a difference.
         let differs = own.iter().find(|part| !others.contains(part));
         match differs.or_else(|| others.iter().find(|part| !own.contains(part))) {
             None => Ok(()),
@@ -297,11 +299,12 @@ impl Run {
         }
     }
 
-    /// Reads a run's description at `location`, a path or a URL.
+    /// Loads the description of the run at `location`, a path or a URL.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if there is no run, or one of another version; [`Error::Dataset`] if the store does not answer.
+    /// [`Error::Run`] if there is no run, or a run of another version; [`Error::Dataset`] if the store cannot
+    /// be read.
     pub fn load(location: &Path) -> Result<Self> {
         let storage = Storage::open(location)?;
         Self::find(&storage)?.ok_or_else(|| {
@@ -313,11 +316,11 @@ impl Run {
         })
     }
 
-    /// The description of the run in `storage`, if there is one.
+    /// Loads the description of the run in `storage`, if there is one.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load).
+    /// The errors of [`load`](Self::load).
     pub(crate) fn find(storage: &Storage) -> Result<Option<Self>> {
         let Some(text) = storage.read(RUN_FILE)? else { return Ok(None) };
         let hint = "train again, or use the program that wrote it";
@@ -332,12 +335,13 @@ impl Run {
         Ok(Some(serde_json::from_slice(&text).map_err(malformed)?))
     }
 
-    /// The files of the model of the run at `location`, or of one of its checkpoints. Every rank calls it.
+    /// Opens the files of the model of the run at `location`, or of one of its checkpoints. Every rank must
+    /// call it.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or a file
-    /// is missing or damaged; that of another rank.
+    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or
+    /// a file is missing or damaged; an error of another rank.
     pub(crate) fn stored(
         &self,
         location: &Path,
@@ -370,7 +374,7 @@ impl Run {
         })
     }
 
-    /// The step of a chosen checkpoint. Every rank calls it.
+    /// Returns the step of a chosen checkpoint. Every rank must call it.
     ///
     /// # Errors
     ///
@@ -385,13 +389,13 @@ impl Run {
         Ok(checkpoints.choose(choice, collectives)?.progress().steps)
     }
 
-    /// Reads the run's model, or that of one of its checkpoints, to be used on the CPU, divided as `placement` says, or
-    /// on `device`; and the steps that it was trained for. Every rank calls it.
+    /// Loads the run's model, or one of its checkpoints, for inference: on the CPU, divided by `placement`, or
+    /// on `device`. Returns it with the number of steps that it was trained for. Every rank must call it.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or the
-    /// parameters are missing, damaged, or of other shapes than the configuration's; that of another rank.
+    /// [`Error::Run`] if training is not complete and no checkpoint is chosen, there is no such checkpoint, or
+    /// the parameters are missing, damaged or have unexpected shapes; an error of another rank.
     pub fn load_model(
         &self,
         location: &Path,
@@ -405,18 +409,19 @@ impl Run {
         let model = collectives.agree_on(|| {
             let mut model = self.initial_model(placement, threads, device)?;
             stored.dense.restore(&model)?;
-            // The optimizer's state is for training alone.
+            // The optimizer state is not loaded, because only training needs it.
             stored.tables.restore(&mut model.embeddings, 1)?;
             Ok(model)
         })?;
         Ok((model, stored.steps))
     }
 
-    /// The model before its first step.
+    /// Creates the model as it is before its first step.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if threads cannot be started, [`Error::Fault`] if the device or the machine lacks the memory.
+    /// [`Error::Io`] if threads cannot be started; [`Error::Fault`] if the device or the machine has too little
+    /// memory.
     pub(crate) fn initial_model(
         &self,
         placement: &Placement,
@@ -440,11 +445,11 @@ impl Run {
         Ok(model.normalized_by(&self.schema, &self.normalizers))
     }
 
-    /// Checks that a dataset's samples can go through the model.
+    /// Checks that the model accepts batches with this schema.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] naming the first difference between the schemas.
+    /// [`Error::Run`] that names the first difference between the schemas.
     pub fn check_schema(&self, schema: &Schema, directory: &Path) -> Result<()> {
         let (trained, given) = (&self.schema, schema);
         let groups = |schema: &Schema| schema.groups.iter().map(describe_group).collect::<Vec<_>>();
@@ -477,11 +482,11 @@ impl Run {
         Ok(())
     }
 
-    /// Checks that an id of `dataset` means what it meant where the model was trained.
+    /// Checks that the ids of `dataset` have the meanings that they had when the model was trained.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] naming the vocabulary that is another one; [`Error::Dataset`] if one cannot be read.
+    /// [`Error::Run`] that names the changed vocabulary; [`Error::Dataset`] if a vocabulary cannot be read.
     pub(crate) fn check_vocabularies(
         &self,
         dataset: &Path,
@@ -492,11 +497,11 @@ impl Run {
     }
 }
 
-/// A location, a path or a URL, by the one name that a run keeps of it.
+/// Returns the absolute form of a location, a path or a URL, which runs store.
 ///
 /// # Errors
 ///
-/// As [`onefold_storage::absolute`].
+/// The errors of [`onefold_storage::absolute`].
 pub fn absolute(location: &Path) -> Result<PathBuf> {
     Ok(onefold_storage::absolute(location)?)
 }
@@ -519,7 +524,7 @@ fn describe_ids(feature: &SparseFeature) -> String {
     }
 }
 
-/// What every program may want to know of a checkpoint's progress.
+/// The part of a checkpoint's progress that all programs read.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Taken {
     steps: u64,
@@ -528,27 +533,27 @@ struct Taken {
     samples: u64,
 }
 
-/// Files that hold a model.
+/// The files of a stored model.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) dense: DenseFile,
     pub(crate) tables: StoredTables,
     /// The file with the sums of metrics.
     pub(crate) metrics: TensorFile,
-    /// Steps that it was trained for by its run.
+    /// The number of steps of the run.
     pub(crate) steps: u64,
-    /// The same, and by those before it.
+    /// The amount of training by the run and by earlier runs.
     pub(crate) trained: Trained,
 }
 
-/// A file that holds the dense part: `dense.NAME`.
+/// The file of the dense part, with parameters named `dense.NAME`.
 #[derive(Debug)]
 pub(crate) struct DenseFile {
     path: PathBuf,
     file: TensorFile,
 }
 
-/// The dense part of a model, for a file.
+/// Returns the dense parameters of a model as entries of a file.
 pub(crate) fn dense_entries(model: &Model) -> Vec<Entry<'static>> {
     let parameters = model.named_dense_parameters().into_iter();
     parameters.map(|(name, parameter)| Entry::tensor(format!("{DENSE}{name}"), &parameter)).collect()
@@ -559,26 +564,26 @@ impl DenseFile {
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if it is damaged.
+    /// [`Error::Run`] if the file is damaged.
     pub(crate) fn open(storage: &Storage, name: &str) -> Result<Self> {
         Ok(Self { path: storage.shown(name), file: tables::open(storage, name)? })
     }
 
-    /// Reads a tensor of `f32` that stands beside the parameters.
+    /// Reads an `f32` tensor of the file, such as a parameter or its optimizer state.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if it is missing or has another length.
+    /// [`Error::Run`] if the tensor is missing or has another length.
     pub(crate) fn read_into(&self, name: &str, values: &mut [f32]) -> Result<()> {
         let read = self.file.read_into(name, Dtype::F32, bytemuck::cast_slice_mut(values));
         read.map_err(|fault| damaged(&self.path, fault))
     }
 
-    /// Puts the parameters into a model.
+    /// Copies the parameters into a model.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if the file holds another model's.
+    /// [`Error::Run`] if the file's parameters do not fit the model.
     pub(crate) fn restore(&self, model: &Model) -> Result<()> {
         for (name, mut parameter) in model.named_dense_parameters() {
             let mut values = vec![0.0_f32; parameter.numel()];
@@ -589,7 +594,7 @@ impl DenseFile {
         Ok(())
     }
 
-    /// All parameters by name.
+    /// Returns all parameters by name.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
-// What `shim.rs` calls of libtorch: an autograd node whose gradients Rust computes, a backward pass from a given gradient, the
-// place of a leaf's gradient, fused optimizers, and the flag that allows TF32.
+// Functions of libtorch for `shim.rs`: an autograd node whose gradients Rust computes, a backward pass from a
+// given gradient, replacing a gradient, steps of fused optimizers, and the flag that allows TF32.
 //
-// A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this file.
-// Tensors are `at::Tensor*`, as tch holds them.
+// A function that can fail returns null on success, or else a message that `onefold_text_free` frees. No
+// exception leaves this file. Tensors are passed as `at::Tensor*`, as tch stores them.
 
 #include <algorithm>
 #include <cstdlib>
@@ -27,8 +27,8 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Computes gradients: takes `gradient`, and writes one tensor, or null, for every input; all of them are the caller's.
-// Returns false if it failed.
+// Computes gradients. Takes ownership of `gradient`, and writes one tensor or null per input, which the caller
+// owns. Returns false if it failed.
 using Backward = bool (*)(void* state, at::Tensor* gradient, at::Tensor** gradients);
 using Free = void (*)(void* state);
 
@@ -67,7 +67,7 @@ struct RustNode : public torch::autograd::Node {
   Free free;
 };
 
-// As in `shim.rs`.
+// Has the layout of `FusedOptimizer` in `shim.rs`.
 struct FusedOptimizer {
   int32_t kind;
   double learning_rate, weight_decay, momentum, beta1, beta2, eps;
@@ -77,13 +77,14 @@ struct FusedOptimizer {
 
 extern "C" {
 
-// Whether a function of these tensors is recorded: one of them has a gradient, and recording is not turned off.
+// Returns whether a function of these tensors is recorded: recording is enabled, and one of them requires a
+// gradient.
 bool onefold_is_recorded(at::Tensor* const* inputs, size_t count) noexcept {
   const auto has_gradient = [](const at::Tensor* tensor) { return tensor->requires_grad(); };
   return at::GradMode::is_enabled() && std::any_of(inputs, inputs + count, has_gradient);
 }
 
-// Makes `output` a function of `inputs`. The state belongs to the node from here on, whatever is returned.
+// Makes `output` a function of `inputs`. Takes ownership of `state`, also if it fails.
 char* onefold_attach(
     at::Tensor* output, at::Tensor* const* inputs, size_t count, void* state, Backward backward, Free free) noexcept {
   std::shared_ptr<RustNode> node;
@@ -106,7 +107,7 @@ char* onefold_attach(
   }
 }
 
-// Makes `gradient` that of a leaf; null leaves it without one.
+// Replaces the gradient of a leaf; null removes it.
 char* onefold_set_gradient(at::Tensor* leaf, const at::Tensor* gradient) noexcept {
   try {
     leaf->mutable_grad() = gradient != nullptr ? *gradient : at::Tensor();
@@ -116,7 +117,7 @@ char* onefold_set_gradient(at::Tensor* leaf, const at::Tensor* gradient) noexcep
   }
 }
 
-// Goes back from `output`, whose gradient is `gradient`, to the leaves.
+// Runs a backward pass from `output`, whose gradient is `gradient`.
 char* onefold_backward(const at::Tensor* output, const at::Tensor* gradient) noexcept {
   try {
     torch::autograd::backward({*output}, {*gradient});
@@ -126,8 +127,9 @@ char* onefold_backward(const at::Tensor* output, const at::Tensor* gradient) noe
   }
 }
 
-// A step of an optimizer: `tensors` has `count` parameters, then as many gradients, then as many of each state. Gradients
-// are divided by `divisor`, if it is given; nothing changes if `refused` is given and 1.
+// Takes a step of an optimizer. `tensors` has `count` parameters, then `count` gradients, then `count` tensors
+// per state. Gradients are first divided by `divisor`, if it is not null. If `refused` is not null and contains
+// 1, nothing changes.
 char* onefold_fused_step(
     const FusedOptimizer* optimizer, const at::Tensor* const* tensors, size_t count, const at::Tensor* steps,
     const at::Tensor* divisor, const at::Tensor* refused) noexcept {
@@ -154,7 +156,7 @@ char* onefold_fused_step(
             /*maximize=*/false, scale, infinite);
         break;
       case 1:
-        // Momentum begins with zeros, so that the first step is as all others.
+        // Momentum starts with zeros, so the first step needs no special case.
         at::_fused_sgd_(
             parameters, gradients, o.momentum > 0.0 ? list(2) : none, o.weight_decay, o.momentum, o.learning_rate,
             /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/false, scale, infinite);
@@ -175,7 +177,7 @@ char* onefold_fused_step(
   }
 }
 
-// Whether products of 32-bit floats on GPUs may have the mantissa of TF32.
+// Sets whether products of 32-bit floats on GPUs may use TF32.
 char* onefold_allow_tf32(bool allowed) noexcept {
   try {
     at::globalContext().setFloat32MatmulPrecision(allowed ? "high" : "highest");
@@ -185,7 +187,7 @@ char* onefold_allow_tf32(bool allowed) noexcept {
   }
 }
 
-// Whether they may.
+// Returns whether products of 32-bit floats on GPUs may use TF32.
 bool onefold_tf32_is_allowed() noexcept {
   try {
     return at::globalContext().allowTF32CuBLAS();

@@ -1,6 +1,6 @@
-//! What the crate needs of libtorch beyond tch's interface, through `shim.cpp`: a tensor becomes the result of a function
-//! whose gradients this crate computes, a backward pass begins with a given gradient, a leaf's gradient is put in its
-//! place, fused optimizers take a step, and products on a GPU may use TF32.
+//! Functions of libtorch that tch does not expose, called through `shim.cpp`: custom autograd functions, a
+//! backward pass from a given gradient, replacing a gradient, steps of fused optimizers, and the permission for
+//! TF32 products on GPUs.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use torch_sys::C_tensor;
 
 use crate::config::{DenseOptimizerConfig, DenseOptimizerKind};
 
-/// From the gradient of an output to those of the inputs, `None` for one that needs none.
+/// Maps the gradient of an output to the gradients of the inputs; `None` for an input without a gradient.
 type Backward = Box<dyn FnOnce(&Tensor) -> Vec<Option<Tensor>> + Send>;
 
 unsafe extern "C" {
@@ -39,18 +39,20 @@ unsafe extern "C" {
     fn onefold_text_free(message: *mut c_char);
 }
 
-/// What a node keeps; `backward` takes the function, so that what it holds is freed with the pass that used it.
+/// The state of an autograd node. `backward` is taken when it is called, so that its captured tensors are freed
+/// after the backward pass.
 struct State {
     inputs: usize,
     backward: Option<Backward>,
 }
 
-/// Makes `output`, which was computed outside of the graph, a function of `inputs`: `backward` goes from its gradient to
-/// theirs, in their order. A graph is gone through once. Where no gradients are needed, nothing is kept.
+/// Makes `output`, which was computed outside of autograd, a function of `inputs`. `backward` maps its gradient
+/// to the gradients of `inputs`, in the same order. A graph supports one backward pass. If no input needs a
+/// gradient, nothing is recorded.
 ///
 /// # Panics
 ///
-/// If autograd refuses the tensor.
+/// Panics if autograd rejects the tensor.
 pub(crate) fn with_backward(
     mut output: Tensor,
     inputs: &[&Tensor],
@@ -61,8 +63,8 @@ pub(crate) fn with_backward(
         return output;
     }
     let state = Box::new(State { inputs: inputs.len(), backward: Some(Box::new(backward)) });
-    // SAFETY: the pointers are of tensors that are alive. The node owns the state from here on; it calls `call` with it
-    // while it lives, and `free` once, at its end.
+    // SAFETY: the pointers are of tensors that are alive. The node owns the state from here on; it calls `call`
+    // with the state during its lifetime, and `free` once at its end.
     let message = unsafe {
         onefold_attach(
             output.as_mut_ptr(),
@@ -77,35 +79,38 @@ pub(crate) fn with_backward(
     output
 }
 
-/// Whether a result of these tensors has a gradient: one of them has, and the graph is recorded.
+/// Returns whether autograd records a function of these tensors: gradients are enabled, and one of them
+/// requires a gradient.
 fn is_recorded(inputs: &[*mut C_tensor]) -> bool {
     // SAFETY: the pointers are of tensors that are alive.
     unsafe { onefold_is_recorded(inputs.as_ptr(), inputs.len()) }
 }
 
-/// Makes `gradient` that of a parameter, in the place of any that it had; `None` leaves it without one, so that the next
-/// one is not added to anything.
+/// Replaces the gradient of a parameter. With `None`, the parameter has no gradient, so the next gradient is
+/// stored without an addition.
 pub(crate) fn set_gradient(parameter: &Tensor, gradient: Option<&Tensor>) {
     let gradient = gradient.map_or(std::ptr::null(), |gradient| gradient.as_ptr());
-    // SAFETY: both are tensors that are alive, or null; the parameter's handle is not changed, but what it leads to.
+    // SAFETY: both are null or tensors that are alive. The parameter's handle does not change, only the tensor
+    // behind it.
     check(unsafe { onefold_set_gradient(parameter.as_ptr().cast_mut(), gradient) });
 }
 
-/// Goes back from `output`, whose gradient is `gradient`, of the same shape, to the leaves.
+/// Runs a backward pass from `output`, whose gradient is `gradient`, with the same shape.
 ///
 /// # Panics
 ///
-/// If libtorch fails, as tch's own `backward` does.
+/// Panics if libtorch fails, like tch's own `backward`.
 pub(crate) fn backward(output: &Tensor, gradient: &Tensor) {
     // SAFETY: both are tensors that are alive.
     check(unsafe { onefold_backward(output.as_ptr(), gradient.as_ptr()) });
 }
 
-/// One of libtorch's fused optimizers, as `shim.cpp` takes it. What an algorithm does not have is ignored.
+/// The settings of one of libtorch's fused optimizers, with the memory layout that `shim.cpp` expects. Settings
+/// that an algorithm does not have are ignored.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct FusedOptimizer {
-    /// 0 is Adagrad, 1 SGD, 2 Adam, 3 AdamW.
+    /// The algorithm: 0 is Adagrad, 1 SGD, 2 Adam, 3 AdamW.
     kind: i32,
     learning_rate: f64,
     weight_decay: f64,
@@ -116,7 +121,7 @@ pub(crate) struct FusedOptimizer {
 }
 
 impl FusedOptimizer {
-    /// The one that the configuration names, at this learning rate.
+    /// Returns the optimizer that the configuration names, with this learning rate.
     pub(crate) fn new(config: &DenseOptimizerConfig, learning_rate: f64) -> Self {
         let kind = match config.kind {
             DenseOptimizerKind::Adagrad => 0,
@@ -128,7 +133,7 @@ impl FusedOptimizer {
         Self { kind, learning_rate, weight_decay, momentum, beta1, beta2, eps }
     }
 
-    /// How many tensors of state a parameter has.
+    /// Returns the number of state tensors per parameter.
     fn states(&self) -> usize {
         match self.kind {
             0 => 1,
@@ -138,19 +143,19 @@ impl FusedOptimizer {
     }
 }
 
-/// The tensors of a fused step: in each list one for each parameter, in the same order, contiguous, of one dimension and
-/// of 32-bit floats.
+/// The tensors of a fused step. Every list has one flat, contiguous `f32` tensor per parameter, in the same
+/// order.
 #[derive(Debug, Default)]
 pub(crate) struct FusedTensors {
     pub(crate) parameters: Vec<Tensor>,
-    /// A step with a divisor leaves them divided.
+    /// The gradients. A step with a divisor divides them in place.
     pub(crate) gradients: Vec<Tensor>,
-    /// As many lists as the optimizer has states; the others are empty.
+    /// One list per state of the optimizer; unused lists are empty.
     pub(crate) states: [Vec<Tensor>; 2],
 }
 
-/// Step number `steps` of an optimizer, counted from 1, in place. Gradients are divided by `divisor` first; nothing
-/// changes if `refused` is 1. Both have one float, where the parameters are.
+/// Takes the step with number `steps`, counted from 1, in place. Gradients are first divided by `divisor`; if
+/// `refused` is 1, nothing changes. Both are single floats on the device of the parameters.
 ///
 /// # Errors
 ///
@@ -176,11 +181,11 @@ pub(crate) fn fused_step(
     };
     assert!(lists.clone().all(fits), "a tensor of its size for every parameter");
     let pointers: Vec<*const C_tensor> = lists.flatten().map(Tensor::as_ptr).collect();
-    // Every kernel of libtorch reads the number of the step from a tensor, which all parameters share here.
+    // The kernels read the step number from one tensor per parameter; all parameters share one tensor here.
     let steps = Tensor::f_full([0_i64; 0], steps as f64, (Kind::Float, first.device()))?;
     let pointer = |tensor: Option<&Tensor>| tensor.map_or(std::ptr::null(), Tensor::as_ptr);
-    // SAFETY: all pointers are null or of tensors that are alive, and `pointers` has `count` of them for the parameters,
-    // for the gradients and for each of the optimizer's states, all of equal sizes.
+    // SAFETY: all pointers are null or of tensors that are alive. `pointers` has `count` tensors each for the
+    // parameters, for the gradients and for each of the optimizer's states, all of equal sizes.
     let message = unsafe {
         onefold_fused_step(
             optimizer,
@@ -194,18 +199,18 @@ pub(crate) fn fused_step(
     said(message).map_err(TchError::Torch)
 }
 
-/// Whether products of 32-bit floats on GPUs may have the mantissa of TF32, in all of the process.
+/// Sets for the whole process whether products of 32-bit floats on GPUs may use TF32.
 pub(crate) fn allow_tf32(allowed: bool) {
-    // SAFETY: it sets a flag of libtorch's.
+    // SAFETY: the call sets a flag of libtorch.
     check(unsafe { onefold_allow_tf32(allowed) });
 }
 
-/// What a function of our C++ returned, as a result: null, or a message.
+/// Converts the return value of a C++ function to a result: null is success, anything else is a message.
 pub(crate) fn said(message: *mut c_char) -> Result<(), String> {
     if message.is_null() {
         return Ok(());
     }
-    // SAFETY: a message that is not null is a C string that belongs to the caller, here, who frees it once.
+    // SAFETY: a message that is not null is a C string owned by the caller, which frees it once.
     unsafe {
         let text = CStr::from_ptr(message).to_string_lossy().into_owned();
         onefold_text_free(message);
@@ -221,14 +226,14 @@ fn check(message: *mut c_char) {
 
 /// # Safety
 ///
-/// `state` is a [`State`] that is alive and used by nobody else; `gradient` is a tensor that is given away; there is room
-/// for a pointer for every input at `gradients`.
+/// `state` must be a [`State`] that is alive and has no other user. `gradient` must be a tensor whose ownership
+/// passes to this function. `gradients` must have room for one pointer per input.
 unsafe extern "C" fn call(
     state: *mut c_void,
     gradient: *mut C_tensor,
     gradients: *mut *mut C_tensor,
 ) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: as required from the caller.
     let (state, gradient) = unsafe { (&mut *state.cast::<State>(), Tensor::from_ptr(gradient)) };
     let Some(backward) = state.backward.take() else { return false };
     let Ok(found) = catch_unwind(AssertUnwindSafe(|| backward(&gradient))) else { return false };
@@ -236,11 +241,11 @@ unsafe extern "C" fn call(
     for (i, tensor) in found.into_iter().enumerate() {
         let pointer = tensor.map_or(std::ptr::null_mut(), |mut tensor| {
             let pointer = tensor.as_mut_ptr();
-            // The node owns it now.
+            // The node takes ownership.
             std::mem::forget(tensor);
             pointer
         });
-        // SAFETY: the caller's promise.
+        // SAFETY: as required from the caller.
         unsafe { gradients.add(i).write(pointer) };
     }
     true
@@ -248,9 +253,9 @@ unsafe extern "C" fn call(
 
 /// # Safety
 ///
-/// `state` is a [`State`] that nobody uses any more.
+/// `state` must be a [`State`] that has no other user and is not used afterwards.
 unsafe extern "C" fn free(state: *mut c_void) {
-    // SAFETY: the caller's promise; it was a box.
+    // SAFETY: as required from the caller; the state was created by `Box::into_raw`.
     drop(unsafe { Box::from_raw(state.cast::<State>()) });
 }
 
@@ -308,7 +313,7 @@ mod tests {
     fn tf32_is_allowed_and_forbidden() {
         for allowed in [true, false] {
             allow_tf32(allowed);
-            // SAFETY: it reads a flag of libtorch's.
+            // SAFETY: the call reads a flag of libtorch.
             assert_eq!(unsafe { onefold_tf32_is_allowed() }, allowed);
         }
     }

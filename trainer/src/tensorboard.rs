@@ -1,8 +1,8 @@
-//! Event files that TensorBoard reads: scalars over steps.
+//! Writes event files with scalars over steps for TensorBoard.
 //!
-//! An event file is a sequence of TFRecords (TensorFlow's `record_writer.h`): the length of the data, its masked
-//! CRC-32C, the data, its masked CRC-32C, all little-endian. The data are `Event` protobufs (`event.proto`), of which
-//! scalars need a few fields, written out here by hand.
+//! An event file is a sequence of TFRecords (TensorFlow's `record_writer.h`): length of the data, masked
+//! CRC-32C of the length, data, masked CRC-32C of the data, all little-endian. The data are `Event` protobufs
+//! (`event.proto`). Scalars need only a few of their fields, which this module encodes itself.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -10,13 +10,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::Result;
 
-/// Added to a rotated checksum, so that a checksum of data with checksums in them is none of its own (TensorFlow's
-/// `crc32c.h`).
+/// The constant that TensorFlow adds to a rotated checksum, so that a checksum differs from checksums inside
+/// the data (`crc32c.h`).
 const MASK_DELTA: u32 = 0xa282_ead8;
-/// What `Event.file_version` of the first record is.
+/// The value of `Event.file_version` in the first record.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// Wire types of protobuf.
+/// The wire types of protobuf.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
 const BYTES: u64 = 2;
@@ -29,12 +29,12 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Starts a new event file in `directory`, beside those of earlier starts. Events of theirs at `first_step` or
-    /// later will not be shown.
+    /// Creates a new event file in `directory`, next to the files of earlier starts. TensorBoard then hides
+    /// earlier events at `first_step` or later.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if it cannot be written.
+    /// [`Error::Io`](crate::Error::Io) if the file cannot be written.
     pub fn create(directory: &Path, first_step: u64) -> Result<Self> {
         let now = now();
         // TensorBoard reads the files of a directory in the order of their names.
@@ -45,7 +45,7 @@ impl EventWriter {
         version.bytes(3, FILE_VERSION.as_bytes());
         writer.record(&version)?;
         if first_step > 0 {
-            // SessionLog { status: START }: what was logged at this step and later is void.
+            // `SessionLog { status: START }` invalidates earlier events at this step or later.
             let (mut session, mut event) = (Message::default(), Message::event(now, first_step));
             session.varint(1, 1);
             event.bytes(7, &session.0);
@@ -77,11 +77,11 @@ impl EventWriter {
         self.record(&event)
     }
 
-    /// Makes all that was added visible to TensorBoard.
+    /// Flushes the file, so that TensorBoard sees all events.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if it cannot be written.
+    /// [`Error::Io`](crate::Error::Io) if the file cannot be written.
     pub fn flush(&mut self) -> Result<()> {
         Ok(self.out.flush()?)
     }
@@ -96,7 +96,7 @@ impl EventWriter {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
@@ -105,12 +105,12 @@ fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
-/// A protobuf message under way.
+/// A protobuf message that is being built.
 #[derive(Debug, Default)]
 struct Message(Vec<u8>);
 
 impl Message {
-    /// `Event` with its time and step.
+    /// Returns an `Event` with its time and step.
     fn event(wall_time: f64, step: u64) -> Self {
         let mut event = Self::default();
         event.key(1, FIXED64);
@@ -153,7 +153,7 @@ impl Message {
 mod tests {
     use super::*;
 
-    /// A field of a message: its number and its value, as bytes or as a number.
+    /// A field of a message: its number and its value, as a number or as bytes.
     #[derive(Debug, PartialEq)]
     enum Field<'a> {
         Number(u64, u64),
@@ -196,7 +196,7 @@ mod tests {
         found
     }
 
-    /// The records of an event file, whose checksums must be right.
+    /// Returns the records of an event file, and checks their checksums.
     fn records(bytes: &[u8]) -> Vec<&[u8]> {
         let (mut rest, mut found) = (bytes, Vec::new());
         while !rest.is_empty() {
@@ -244,7 +244,7 @@ mod tests {
         assert!((now() - time).abs() < 60.0);
     }
 
-    /// Reference: PyPI's `tensorboard` 2.21,
+    /// The expected value is from PyPI's `tensorboard` 2.21:
     /// `tensorboard.compat.tensorflow_stub.pywrap_tensorflow.masked_crc32c(b"abc")`.
     #[test]
     fn checksums_are_those_of_tensorflow() {

@@ -1,4 +1,4 @@
-//! Between slices and libtorch tensors.
+//! Conversions between slices and libtorch tensors.
 
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
@@ -7,8 +7,8 @@ use onefold_kernels::element::Elements;
 use onefold_kernels::fresh::write_all;
 use tch::{Device, Kind, Tensor};
 
-/// Runs `work` with libtorch's generator of random numbers seeded. All threads share that generator, so everything
-/// that draws from it runs in here, one at a time.
+/// Seeds libtorch's random number generator and runs `work`. All threads share the generator, so all code that
+/// draws from it must run through this function, which runs one caller at a time.
 pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
     static GENERATOR: Mutex<()> = Mutex::new(());
     let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
@@ -16,17 +16,17 @@ pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// A new CPU tensor of this shape whose elements `fill` sets; they start as zeros.
+/// Creates a CPU tensor of this shape, initialized with zeros, whose elements `fill` sets.
 pub(crate) fn filled(shape: &[i64], fill: impl FnOnce(&mut [f32])) -> Tensor {
     let mut tensor = Tensor::zeros(shape, (Kind::Float, Device::Cpu));
-    // SAFETY: the tensor is new, so that nobody else has its storage.
+    // SAFETY: the tensor is new, so nothing else uses its storage.
     fill(unsafe { as_mut_slice(&mut tensor) });
     tensor
 }
 
-/// What the elements of a tensor are in memory.
+/// A type of tensor elements in memory.
 pub(crate) trait Stored: Copy {
-    /// Their kind.
+    /// The corresponding libtorch type.
     const KIND: Kind;
 }
 
@@ -39,7 +39,7 @@ impl Stored for u16 {
     const KIND: Kind = Kind::BFloat16;
 }
 
-/// A new CPU tensor of this shape. `write` must initialize all of the memory that it is given, and return it.
+/// Creates a CPU tensor of this shape. `write` must initialize all of the memory that it gets, and return it.
 pub(crate) fn written<T: Stored>(
     shape: &[i64],
     write: impl FnOnce(&mut [MaybeUninit<T>]) -> &mut [T],
@@ -48,24 +48,24 @@ pub(crate) fn written<T: Stored>(
     let length = tensor.numel();
     if length > 0 {
         let start = tensor.data_ptr().cast::<MaybeUninit<T>>();
-        // SAFETY: a new tensor on the CPU has so many elements of its kind side by side, and nobody else has its
-        // storage; they need not be initialised.
+        // SAFETY: a new CPU tensor has `length` contiguous elements of its type, and nothing else uses its
+        // storage; `MaybeUninit` allows uninitialized elements.
         write_all(unsafe { std::slice::from_raw_parts_mut(start, length) }, write);
     }
     tensor
 }
 
-/// The elements of a contiguous tensor of 32-bit floats or of bfloat16 on the CPU.
+/// Returns the elements of a contiguous CPU tensor of 32-bit floats or bfloat16.
 ///
 /// # Panics
 ///
-/// If the tensor is of another kind.
+/// Panics if the tensor has another type.
 ///
 /// # Safety
 ///
-/// As that of [`as_slice`].
+/// The requirements of [`as_slice`].
 pub(crate) unsafe fn elements(tensor: &Tensor) -> Elements<'_> {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller meets the requirements of `as_slice`, which are the same for `as_bits`.
     unsafe {
         match tensor.kind() {
             Kind::BFloat16 => Elements::Bf16(as_bits(tensor)),
@@ -74,60 +74,60 @@ pub(crate) unsafe fn elements(tensor: &Tensor) -> Elements<'_> {
     }
 }
 
-/// A copy of `values` as a tensor of this shape.
+/// Copies `values` to a tensor of this shape.
 pub(crate) fn from_f32(values: &[f32], shape: &[i64]) -> Tensor {
     Tensor::from_slice(values).reshape(shape)
 }
 
-/// A copy of the elements of an `f32` tensor.
+/// Returns a copy of the elements of an `f32` tensor.
 ///
 /// # Panics
 ///
-/// If the tensor is of another kind.
+/// Panics if the tensor has another type.
 pub(crate) fn to_vec(tensor: &Tensor) -> Vec<f32> {
     let tensor = tensor.detach().to_device(Device::Cpu).contiguous();
-    // SAFETY: the slice is copied at once; no other code of this thread runs meanwhile, and tensors of the dense part
-    // are written by one thread.
+    // SAFETY: the slice is copied immediately; no other code of this thread runs meanwhile, and only one thread
+    // writes tensors of the dense part.
     unsafe { as_slice(&tensor) }.to_vec()
 }
 
-/// A copy of the bytes of a tensor, whatever its kind.
+/// Returns a copy of the bytes of a tensor of any type.
 pub(crate) fn to_bytes(tensor: &Tensor) -> Vec<u8> {
     let tensor = tensor.detach().to_device(Device::Cpu).contiguous();
     // SAFETY: as in `to_vec`.
     unsafe { as_bytes(&tensor) }.to_vec()
 }
 
-/// The elements of a contiguous `f32` tensor on the CPU.
+/// Returns the elements of a contiguous `f32` tensor on the CPU.
 ///
 /// # Panics
 ///
-/// If the tensor is of another kind.
+/// Panics if the tensor has another type, is on another device or is not contiguous.
 ///
 /// # Safety
 ///
-/// As long as the slice lives, nobody writes the elements: not by another handle of the tensor, nor by one that shares
-/// its storage.
+/// The elements must not be written during the lifetime of the slice, neither through another handle of the
+/// tensor nor through a tensor that shares its storage.
 pub(crate) unsafe fn as_slice(tensor: &Tensor) -> &[f32] {
     let length = checked_len(tensor);
     if length == 0 {
         return &[];
     }
-    // SAFETY: `checked_len` has asserted that the tensor is defined, on the CPU, of 32-bit floats and contiguous, so
-    // `length` initialised floats start at `data_ptr`. The borrow of `tensor` keeps its storage alive, and the caller
-    // promises that nobody writes to it meanwhile.
+    // SAFETY: `checked_len` has asserted that the tensor is defined, on the CPU, of 32-bit floats and
+    // contiguous, so `length` initialized floats start at `data_ptr`. The borrow of `tensor` keeps its storage
+    // alive, and the caller guarantees that nothing writes to it meanwhile.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), length) }
 }
 
-/// The bytes of a contiguous tensor on the CPU, whatever its kind.
+/// Returns the bytes of a contiguous CPU tensor of any type.
 ///
 /// # Panics
 ///
-/// If the tensor is elsewhere, or not contiguous.
+/// Panics if the tensor is on another device or is not contiguous.
 ///
 /// # Safety
 ///
-/// As that of [`as_slice`].
+/// The requirements of [`as_slice`].
 unsafe fn as_bytes(tensor: &Tensor) -> &[u8] {
     assert!(tensor.defined() && tensor.device() == Device::Cpu, "a tensor on the CPU is needed");
     assert!(tensor.is_contiguous(), "a contiguous tensor is needed");
@@ -135,51 +135,52 @@ unsafe fn as_bytes(tensor: &Tensor) -> &[u8] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: as in `as_slice`; a contiguous tensor of `numel` elements has so many bytes from `data_ptr` on, and bytes
-    // have neither an alignment nor values that they may not have.
+    // SAFETY: as in `as_slice`. A contiguous tensor of `numel` elements has `length` bytes from `data_ptr` on.
+    // Bytes need no alignment, and all values of a byte are valid.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), length) }
 }
 
-/// The elements of a contiguous tensor of 16-bit integers or of bfloat16 on the CPU, as bits.
+/// Returns the elements of a contiguous CPU tensor of 16-bit integers or bfloat16, as bits.
 ///
 /// # Panics
 ///
-/// If the tensor is of another kind.
+/// Panics if the tensor has another type, is on another device or is not contiguous.
 ///
 /// # Safety
 ///
-/// As that of [`as_slice`].
+/// The requirements of [`as_slice`].
 pub(crate) unsafe fn as_bits(tensor: &Tensor) -> &[u16] {
     assert!(matches!(tensor.kind(), Kind::Int16 | Kind::BFloat16), "a tensor of 16-bit elements is needed");
-    // SAFETY: the caller's promise is that of `as_bytes`.
+    // SAFETY: the caller meets the requirements of `as_bytes`.
     let bytes = unsafe { as_bytes(tensor) };
-    // No bytes stand nowhere in particular.
+    // An empty slice may have an unaligned address, which `cast_slice` rejects.
     if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) }
 }
 
-/// Whether all values are finite numbers.
+/// Returns whether all values are finite.
 pub(crate) fn are_finite(values: &[f32]) -> bool {
-    // Without its sign, the number of infinity is smaller than those of NaN and larger than all others.
+    // Without the sign bit, the bits of infinity, as an integer, are less than those of NaN and greater than
+    // all others.
     let largest = |values: &[f32]| values.iter().fold(0, |max, value| max.max(value.to_bits() & 0x7fff_ffff));
     values.chunks(1 << 14).all(|values| largest(values) < f32::INFINITY.to_bits())
 }
 
-/// The elements of a contiguous `f32` tensor on the CPU, to be changed in place.
+/// Returns the elements of a contiguous `f32` tensor on the CPU, to be changed in place.
 ///
 /// # Panics
 ///
-/// If the tensor is of another kind.
+/// Panics if the tensor has another type, is on another device or is not contiguous.
 ///
 /// # Safety
 ///
-/// As long as the slice lives, the elements are neither read nor written in another way: not by another handle of
-/// the tensor, nor by one that shares its storage.
+/// The elements must not be read or written in another way during the lifetime of the slice, neither through
+/// another handle of the tensor nor through a tensor that shares its storage.
 pub(crate) unsafe fn as_mut_slice(tensor: &mut Tensor) -> &mut [f32] {
     let length = checked_len(tensor);
     if length == 0 {
         return &mut [];
     }
-    // SAFETY: as in `as_slice`, and the caller promises that nobody else uses the elements meanwhile.
+    // SAFETY: as in `as_slice`; the caller guarantees that nothing else uses the elements meanwhile.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), length) }
 }
 
@@ -230,7 +231,7 @@ mod tests {
     #[should_panic(expected = "contiguous")]
     fn a_transposed_tensor_is_refused() {
         let transposed = from_f32(&[1.0, 2.0, 3.0, 4.0], &[2, 2]).transpose(0, 1);
-        // SAFETY: nobody else has the tensor.
+        // SAFETY: nothing else uses the tensor.
         unsafe { as_slice(&transposed) };
     }
 }

@@ -1,4 +1,4 @@
-//! `onefold-train trace`.
+//! The command `onefold-train trace`.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -22,13 +22,13 @@ pub(crate) struct TraceArguments {
     chrome: Option<PathBuf>,
 }
 
-/// What the command prints with `--json`.
+/// The output of the command with `--json`.
 #[derive(Debug, Serialize)]
 struct TraceSummary<'a> {
     ranks: u32,
     first_step: u64,
     last_step: u64,
-    /// Of a step, on average.
+    /// The mean times of a step, in milliseconds.
     #[serde(flatten)]
     times: RankTimes,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,7 +37,7 @@ struct TraceSummary<'a> {
     chrome: Option<&'a Path>,
 }
 
-/// Parses `10..20`, both ends included.
+/// Parses a range of steps such as `10..20`, which includes both ends.
 pub(crate) fn parse_steps(text: &str) -> Result<RangeInclusive<u64>, String> {
     let parsed = text
         .split_once("..")
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &TraceArguments, printer: &Printer) -> anyhow::Resu
     Ok(printer.summary(&text, &summary)?)
 }
 
-/// What `steps` steps took, as milliseconds of one.
+/// Describes the times of `steps` steps, as milliseconds per step.
 pub(crate) fn describe(times: &RankTimes, steps: u64) -> String {
     let part = |(name, times): (&str, onefold_trainer::trace::OverRanks)| {
         let [mean, max] = [times.mean, times.max].map(|time| time / steps.max(1) as f64);

@@ -1,8 +1,8 @@
-//! The vocabularies that gave a model's features their ids.
+//! The vocabularies that define the ids of a model's features.
 //!
-//! A row of a table is learned for an id, and what an id stands for is what the dataset's vocabulary says. So a model
-//! keeps a digest of every vocabulary, and is used only with vocabularies that go on from those: where `append` has
-//! added ids and `forget` has removed originals, and no id has changed its meaning.
+//! A table row is trained for an id, and the dataset's vocabulary defines what the id means. Therefore a model
+//! stores a digest of every vocabulary, and accepts only vocabularies that extend the stored ones: `append` may
+//! have added ids and `forget` may have removed originals, but no id may have changed its meaning.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,19 +14,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What a model knows of a vocabulary.
+/// The identity of a vocabulary, as stored with a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyIdentity {
-    /// The largest id.
+    /// The number of entries, which is the largest id.
     pub entries: u64,
-    /// SHA-256 of the file, in hexadecimal: the same file need not be read.
+    /// The SHA-256 of the file, in hexadecimal. A file with the same hash is not read again.
     pub file: String,
-    /// [Digest](Vocabulary::digest) of the originals of all ids.
+    /// The [digest](Vocabulary::digest) of the original values of all ids.
     pub originals: String,
 }
 
-/// Those of a snapshot of `dataset`, by name.
+/// Returns the vocabularies of a snapshot of `dataset`, by name.
 ///
 /// # Errors
 ///
@@ -48,12 +48,12 @@ pub(crate) fn of_snapshot(
     snapshot.vocabularies.iter().map(identity).collect()
 }
 
-/// Refuses a dataset in whose vocabularies an id may mean something else than in those that the model of `run` was
+/// Checks that every id has the same meaning in `dataset` as in the vocabularies that the model of `run` was
 /// trained with.
 ///
 /// # Errors
 ///
-/// [`Error::Run`] naming the vocabulary; [`Error::Dataset`] if it cannot be read.
+/// [`Error::Run`] that names the vocabulary; [`Error::Dataset`] if it cannot be read.
 pub(crate) fn check_continued(
     known: &BTreeMap<String, VocabularyIdentity>,
     dataset: &Path,

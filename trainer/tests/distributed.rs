@@ -1,4 +1,4 @@
-//! The ranks of a job together: threads, and processes that this program starts as itself.
+//! Tests of collectives between ranks that are threads, and ranks that are processes started from this program.
 
 #[path = "distributed/operations.rs"]
 mod operations;

@@ -1,4 +1,5 @@
-//! Makes the binary find the libtorch that it was built with, without LD_LIBRARY_PATH.
+//! Sets the binary's run-time search path to the libtorch that it was built with, so that it does not need
+//! `LD_LIBRARY_PATH`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,8 +1,9 @@
-//! Errors as values: a kind, a message and hints, and the options that they name.
+//! Errors as values: a kind, a message, hints, and the options that the message and the hints name.
 //!
-//! A library knows options of its API, not flags. It puts them into its texts as values, and does not choose how they
-//! are written: a binary writes `` `--memory-limit` ``, a function of Python `` `memory_limit` ``. Where a library's error
-//! is displayed as it is, the option is written as ``the option `memory_limit` ``.
+//! A library knows the options of its API, but not the flags of a command. It puts options into its texts as values,
+//! and the caller decides how they are written: a binary writes
+//! `` `--memory-limit` ``, a Python function writes `` `memory_limit` ``. If a library's error is displayed without
+//! such a caller, the option is written as ``the option `memory_limit` ``.
 
 use std::any::Any;
 use std::error::Error;
@@ -21,15 +22,15 @@ pub use crate::text;
 pub enum Kind {
     /// The arguments of a command cannot be read; nothing was done.
     Usage,
-    /// Options or a configuration that cannot work, or cannot work with this dataset.
+    /// Options or a configuration that are invalid, or that do not fit this dataset.
     Options,
-    /// Data that is damaged or was changed, or that does not have the form or the values that it must have.
+    /// Data that is damaged or was changed, or that has an invalid form or invalid values.
     Data,
-    /// The operating system or an object store refuses something: a file is not there, a disk is full.
+    /// An error of the operating system or of an object store: a file does not exist, a disk is full.
     Storage,
-    /// A limit does not suffice, another process is in the way, a check failed, or whatever else is of no other kind.
+    /// A limit that is too low, another process that holds a lock, a failed check, or any other error.
     Failed,
-    /// The caller wanted the work to end.
+    /// The caller stopped the work.
     Stopped,
     /// A panic that is a bug in Onefold.
     Internal,
@@ -38,19 +39,19 @@ pub enum Kind {
 /// An option of a library's API.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OptionName {
-    /// Its name: the id of the argument of a command that has this option.
+    /// The name of the option. It equals the id of the command's argument that sets this option.
     pub name: String,
-    /// The value that is given to it, as text.
+    /// The value of the option, as text.
     pub value: Option<String>,
 }
 
-/// The option `name`, as a part of a [`Text`].
+/// Returns the option `name`, to be used as a part of a [`Text`].
 pub fn option(name: &str) -> OptionName {
     OptionName { name: name.to_owned(), value: None }
 }
 
 impl OptionName {
-    /// The option with this value.
+    /// Returns the option with the value `value`.
     #[must_use]
     pub fn set_to(self, value: impl fmt::Display) -> Self {
         Self { value: Some(value.to_string()), ..self }
@@ -73,7 +74,8 @@ enum Part {
     Option(OptionName),
 }
 
-/// Words and options. The macro [`text!`] joins them; a text without options is made from a string.
+/// A text of words and options. The macro [`text!`] joins its parts; a text without options can be made from a
+/// string.
 ///
 /// ```
 /// use onefold_base::fault::{option, text};
@@ -86,12 +88,12 @@ enum Part {
 pub struct Text(Vec<Part>);
 
 impl Text {
-    /// Adds to the end.
+    /// Appends `end`.
     pub fn push(&mut self, end: impl Into<Self>) {
         self.0.extend(end.into().0);
     }
 
-    /// The text with the names that `name` gives to its options.
+    /// Returns the text as a string. `name` gives the name of each option.
     pub fn named(&self, name: impl Fn(&OptionName) -> String) -> String {
         let parts = self.0.iter().map(|part| match part {
             Part::Words(words) => words.clone(),
@@ -131,7 +133,7 @@ impl From<OptionName> for Text {
     }
 }
 
-/// A [`Text`] of these parts: strings, options and other texts.
+/// Makes a [`Text`] of these parts: strings, options and other texts.
 #[macro_export]
 macro_rules! text {
     ($($part:expr),+ $(,)?) => {{
@@ -146,28 +148,28 @@ macro_rules! text {
 pub struct Fault {
     /// The kind of the error.
     pub kind: Kind,
-    /// The message, which says what is wrong and where.
+    /// The message: what is wrong, and where.
     pub message: Text,
-    /// The hints, which say what to do: each is a sentence without a full stop.
+    /// The hints: what to do. Each one is a sentence without a full stop.
     pub hints: Vec<Text>,
 }
 
 impl Fault {
-    /// An error without a hint.
+    /// Returns an error without hints.
     pub fn new(kind: Kind, message: impl Into<Text>) -> Self {
         Self { kind, message: message.into(), hints: Vec::new() }
     }
 
-    /// An error about a file or folder, without a hint.
+    /// Returns an error about a file or directory, without hints.
     pub fn of_file(kind: Kind, path: impl AsRef<Path>, message: impl Into<Text>) -> Self {
         Self::new(kind, text![format!("`{}`: ", path.as_ref().display()), message])
     }
 
-    /// The error of a panic: a bug, unless its message says that the machine has no more memory, threads, files or
-    /// space, about which foreign code panics.
+    /// Returns the error for a panic. Its kind is [`Kind::Internal`], unless the panic's message says that the
+    /// machine is out of memory, threads, files or disk space, because foreign code panics in these cases.
     pub fn of_panic(panic: &(dyn Any + Send)) -> Self {
         let text = panic_text(panic);
-        // Some messages go on with a backtrace, whose line ends are escaped where an error was unwrapped.
+        // Some messages contain a backtrace. Its line ends are escaped if the panic came from `unwrap` on an error.
         let first = text.lines().next().unwrap_or_default();
         let first = first.split("\\n").next().unwrap_or_default();
         match exhausted(text) {
@@ -179,14 +181,15 @@ impl Fault {
         }
     }
 
-    /// The same error with one more hint.
+    /// Returns the same error with one more hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<Text>) -> Self {
         self.hints.push(hint.into());
         self
     }
 
-    /// The same error, whose message begins with `place`. A place that contains the message replaces it.
+    /// Returns the same error with `place` before its message. If `place` already contains the message, `place`
+    /// becomes the message.
     #[must_use]
     pub fn within(mut self, place: &str) -> Self {
         self.message = match place.contains(&self.message.to_string()) {
@@ -197,8 +200,8 @@ impl Fault {
     }
 }
 
-/// The hint for an error message of another library which says that memory, threads, files or disk space are used up;
-/// `None` for any other message.
+/// Returns the hint for an error message of another library which says that memory, threads, files or disk space are
+/// used up, and `None` for any other message.
 pub fn exhausted(message: &str) -> Option<&'static str> {
     const THREADS: &str = "the machine gives this process no more threads: raise the limit (`ulimit -u`, a container's \
                            `pids.max`), or use fewer threads";
@@ -224,7 +227,7 @@ pub fn exhausted(message: &str) -> Option<&'static str> {
     SIGNS.iter().find(|(sign, _)| message.contains(sign)).map(|(_, hint)| *hint)
 }
 
-/// The hint for an error that only a bug explains, unless its message says that something is [used up](exhausted).
+/// Returns the hint for an error that is a bug, unless its message says that something is [used up](exhausted).
 pub fn unexpected(message: &str) -> &'static str {
     exhausted(message).unwrap_or("this is a bug in Onefold; please report it with the command line")
 }
@@ -238,9 +241,9 @@ impl fmt::Display for Fault {
 
 impl Error for Fault {}
 
-/// An error that is known as a value.
+/// An error that can be converted into a [`Fault`].
 pub trait Explain {
-    /// The error's kind, message and hints.
+    /// Returns the error's kind, message and hints.
     fn fault(&self) -> Fault;
 }
 
@@ -250,7 +253,7 @@ impl Explain for Fault {
     }
 }
 
-/// The fault that an error of a store carries, or else the operating system's message.
+/// Returns the [`Fault`] that an error of a store carries, or else the operating system's message.
 impl Explain for io::Error {
     fn fault(&self) -> Fault {
         let carried = self.get_ref().and_then(|inner| inner.downcast_ref::<Fault>());
@@ -258,15 +261,15 @@ impl Explain for io::Error {
     }
 }
 
-/// Finds the fault of an error of unknown type.
+/// A function that finds the fault of an error of unknown type.
 pub type Explainer = fn(&(dyn Error + 'static)) -> Option<Fault>;
 
-/// The fault of `error`, if it is an `E`.
+/// Returns the fault of `error`, if `error` is an `E`.
 pub fn explained<E: Explain + Error + 'static>(error: &(dyn Error + 'static)) -> Option<Fault> {
     error.downcast_ref::<E>().map(E::fault)
 }
 
-/// Displays an error as its fault, with the names that options have in the API.
+/// Implements `Display` for an error type by displaying its fault, with options named as in the API.
 #[macro_export]
 macro_rules! display_fault {
     ($error:ty) => {

@@ -1,6 +1,6 @@
-//! Helpers for every crate of Onefold that do not depend on the dataset format: sizes and counts as text, progress of
-//! long work, the time and memory that a process uses, percent-encoding, integers as bytes, versions of configuration
-//! files, and errors as values.
+//! Helpers for all crates of Onefold that do not depend on the dataset format: sizes and counts as text, progress of
+//! long-running work, the time and memory that a process uses, percent-encoding, variable-length integers, versions
+//! of configuration files, and errors as values.
 #![forbid(unsafe_code)]
 
 pub mod fault;

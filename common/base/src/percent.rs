@@ -1,22 +1,22 @@
-//! Percent-encoding of names and values that are parts of paths, as Hive writes them.
+//! Percent-encoding of names and values in paths, as Hive writes them.
 
 use std::borrow::Cow;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-/// Bytes that have a meaning in paths or in other tools.
+/// Bytes that have a special meaning in paths or in other tools.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'+').remove(b',');
 
-/// Encodes `text` as one part of a path: bytes that have a meaning in paths or in other tools become `%` and two
-/// digits.
+/// Encodes `text` as one component of a path: each byte that has a special meaning in paths or in other tools becomes
+/// `%` and two hexadecimal digits.
 pub fn encode(text: &str) -> String {
     let encoded = utf8_percent_encode(text, ESCAPED).to_string();
-    // In a path `.` and `..` are directories.
+    // In a path, `.` and `..` are directories.
     if encoded.chars().all(|c| c == '.') { encoded.replace('.', "%2E") } else { encoded }
 }
 
-/// Decodes what [`encode`] writes. `None` if a `%` is not followed by two hexadecimal digits, or the bytes are not
-/// UTF-8.
+/// Decodes the output of [`encode`]. Returns `None` if a `%` is not followed by two hexadecimal digits, or if the
+/// decoded bytes are not UTF-8.
 pub fn decode(text: &str) -> Option<String> {
     let is_escape = |after: &str| after.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
     if !text.split('%').skip(1).all(is_escape) {
@@ -25,8 +25,8 @@ pub fn decode(text: &str) -> Option<String> {
     percent_decode_str(text).decode_utf8().ok().map(Cow::into_owned)
 }
 
-/// Decodes a name of another program: a `%` that is not followed by two hexadecimal digits stays as it is, and so does
-/// `text` if the bytes are not UTF-8.
+/// Decodes a name that another program wrote. A `%` that is not followed by two hexadecimal digits remains. If the
+/// decoded bytes are not UTF-8, `text` is returned unchanged.
 pub fn decode_leniently(text: &str) -> String {
     percent_decode_str(text).decode_utf8().map_or_else(|_| text.to_owned(), Cow::into_owned)
 }

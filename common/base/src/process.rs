@@ -1,45 +1,46 @@
-//! What this process may use and has used, and panics of foreign code turned into errors.
+//! Resources that this process may use and has used, and conversion of panics of foreign code into errors.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs code that may panic on the bytes it is given, such as a foreign decoder; a panic becomes an error with its
-/// text.
+/// Runs code that may panic on its input, such as a foreign decoder. A panic becomes an error with the panic's
+/// message.
 ///
 /// # Errors
 ///
-/// What `work` gives, or what its panic says.
+/// The error of `work`, or the message of its panic.
 pub fn catch_panic<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()))
 }
 
-/// The message of a caught panic.
+/// Returns the message of a caught panic.
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }
 
-/// The processor's model name as `/proc/cpuinfo` has it, or `None` where it has none.
+/// Returns the processor's model name from `/proc/cpuinfo`, or `None` if the file does not contain it.
 pub fn processor_name() -> Option<String> {
     let text = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map(|(_, name)| name.trim().to_owned())
 }
 
-/// This machine's processor with `threads` threads, as topologies and cost models name it: `AMD EPYC, 2 threads`.
+/// Returns the name of this machine's processor with `threads` threads, as used in topologies and cost models:
+/// `AMD EPYC, 2 threads`.
 pub fn hardware_name(threads: usize) -> String {
     let model = processor_name().unwrap_or_else(|| "unknown processor".to_owned());
     format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
-/// The largest resident set this process has had, in bytes; `None` where the kernel does not tell.
+/// Returns the largest resident set of this process so far, in bytes, or `None` if the kernel does not report it.
 pub fn peak_rss_bytes() -> Option<u64> {
     let status = fs_err::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The processor time that this process has used, in seconds; `None` where the kernel does not tell.
+/// Returns the processor time that this process has used, in seconds, or `None` if the kernel does not report it.
 pub fn cpu_seconds() -> Option<f64> {
     let status = fs_err::read_to_string("/proc/self/stat").ok()?;
     // The second field is the program's name in parentheses, which may contain anything.
@@ -49,16 +50,17 @@ pub fn cpu_seconds() -> Option<f64> {
     Some(ticks.sum::<Option<u64>>()? as f64 / 100.0)
 }
 
-/// A thread of this process, and the processor time that it has used.
+/// A thread of this process, and the processor time that the thread has used.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ThreadSeconds {
-    /// The system's number of the thread.
+    /// The thread id in the operating system.
     pub thread: u64,
-    /// Seconds of processor time.
+    /// The processor time, in seconds.
     pub seconds: f64,
 }
 
-/// The threads of this process whose names begin with `name`; none where the kernel does not tell.
+/// Returns the threads of this process whose names begin with `name`. The list is empty if the kernel does not report
+/// them.
 pub fn threads_named(name: &str) -> Vec<ThreadSeconds> {
     let Ok(threads) = fs_err::read_dir("/proc/self/task") else { return Vec::new() };
     let thread = |entry: std::io::Result<fs_err::DirEntry>| {
@@ -73,7 +75,7 @@ pub fn threads_named(name: &str) -> Vec<ThreadSeconds> {
     threads.filter_map(thread).collect()
 }
 
-/// How many threads the machine offers: the default of every `--threads`.
+/// Returns the number of threads that the machine offers: the default of every `--threads`.
 pub fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

@@ -1,28 +1,29 @@
-//! Progress of long work. Libraries report to a [`Reporter`] and never print.
+//! Progress of long-running work. Libraries report to a [`Reporter`] and never print.
 
 use std::io;
 
-/// Where long work tells how far it is.
+/// A receiver of progress reports of long-running work.
 pub trait Reporter: Send + Sync {
-    /// A stage begins; `total` is its size in `unit`s, if that is known.
+    /// Begins a stage of `total` units, or of unknown size. `unit` is the name of a unit.
     fn begin(&self, stage: &str, total: Option<u64>, unit: &str);
-    /// `amount` more units are done.
+    /// Reports that `amount` more units are done.
     fn advance(&self, amount: u64);
-    /// Replaces the note behind the progress (a loss, a file name).
+    /// Replaces the note that is shown after the progress (a loss, a file name).
     fn note(&self, text: &str);
-    /// The stage is over.
+    /// Ends the stage.
     fn end(&self);
-    /// Whether to go on: long work asks now and then, and ends with the error as with any other.
+    /// Checks whether the work should continue. Long-running work calls this regularly and returns the error like any
+    /// other.
     ///
     /// # Errors
     ///
-    /// Whoever is told wants the work to end.
+    /// The receiver wants to stop the work.
     fn go_on(&self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// A reporter that tells nobody: for tests and for libraries' callers that do not care.
+/// A reporter that ignores all reports, for tests and for callers that need no progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,11 +1,11 @@
-//! Sizes and durations as people write them, for configuration files and command lines.
+//! Conversion between numbers and the sizes, durations and counts that people read and write.
 
 /// Parses a number of bytes: `4096`, `512MiB`, `2GB`, `1.5 GiB`. Decimal units are powers of 1,000, binary
 /// ones (`Ki`, `Mi`, `Gi`, `Ti`, and a bare `K`, `M`, `G`, `T`) powers of 1,024.
 ///
 /// # Errors
 ///
-/// A sentence for the person who wrote it, if `text` is not such a size or is zero.
+/// A sentence for the author of `text`, if `text` is not a size or is zero.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
@@ -34,7 +34,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 ///
 /// # Errors
 ///
-/// A sentence for the person who wrote it, if `text` is not such a duration or is zero.
+/// A sentence for the author of `text`, if `text` is not a duration or is zero.
 pub fn parse_duration_micros(text: &str) -> Result<i64, String> {
     let trimmed = text.trim();
     let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
@@ -54,7 +54,7 @@ pub fn parse_duration_micros(text: &str) -> Result<i64, String> {
         .ok_or_else(|| format!("`{text}` is not a positive duration; write it like `30m`"))
 }
 
-/// Writes a number of bytes for a person: `1.5 MiB`.
+/// Formats a number of bytes for a person: `1.5 MiB`.
 pub fn format_bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -66,8 +66,8 @@ pub fn format_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
-/// Writes the least number of bytes that suffices, as [`parse_bytes`] reads it: `13MiB`. It is never below `bytes`, and
-/// at most a tenth above.
+/// Formats the smallest sufficient number of bytes in a form that [`parse_bytes`] reads: `13MiB`. The result is never
+/// below `bytes`, and at most a tenth above.
 pub fn format_least_bytes(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.into_iter().find(|(_, bits)| bytes >= 10 << bits) {
@@ -76,12 +76,12 @@ pub fn format_least_bytes(bytes: u64) -> String {
     }
 }
 
-/// Writes bytes as lower-case hexadecimal, as checksums are written.
+/// Formats bytes as lower-case hexadecimal digits, as in checksums.
 pub fn format_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes a count for a person: `1,234,567`.
+/// Formats a count for a person: `1,234,567`.
 pub fn format_count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -94,7 +94,7 @@ pub fn format_count(count: u64) -> String {
     text
 }
 
-/// Writes a count of things for a person, given the name of one: `1 file`, `1,234 files`.
+/// Formats a count of things for a person, given the singular name: `1 file`, `1,234 files`.
 pub fn count_of(count: u64, name: &str) -> String {
     format!("{} {name}{}", format_count(count), if count == 1 { "" } else { "s" })
 }

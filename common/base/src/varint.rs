@@ -1,4 +1,5 @@
-//! Integers as bytes, small ones as few: LEB128, seven bits a byte, the lowest first.
+//! Variable-length integers (LEB128): seven bits per byte, the lowest bits first, so that small integers take few
+//! bytes.
 
 /// Appends `number` to `bytes`.
 pub fn write_varint(bytes: &mut Vec<u8>, mut number: u64) {
@@ -9,7 +10,7 @@ pub fn write_varint(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-/// Takes a number from the start of `bytes`; `None` if it does not end there within ten bytes.
+/// Reads an integer from the start of `bytes` and removes it. Returns `None` if it does not end within ten bytes.
 #[inline]
 pub fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;

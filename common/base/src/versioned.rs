@@ -1,15 +1,15 @@
-//! Configuration files, which state the version of their format.
+//! Configuration files that state the version of their format.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 /// Parses the text of a TOML file whose `format_version` must be `version`.
 ///
-/// The version is checked first, so that a file of another version gets no error about unknown keys.
+/// The version is checked first, so that the error for a file of another version is not about unknown keys.
 ///
 /// # Errors
 ///
-/// A message with line and column, and a hint: `hint` if the text is not TOML or does not fit `T`.
+/// A message with line and column, and a hint. The hint is `hint` if the text is not TOML or does not fit `T`.
 pub fn parse_toml<T: DeserializeOwned>(text: &str, version: u32, hint: &str) -> Result<T, (String, String)> {
     #[derive(Deserialize)]
     struct Versioned {

@@ -1,14 +1,15 @@
-//! Self-contained HTML pages: no script, nothing loaded from elsewhere, light or dark as the reader's system is.
+//! Self-contained HTML pages: they contain no scripts, load nothing from elsewhere, and follow the reader's choice of
+//! a light or dark colour scheme.
 
 #![forbid(unsafe_code)]
 
 pub mod svg;
 pub mod text;
 
-/// The looks of a page with plots, as CSS.
+/// The style sheet of a page with plots, as CSS.
 pub const STYLE: &str = include_str!("style.css");
 
-/// A page of these parts; `title` is already escaped, and `style` its looks as CSS.
+/// Returns an HTML page with these parts. `title` is already escaped; `style` is CSS.
 pub fn document(title: &str, style: &str, body: &[String]) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -18,12 +19,12 @@ pub fn document(title: &str, style: &str, body: &[String]) -> String {
     )
 }
 
-/// A section with its plain sentences and whatever stands below.
+/// Returns a section with a heading, a paragraph and `content` below them.
 pub fn section(title: &str, lead: &str, content: &str) -> String {
     format!("<section>\n<h2>{title}</h2>\n<p>{lead}</p>\n{content}\n</section>")
 }
 
-/// Colours and what they mean; the colour is a class of the page.
+/// Returns a legend: pairs of a colour, given as a class of the page, and its meaning.
 pub fn legend(entries: &[(&str, &str)]) -> String {
     let entry = |(class, text): &(&str, &str)| {
         let thin = if *class == "mark" { " class=\"thin\"" } else { "" };

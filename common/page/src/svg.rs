@@ -1,4 +1,5 @@
-//! Pictures as SVG that stands in the page, and the plots that several pages have. Colours are the page's, by class.
+//! SVG pictures that are embedded in a page, and plots that several pages share. Colours come from CSS classes of the
+//! page.
 
 use std::fmt::Write;
 
@@ -7,7 +8,7 @@ use crate::text::{escape, number, percent, precise, short};
 /// The height of a line of text, in pixels.
 pub const LINE: f64 = 16.0;
 
-/// The width of a plot, and the height and the ends of the part that has values.
+/// The width of a plot, and the height, top and bottom of the area that shows values, in pixels.
 const WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 230.0;
 const TOP: f64 = 1.6 * LINE;
@@ -19,28 +20,28 @@ pub struct Svg {
     width: f64,
     height: f64,
     label: String,
-    /// What is drawn so far, as SVG.
+    /// The SVG elements drawn so far.
     pub body: String,
 }
 
-/// Where a text stands at its point.
+/// The alignment of a text relative to its point.
 #[derive(Debug, Clone, Copy)]
 pub enum Anchor {
-    /// Behind it.
+    /// The text starts at the point.
     Start,
-    /// Around it.
+    /// The text is centred on the point.
     Middle,
-    /// Before it.
+    /// The text ends at the point.
     End,
 }
 
 impl Svg {
-    /// An empty picture; `label` says what it shows to those who cannot see it.
+    /// Returns an empty picture. `label` describes it for screen readers.
     pub fn new(width: f64, height: f64, label: &str) -> Self {
         Self { width, height, label: escape(label), body: String::new() }
     }
 
-    /// A rectangle with attributes, and a title where it is not empty.
+    /// Draws a rectangle with attributes, and with a tooltip unless `title` is empty.
     pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, attributes: &str, title: &str) {
         let (width, height) = (width.max(0.0), height.max(0.0));
         let _ = write!(
@@ -55,7 +56,7 @@ impl Svg {
         }
     }
 
-    /// A line of a class.
+    /// Draws a line with the CSS class `class`.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
         let ((x1, y1), (x2, y2)) = (from, to);
         let _ = write!(
@@ -64,7 +65,7 @@ impl Svg {
         );
     }
 
-    /// A text that is already escaped.
+    /// Draws a text that is already escaped.
     pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
@@ -77,7 +78,8 @@ impl Svg {
         );
     }
 
-    /// Horizontal lines from `left` to `right` at these values of a scale, with the values before them.
+    /// Draws horizontal grid lines from `left` to `right` at the values `ticks`, with each value to the left of its
+    /// line.
     pub fn grid(&mut self, ticks: &[f64], (left, right): (f64, f64), y: impl Fn(f64) -> f64) {
         for tick in ticks {
             self.line((left, y(*tick)), (right, y(*tick)), "grid");
@@ -85,13 +87,13 @@ impl Svg {
         }
     }
 
-    /// A line through points.
+    /// Draws a line through points.
     pub fn polyline(&mut self, points: impl Iterator<Item = (f64, f64)>, class: &str) {
         let points = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ");
         let _ = write!(self.body, r#"<polyline points="{points}" class="line {class}"/>"#);
     }
 
-    /// The picture.
+    /// Returns the SVG of the picture.
     pub fn finish(self) -> String {
         let Self { width, height, label, body } = self;
         format!(
@@ -103,17 +105,17 @@ impl Svg {
 /// One bar of a [`bars`] plot.
 #[derive(Debug)]
 pub struct Bar<'a> {
-    /// Its name.
+    /// The name of the bar.
     pub label: &'a str,
-    /// Its length.
+    /// The length of the bar, in units of the plot.
     pub value: f64,
-    /// What stands behind the bar.
+    /// The text after the bar.
     pub text: String,
-    /// The class that gives the colour.
+    /// The CSS class that sets the colour.
     pub class: &'a str,
 }
 
-/// Bars that lie below each other, with their labels on the left.
+/// Returns a plot of horizontal bars, one below the other, with labels on the left.
 pub fn bars(label: &str, bars: &[Bar], label_width: f64) -> String {
     const STEP: f64 = 34.0;
     const TEXT: f64 = 180.0;
@@ -131,7 +133,7 @@ pub fn bars(label: &str, bars: &[Bar], label_width: f64) -> String {
     svg.finish()
 }
 
-/// The scales of a plot from `left` to `right`, with horizontal lines at the places of `ticks`.
+/// Returns a picture with the axes of a plot from `left` to `right`, and horizontal grid lines at `ticks`.
 fn scales(
     label: &str,
     (left, right): (f64, f64),
@@ -150,15 +152,15 @@ fn scales(
 /// A line of a [`lines`] plot.
 #[derive(Debug)]
 pub struct Line<'a> {
-    /// Its name.
+    /// The name of the line.
     pub name: &'a str,
-    /// The class that gives the colour.
+    /// The CSS class that sets the colour.
     pub class: &'a str,
-    /// From left to right.
+    /// The points, ordered from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Lines over a share from 0 to 1, with their names at their ends.
+/// Returns a plot of lines over x from 0 to 1, with the name of each line at its right end.
 pub fn lines(label: &str, axes: (&str, &str), lines: &[Line]) -> String {
     const LEFT: f64 = 46.0;
     const RIGHT: f64 = WIDTH - 150.0;
@@ -177,7 +179,7 @@ pub fn lines(label: &str, axes: (&str, &str), lines: &[Line]) -> String {
         svg.polyline(line.points.iter().map(|(share, value)| (x(*share), y(*value))), line.class);
         ends.extend(line.points.last().map(|(_, value)| (*value, line)));
     }
-    // Names do not cover each other, however close the lines end.
+    // Names do not overlap, however close the ends of the lines are.
     ends.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut lowest = f64::NEG_INFINITY;
     for (value, line) in ends {
@@ -189,20 +191,21 @@ pub fn lines(label: &str, axes: (&str, &str), lines: &[Line]) -> String {
     svg.finish()
 }
 
-/// The scales of a [`curves`] plot.
+/// The axes of a [`curves`] plot.
 #[derive(Debug, Clone, Copy)]
 pub struct Axes<'a> {
-    /// What stands below the horizontal one.
+    /// The label below the horizontal axis.
     pub x: &'a str,
-    /// What stands above the vertical one.
+    /// The label above the vertical axis.
     pub y: &'a str,
-    /// Whether the vertical one begins at 0, and not at the least value.
+    /// Whether the vertical axis begins at 0 instead of the smallest value.
     pub from_zero: bool,
-    /// Names of the places 0, 1, 2, … of the horizontal one, which has numbers if there are none.
+    /// Names of the positions 0, 1, 2, … of the horizontal axis. If it is empty, the axis shows numbers.
     pub places: &'a [String],
 }
 
-/// Lines over any scale, with points where there are few, and a dashed line through equal values if `diagonal`.
+/// Returns a plot of lines over any x range. Lines with few points have markers. If `diagonal`, a dashed line marks y
+/// = x.
 pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -> String {
     const LEFT: f64 = 58.0;
     const RIGHT: f64 = WIDTH - 16.0;
@@ -232,7 +235,7 @@ pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -
     if axes.places.is_empty() {
         let round = ticks_between(left, right, 4).into_iter().filter(|tick| (left..=right).contains(tick));
         let mut places: Vec<f64> = round.collect();
-        // A single point need not be at a round number.
+        // A single point may lie between round numbers.
         if places.is_empty() {
             places.push(left);
         }
@@ -267,7 +270,7 @@ pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -
     svg.finish()
 }
 
-/// Round numbers that cover `low..=high`, about `count` of them, at least two.
+/// Returns about `count` round numbers, at least two, that cover `low..=high`.
 fn ticks_between(low: f64, high: f64, count: usize) -> Vec<f64> {
     let high = if high > low { high } else { low + low.abs().max(1e-3) * 0.1 };
     let step = step_of((high - low) / count as f64);
@@ -275,13 +278,13 @@ fn ticks_between(low: f64, high: f64, count: usize) -> Vec<f64> {
     (first..=last).map(|place| place as f64 * step).collect()
 }
 
-/// Round numbers from 0 up to or just above `largest`, about `count` of them.
+/// Returns about `count` round numbers from 0 up to `largest`, or just above it.
 pub fn ticks(largest: f64, count: usize) -> Vec<f64> {
     let step = step_of(largest / count as f64);
     (0..=(largest / step).ceil() as usize).map(|i| step * i as f64).collect()
 }
 
-/// The round number that is `rough`, or just above it.
+/// Returns the smallest round number that is at least `rough`.
 fn step_of(rough: f64) -> f64 {
     let rough = rough.max(f64::MIN_POSITIVE);
     let power = 10_f64.powf(rough.log10().floor());
@@ -289,7 +292,7 @@ fn step_of(rough: f64) -> f64 {
     step.unwrap_or(power)
 }
 
-/// A place on a scale as text.
+/// Formats the value of a tick.
 pub fn number_of_tick(tick: f64) -> String {
     match tick {
         tick if tick >= 1000.0 => onefold_base::units::format_count(tick.round() as u64),

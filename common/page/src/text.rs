@@ -1,8 +1,8 @@
-//! Figures and names as a page shows them.
+//! Formatting of numbers and names for a page.
 
 use onefold_base::units::format_count;
 
-/// Text in which nothing is taken for markup, neither between tags nor in an attribute.
+/// Escapes text for HTML, both between tags and in attributes.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -12,7 +12,7 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // Control characters are not allowed in a page, whatever the name of a column is.
+            // HTML allows no control characters, but names of columns may contain them.
             c if c.is_control() => escaped.push('\u{FFFD}'),
             c => escaped.push(c),
         }
@@ -20,7 +20,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// A name cut to `length` characters, escaped.
+/// Shortens a name to `length` characters and escapes it.
 pub fn short(name: &str, length: usize) -> String {
     match name.char_indices().nth(length) {
         None => escape(name),
@@ -28,7 +28,7 @@ pub fn short(name: &str, length: usize) -> String {
     }
 }
 
-/// A number with about three digits that matter: `0.012`, `1.23`, `12.3`, `123`, `12,345`.
+/// Formats a number with about three significant digits: `0.012`, `1.23`, `12.3`, `123`, `12,345`.
 pub fn number(value: f64) -> String {
     match value.abs() {
         x if !x.is_finite() => "–".to_owned(),
@@ -40,17 +40,17 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A figure of a model with four digits behind the point: `0.8123`; `–` for none.
+/// Formats a metric of a model with four decimal places: `0.8123`. Formats a value that is not finite as `–`.
 pub fn precise(value: f64) -> String {
     if value.is_finite() { format!("{value:.4}") } else { "–".to_owned() }
 }
 
-/// How many times: `3.94 ×`.
+/// Formats a factor: `3.94 ×`.
 pub fn times(value: f64) -> String {
     format!("{}\u{202F}×", number(value))
 }
 
-/// One in how many a share is: `4`, `33.3`.
+/// Formats the number n for which `share` is one in n: `4`, `33.3`.
 pub fn one_in(share: f64) -> String {
     let many = 1.0 / share;
     match (many - many.round()).abs() < 0.01 * many {
@@ -59,7 +59,7 @@ pub fn one_in(share: f64) -> String {
     }
 }
 
-/// A share: `93 %`, `99.7 %`.
+/// Formats a share from 0 to 1 as a percentage: `93 %`, `99.7 %`.
 pub fn percent(share: f64) -> String {
     let percent = 100.0 * share;
     let digits = usize::from((percent > 0.0 && percent < 9.95) || (percent > 99.0 && percent < 100.0));

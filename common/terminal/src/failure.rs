@@ -1,4 +1,4 @@
-//! How the error of a command is told: what happened, and what to do.
+//! The error of a command as the user sees it: what happened, and what to do.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::Names;
 
-/// The error of a command, with names of options as the caller knows them.
+/// The error of a command. Options have the names that the caller knows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind of error it is.
+    /// The kind of the error.
     pub kind: Kind,
-    /// What happened, and where.
+    /// The message: what happened, and where.
     pub message: String,
-    /// What to do, each a sentence without a full stop.
+    /// The hints: what to do. Each one is a sentence without a full stop.
     pub hints: Vec<String>,
-    /// The object that `--json` had printed before the command failed, as `verify` does with what it found.
+    /// The JSON object that the command had printed for `--json` before it failed, such as the findings of `verify`.
     pub summary: Option<String>,
 }
 
@@ -32,22 +32,23 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl Failure {
-    /// `fault`, told with these names.
+    /// Returns `fault` with the option names of `names`.
     pub(crate) fn new(fault: &Fault, names: &Names) -> Self {
         let told = |text: &Text| text.named(|option| names.name(option));
         let hints = fault.hints.iter().map(told).collect();
         Self { kind: fault.kind, message: told(&fault.message), hints, summary: None }
     }
 
-    /// Appends it to a file, as one line of JSON.
+    /// Appends the error to a file, as one line of JSON.
     pub(crate) fn append_to(&self, file: &OsStr) -> io::Result<()> {
         let line = serde_json::to_string(self)? + "\n";
         fs_err::OpenOptions::new().append(true).create(true).open(file)?.write_all(line.as_bytes())
     }
 }
 
-/// The fault of a command's error: that of the first cause that is of a known type, with what was said before it. If it
-/// has no hint, and an error of the operating system is among the causes, that one gives the hint.
+/// Returns the fault of a command's error: the fault of the first cause of a known type, with the messages of the
+/// causes before it as its place. If that fault has no hint and one of the causes is an error of the operating
+/// system, the hint is for that error.
 pub(crate) fn fault_of(error: &anyhow::Error, libraries: &[Explainer]) -> Fault {
     let own: [Explainer; 2] = [explained::<Fault>, explained::<io::Error>];
     let mut places = Vec::new();
@@ -70,7 +71,7 @@ pub(crate) fn fault_of(error: &anyhow::Error, libraries: &[Explainer]) -> Fault 
     }
 }
 
-/// What to do about an error of the operating system, which names a path and no remedy.
+/// Returns the hint for an error of the operating system, whose own message names no remedy.
 fn system_hint(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::NotFound => {

@@ -1,6 +1,7 @@
-//! A command's arguments as keywords of a function: `--memory-limit 1GiB` is `memory_limit="1GiB"`.
+//! A command's arguments as keyword arguments of a function: `--memory-limit 1GiB` is `memory_limit="1GiB"`.
 //!
-//! They are derived from the command's definition, and become its arguments again: the same parser reads them.
+//! The keywords are derived from the command's clap definition. A call converts them back into command-line
+//! arguments, which the same parser reads.
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -10,38 +11,38 @@ use clap::{Arg, ArgAction, Command};
 use onefold_base::fault::{Fault, Kind};
 use onefold_datasets::suggest;
 
-/// Arguments that no function takes: it prints nothing.
+/// Arguments that are no keywords, because a function prints nothing.
 const OF_TERMINALS: [&str; 4] = ["help", "json", "quiet", "version"];
 
-/// A keyword of a command.
+/// A keyword argument of a command's function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keyword {
-    /// Its name: that of the long flag with underscores, or of the argument without a flag.
+    /// The name: the long flag with underscores, or the id of an argument without a flag.
     pub name: String,
-    /// What it takes.
+    /// The kind of value that the keyword takes.
     pub kind: KeywordKind,
-    /// Whether the argument has no flag, so that a function takes it by its place.
+    /// Whether the argument has no flag, so that a function takes it by position.
     pub positional: bool,
-    /// Whether it must be given, whatever else is given.
+    /// Whether the argument is always required.
     pub required: bool,
-    /// The value that it has if it is not given, as text.
+    /// The default value, as text.
     pub default: Option<String>,
-    /// What it means, in a sentence.
+    /// The description, in one sentence.
     pub help: String,
 }
 
-/// What a keyword takes.
+/// The kind of value that a keyword takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeywordKind {
-    /// Yes or no.
+    /// A boolean.
     Switch,
-    /// A value.
+    /// One value.
     One,
     /// Any number of values.
     Many,
 }
 
-/// The keyword of an argument. Words that Python reserves end with an underscore.
+/// Returns the keyword of an argument. A keyword that is a reserved word in Python ends with an underscore.
 pub(crate) fn name(argument: &Arg) -> String {
     match argument.get_long() {
         Some("from") => "from_".to_owned(),
@@ -50,7 +51,7 @@ pub(crate) fn name(argument: &Arg) -> String {
     }
 }
 
-/// Whether an argument takes no value.
+/// Returns whether an argument takes no value.
 pub(crate) fn is_switch(argument: &Arg) -> bool {
     matches!(argument.get_action(), ArgAction::SetTrue)
 }
@@ -59,7 +60,7 @@ fn of(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|argument| !OF_TERMINALS.contains(&argument.get_id().as_str()))
 }
 
-/// The keywords of a command that was built.
+/// Returns the keywords of a command. The command must be built.
 pub(crate) fn keywords(command: &Command) -> Vec<Keyword> {
     let keyword = |argument: &Arg| Keyword {
         name: name(argument),
@@ -81,11 +82,12 @@ pub(crate) fn keywords(command: &Command) -> Vec<Keyword> {
     of(command).map(keyword).collect()
 }
 
-/// The arguments, from the program's name on, that say what the keywords say. A switch is given by any value.
+/// Converts keywords into command-line arguments, beginning with the program's name. A switch is set whatever its
+/// value is.
 ///
 /// # Errors
 ///
-/// The program has no such command, or the command no such keyword.
+/// The program has no such command, or the command has no such keyword.
 pub(crate) fn arguments(
     program: &Command,
     command: &str,
@@ -118,19 +120,19 @@ pub(crate) fn arguments(
     }
     by_place.sort_by_key(|(index, _)| *index);
     let start = [program.get_name(), command].map(OsString::from);
-    // Behind `--` nothing is a flag.
+    // Arguments after `--` are never flags.
     let end = by_place.into_iter().flat_map(|(_, values)| values.iter().cloned());
     Ok(start.into_iter().chain(flags).chain([OsString::from("--")]).chain(end).collect())
 }
 
-/// Makes a fault of clap's error about the arguments of a command. It names the arguments as keywords.
+/// Converts clap's error about the arguments of a command into a fault that names the arguments as keywords.
 pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str) -> Fault {
     let texts = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],
         Some(ContextValue::Strings(texts)) => texts.clone(),
         _ => Vec::new(),
     };
-    // clap writes an argument as it is called: `--memory-limit <SIZE>`.
+    // clap writes an argument with its value name: `--memory-limit <SIZE>`.
     let keyword = |shown: &String| {
         let commands = std::iter::once(program).chain(program.get_subcommands());
         let argument = commands.flat_map(Command::get_arguments).find(|arg| arg.to_string() == *shown);
@@ -145,7 +147,7 @@ pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str)
     };
     let (arguments, value) = (texts(ContextKind::InvalidArg), texts(ContextKind::InvalidValue).concat());
     let argument = listed(&arguments);
-    // The parser of a value may give a message and a hint.
+    // The error of a value's parser may contain a message and a hint.
     let cause = error.source().map(ToString::to_string).unwrap_or_default();
     let (cause, own_hint) = match cause.split_once("\n  hint: ") {
         Some((cause, hint)) => (cause, Some(hint)),

@@ -1,5 +1,5 @@
-//! The command lines of the binaries: how they are run, by a person or in the process of a program that calls them, and
-//! what they tell: progress, the closing summary, errors and `--json`.
+//! The command-line interface of the binaries: how commands run, for a person or in the process of a program that
+//! calls them, and how they report progress, the closing summary, errors and `--json`.
 //!
 //! stdout is data: a summary for people, or with `--json` one JSON object as its last line. Progress, logs
 //! and errors go to stderr. Libraries take a [`Reporter`](onefold_base::progress::Reporter) and never print.
@@ -28,8 +28,9 @@ pub struct OutputOptions {
     pub quiet: bool,
 }
 
-/// Starts this program again with environment variables, unless one of them is set: for what libraries read before
-/// `main`. Comes back if one is set, or if starting again fails.
+/// Replaces this process with the same program and arguments, and with these environment variables in addition, for
+/// libraries that read the environment before `main`. Returns if one of the variables is already set, or if the
+/// program cannot be started.
 pub fn restart_with(variables: &[(&str, &str)]) {
     use std::os::unix::process::CommandExt;
     if variables.is_empty() || variables.iter().any(|(variable, _)| std::env::var_os(variable).is_some()) {

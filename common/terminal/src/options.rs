@@ -1,13 +1,14 @@
-//! How errors name options: libraries by the names of their API, binaries by flags, and functions by keywords.
+//! How errors name options: libraries use the names of their API, binaries use flags, and functions use keywords.
 //!
-//! A library puts an option into its texts as a value: see [`onefold_base::fault`]. A binary writes the flag: the long
-//! flag of the argument whose id in the binary's own clap command is the option's name, as `` `--memory-limit` ``. The id
-//! of an argument is the name of its field; where the API has another name, the argument says so:
-//! `#[arg(id = "memory_bytes", long = "memory")]`. An argument may also have an option and its value as its id:
+//! A library puts an option into its texts as a value: see [`onefold_base::fault`]. A binary writes the option as the
+//! long flag of the argument whose id in its clap command equals the option's name: `` `--memory-limit` ``. The id of
+//! an argument is the name of its field. If the API has another name, the argument sets its id:
+//! `#[arg(id = "memory_bytes", long = "memory")]`. An id may also consist of an option and its value:
 //! `#[arg(id = "commit = overwrite", long = "overwrite")]`.
 //!
-//! A command that is called as a function has [keywords] instead: `` `memory_limit` ``, `` `threads=2` ``,
-//! `` `overwrite=True` ``. An option that the command does not have keeps the name of the API.
+//! If a command is called as a function, errors name [keywords]:
+//! `` `memory_limit` ``, `` `threads=2` ``, `` `overwrite=True` ``. An option that the command does not have keeps
+//! the name of the API.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,11 +18,11 @@ use onefold_base::fault::OptionName;
 
 use crate::keywords;
 
-/// How the arguments of a command are named.
+/// The names of the arguments of a command.
 #[derive(Debug)]
 pub(crate) struct Names {
     style: Style,
-    /// By their ids.
+    /// The arguments by their ids.
     arguments: BTreeMap<String, Argument>,
 }
 
@@ -39,19 +40,19 @@ struct Argument {
 }
 
 impl Names {
-    /// The flags of `command` and of the subcommand that `arguments` name; the first of the arguments is the program.
-    /// None if the command does not take such arguments.
+    /// Returns the flags of `command` and of the subcommand that `arguments` name. The first element of `arguments`
+    /// is the program. There are no flags if the command does not have this subcommand.
     pub(crate) fn flags(command: Command, arguments: &[OsString]) -> Self {
         Self { style: Style::Flags, arguments: arguments_of(command, arguments) }
     }
 
-    /// Likewise the keywords.
+    /// Returns the keywords of `command` and of the subcommand, as [`flags`](Self::flags) does.
     pub(crate) fn keywords(command: Command, arguments: &[OsString]) -> Self {
         Self { style: Style::Keywords, arguments: arguments_of(command, arguments) }
     }
 
-    /// The name of an option: of the argument whose id is the option with its value, or else of that whose id is the
-    /// option.
+    /// Returns the name of an option. An argument whose id is the option with its value takes precedence over an
+    /// argument whose id is the option.
     pub(crate) fn name(&self, option: &OptionName) -> String {
         let OptionName { name, value } = option;
         let whole = value.as_ref().and_then(|value| self.arguments.get(&format!("{name} = {value}")));
@@ -145,11 +146,11 @@ mod tests {
     #[test]
     fn other_options_keep_the_name_of_the_api() {
         let build = flags("program build logs");
-        // An option of another command, one of none, and an argument without a flag.
+        // An option of another command, an option that no command has, and an argument without a flag.
         assert_eq!(named(&build, option("memory_bytes")), "the option `memory_bytes`");
         assert_eq!(named(&build, option("threads").set_to(2)), "the option `threads = 2`");
         assert_eq!(named(&build, option("logs")), "the option `logs`");
-        // Arguments that are no command.
+        // Arguments that name no known command.
         for line in ["program build", "program sing"] {
             assert_eq!(named(&flags(line), option("memory_limit")), "the option `memory_limit`");
         }

@@ -1,4 +1,5 @@
-//! What a command tells while it works and when it is done: to a person at a terminal, or to a program that called it.
+//! The output of a command during its work and at its end: for a person at a terminal, or for a program that called
+//! it.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use serde::Serialize;
 
 use crate::OutputOptions;
 
-/// What a command prints, or hands to its caller.
+/// The receiver of a command's output: a terminal or a calling program.
 pub struct Printer(Output);
 
 enum Output {
@@ -19,17 +20,18 @@ enum Output {
 }
 
 impl Printer {
-    /// A printer for these options.
+    /// Returns a printer that writes to the terminal.
     pub fn new(options: OutputOptions) -> Self {
         Self(Output::Terminal { options, bar: Mutex::new(ProgressBar::hidden()) })
     }
 
-    /// Prints nothing: `reporter` hears of the progress, and [`take_summary`](Self::take_summary) gives the summary.
+    /// Returns a printer that prints nothing: `reporter` receives the progress, and
+    /// [`take_summary`](Self::take_summary) returns the summary.
     pub(crate) fn for_caller(reporter: Arc<dyn Reporter>) -> Self {
         Self(Output::Caller { reporter, summary: Mutex::new(None) })
     }
 
-    /// The object that `--json` prints, if the command has come to it.
+    /// Returns the object that `--json` prints, if the command has already produced it.
     pub(crate) fn take_summary(&self) -> Option<String> {
         match &self.0 {
             Output::Terminal { .. } => None,
@@ -37,7 +39,7 @@ impl Printer {
         }
     }
 
-    /// Ends a command: prints `text`, or with `--json` the object `json` on one line.
+    /// Prints the result of a command: `text`, or with `--json` the object `json` on one line.
     ///
     /// # Errors
     ///
@@ -55,10 +57,10 @@ impl Printer {
         }
     }
 
-    /// Tells a person something on the way to the summary, on stderr.
+    /// Prints a remark on stderr, unless the command is quiet or prints JSON.
     pub fn remark(&self, text: &str) {
         if let Output::Terminal { options: OutputOptions { json: false, quiet: false }, .. } = &self.0 {
-            // Nobody listens if stderr is closed.
+            // An error is ignored: stderr may be closed.
             let _ = writeln!(io::stderr().lock(), "{text}");
         }
     }
@@ -95,7 +97,7 @@ impl Reporter for Printer {
 
     fn go_on(&self) -> io::Result<()> {
         match &self.0 {
-            // A signal ends the process.
+            // At a terminal, a signal ends the process.
             Output::Terminal { .. } => Ok(()),
             Output::Caller { reporter, .. } => reporter.go_on(),
         }

@@ -14,24 +14,24 @@ use crate::keywords::{Keyword, usage_fault};
 use crate::options::Names;
 use crate::{Failure, OutputOptions, Printer};
 
-/// The variable that names a file to a program that another one runs: an error is then appended to it, as one line with
-/// a [`Failure`] as JSON that names options as keywords, and is not printed.
+/// The environment variable with which a program that runs this one requests errors in a file. An error is then not
+/// printed but appended to that file, as a [`Failure`] in one line of JSON that names options as keywords.
 pub const FAILURE_FILE: &str = "ONEFOLD_FAILURE_FILE";
 
-/// What a binary takes from its command line, and what it does with it.
+/// The command line of a binary: its arguments, and the work that they request.
 pub trait CommandLine: clap::Parser + 'static {
-    /// The types of the libraries' errors with which a command may end.
+    /// Functions that find the faults of the libraries' error types with which a command may end.
     const ERRORS: &'static [Explainer];
 
-    /// The options of its output.
+    /// Returns the options of the output.
     fn output(&self) -> OutputOptions;
 
-    /// Does what was asked for.
+    /// Runs the command.
     ///
     /// # Errors
     ///
-    /// An error of one of the types of [`ERRORS`](Self::ERRORS), a [`Fault`], or any other one, which is of the kind
-    /// [`Kind::Failed`]. A [`clap::Error`] is told as that of the program's own arguments.
+    /// An error of one of the types of [`ERRORS`](Self::ERRORS), a [`Fault`], or any other error, which gets the kind
+    /// [`Kind::Failed`]. A [`clap::Error`] is reported as an error of the program's arguments.
     fn run(&self, printer: &Printer) -> anyhow::Result<()>;
 }
 
@@ -43,10 +43,10 @@ pub struct Program {
     errors: &'static [Explainer],
 }
 
-/// Arguments that fit: the output, and the work.
+/// Parsed arguments: the output options, and the work.
 type Parsed = (OutputOptions, Box<dyn Fn(&Printer) -> anyhow::Result<()>>);
 
-/// The command that ended, as [`Program::status`] and [`Program::call`] see it.
+/// The end of a command, for [`Program::status`] and [`Program::call`].
 enum Ended {
     Well,
     ClosedPipe,
@@ -55,36 +55,37 @@ enum Ended {
 }
 
 impl Program {
-    /// The program with the arguments `Cli`.
+    /// Returns the program with the arguments `Cli`.
     pub const fn of<Cli: CommandLine>() -> Self {
         Self { definition: Cli::command, parse: parse::<Cli>, errors: Cli::ERRORS }
     }
 
-    /// Runs the program as a binary does: `arguments` begin with its name. See [`status`](Self::status).
+    /// Runs the program as a binary does. `arguments` begin with the program's name. See [`status`](Self::status).
     pub fn main(self, arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         ExitCode::from(self.status(arguments))
     }
 
-    /// Runs the program as a binary does, and gives its exit status. Logs go to stderr by `ONEFOLD_LOG` (default
-    /// `warn`). An error is printed to stderr with its causes, and with flags in place of the options that it names, or
-    /// is written to the [`FAILURE_FILE`]; the status follows from its kind. A closed pipe is a success. A panic is an
-    /// internal error, unless it says that the machine has no more memory, threads or space; `ONEFOLD_LOG=debug` shows
-    /// where it happened.
+    /// Runs the program as a binary does, and returns its exit status, which depends on the kind of the error.
+    ///
+    /// Logs go to stderr, filtered by `ONEFOLD_LOG` (default `warn`). An error is printed to stderr with its causes
+    /// and with options as flags, or is appended to the [`FAILURE_FILE`]. A closed pipe is a success. A panic is an
+    /// internal error, unless its message says that the machine is out of memory, threads or space;
+    /// `ONEFOLD_LOG=debug` shows where it happened.
     pub fn status(self, arguments: impl IntoIterator<Item = OsString>) -> u8 {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
         let ended = match (self.parse)(&arguments) {
             Ok((options, work)) => self.run(|| work(&Printer::new(options))),
             Err(error) => Ended::Misused(error),
         };
-        // A program that is not Rust's does not do it at its end; what was printed ends with a line, and is out
-        // already.
+        // A caller that is not a Rust program does not flush Rust's stdout at its end. All output ends with a line
+        // break and is flushed already, so an error can be ignored.
         let _ = io::stdout().flush();
         let mut definition = (self.definition)();
         let file = std::env::var_os(FAILURE_FILE);
         let fault = match ended {
             Ended::Well | Ended::ClosedPipe => return 0,
             Ended::Misused(error) if file.is_none() || !error.use_stderr() => {
-                // Help, the version, or what is wrong. Nobody reads it if the pipe is closed.
+                // The error is help, the version or a message. The pipe may be closed.
                 let _ = error.print();
                 return if error.use_stderr() { exit_status(Kind::Usage) } else { 0 };
             }
@@ -95,11 +96,11 @@ impl Program {
             }
             Ended::Badly(fault) => fault,
         };
-        // Nobody reads it if the pipe is closed.
+        // An error is ignored: the pipe may be closed.
         let _ = match file {
             None => {
                 let failure = Failure::new(&fault, &Names::flags(definition, &arguments));
-                // In one piece, for ranks that end together write to one pipe.
+                // One write, because ranks that end at the same time write to one pipe.
                 io::stderr().lock().write_all(format!("error: {failure}\n").as_bytes())
             }
             Some(file) => Failure::new(&fault, &Names::keywords(definition, &arguments)).append_to(&file),
@@ -107,13 +108,13 @@ impl Program {
         exit_status(fault.kind)
     }
 
-    /// Runs a command in the caller's process: `reporter` hears of its progress and can end it, and what comes back is
-    /// the object that `--json` prints, as text. Options are given and named as keywords: see
+    /// Runs a command in the caller's process, and returns the object that `--json` prints, as text. `reporter`
+    /// receives the progress and can stop the command. Options are given and named as keywords: see
     /// [`keywords`](Self::keywords).
     ///
     /// # Errors
     ///
-    /// What the binary would print, with the names of keywords in place of flags.
+    /// The error that the binary would print, with keywords in place of flags.
     pub fn call(
         self,
         command: &str,
@@ -137,19 +138,19 @@ impl Program {
             Ended::Misused(error) => usage_fault(&error, &definition, command),
             Ended::Badly(fault) => fault,
         };
-        // Whatever the work made of it.
+        // The caller may have stopped the work, whatever error the work made of it.
         let kind = if reporter.go_on().is_err() { Kind::Stopped } else { fault.kind };
         Err(Failure { kind, summary, ..told(fault, &arguments) })
     }
 
-    /// The keywords that [`call`](Self::call) takes for a command, or none if there is no such command.
+    /// Returns the keywords that [`call`](Self::call) takes for a command, or `None` if there is no such command.
     pub fn keywords(self, command: &str) -> Option<Vec<Keyword>> {
         let mut definition = (self.definition)();
         definition.build();
         definition.find_subcommand(command).map(crate::keywords::keywords)
     }
 
-    /// What a command does, in one paragraph or more; none if there is no such command.
+    /// Returns the description of a command, in one or more paragraphs, or `None` if there is no such command.
     pub fn about(self, command: &str) -> Option<String> {
         let definition = (self.definition)();
         let command = definition.find_subcommand(command)?;
@@ -157,12 +158,12 @@ impl Program {
     }
 
     fn run(self, work: impl FnOnce() -> anyhow::Result<()>) -> Ended {
-        // The crate that reads profiles of AWS logs as warnings what the error says.
+        // The crate that reads AWS profiles logs its errors as warnings too, which would repeat the error.
         let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG")
             .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,aws_config=error"));
-        // A second call in one process finds the logger set, which is as good.
+        // A second call in one process finds the logger already set, which is fine.
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
-        // Panics of decoders on damaged bytes are caught and become errors. Without this hook they are printed as well.
+        // Panics of decoders on damaged bytes are caught and become errors. This hook keeps them from being printed.
         std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => Ended::Well,
@@ -181,7 +182,7 @@ fn parse<Cli: CommandLine>(arguments: &[OsString]) -> Result<Parsed, clap::Error
     Ok((cli.output(), Box::new(move |printer| cli.run(printer))))
 }
 
-/// The exit status of a command that ends with an error.
+/// Returns the exit status of a command that ends with an error of this kind.
 fn exit_status(kind: Kind) -> u8 {
     match kind {
         Kind::Usage => 2,

@@ -1,4 +1,4 @@
-//! The commands of `onefold-data`: raw logs from public data or from a seed.
+//! The commands of `onefold-data`, which make raw logs from public data or from a seed.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -120,7 +120,7 @@ impl CommandLine for Cli {
     }
 }
 
-/// The program, to be called in another program's process.
+/// The program, for calls from the process of another program.
 pub const PROGRAM: Program = Program::of::<Cli>();
 
 fn fetch(arguments: &FetchArguments, printer: &Printer) -> anyhow::Result<()> {
@@ -162,7 +162,8 @@ struct Report<'a, S> {
     wall_seconds: f64,
 }
 
-/// Ends a command with its summary: for a person `lines` of label and value, and the next command.
+/// Ends a command with its summary. For a person, the summary consists of `lines`, pairs of a label and a value, and
+/// the next command to run.
 fn finish(
     printer: &Printer,
     (out, start): (&Path, Instant),
@@ -215,7 +216,7 @@ fn ebnerd_lines(summary: &ImportSummary) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// The number of files in a directory tree, and their bytes.
+/// Returns the number of files in a directory tree, and their size in bytes.
 fn measure(directory: &Path) -> std::io::Result<(u64, u64)> {
     let mut sum = (0, 0);
     for entry in fs_err::read_dir(directory)? {

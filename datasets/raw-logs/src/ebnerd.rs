@@ -6,18 +6,17 @@
 //! | `features.parquet` | impression | `request_id`, `split`, `session_id`, `timestamp`, `user_id`, `device_type`, `is_sso_user`, `gender`, `postcode`, `age`, `is_subscriber`, `page_article_id`, `hour`, `history`, `inview`, `inview_click_rate`, `inview_log_age_hours`, `inview_count`, `impression_id` |
 //! | `events.parquet` | clicked article | `request_id`, `article_id`, `timestamp` |
 //!
-//! Impressions arrive in the order of time, then impression id, and are numbered in it over both splits.
-//! A session is (`split`, `session_id`): session ids repeat between the splits. User attributes are ids:
-//! 0 = unknown, else 1 + the logged number (booleans: 1 = no, 2 = yes). `page_article_id` is the article on
-//! whose page the others were shown, 0 for the front page. `history` is the reader's last
-//! [`HISTORY_WINDOW`] clicked articles: the history file of the split, then the clicks of earlier impressions
-//! in it. `inview`, `inview_click_rate` and `inview_log_age_hours` have one entry per article shown; the
-//! last two are computed from the log before the impression. `read_time`, `scroll_percentage`
-//! and `next_*` are known only after the click and are not written.
-//! An article that was clicked twice in an impression counts as clicked once.
+//! Impressions arrive in the order of time, then impression id, and are numbered in this order over both splits. A
+//! session is (`split`, `session_id`), because session ids repeat between the splits. User attributes are ids: 0 =
+//! unknown, else 1 + the logged number (booleans: 1 = no, 2 = yes). `page_article_id` is the article on whose page
+//! the others were shown, or 0 for the front page. `history` is the reader's last [`HISTORY_WINDOW`] clicked
+//! articles: first those in the history file of the split, then the clicks of earlier impressions in the split.
+//! `inview`, `inview_click_rate` and `inview_log_age_hours` have one entry per article shown; the last two are
+//! computed from the log before the impression. `read_time`, `scroll_percentage` and `next_*` are known only after
+//! the click and are not written. An article that was clicked twice in an impression counts as clicked once.
 //!
-//! Memory: 28 bytes for each impression while they are sorted and 4 bytes after that, half a kilobyte for each user and
-//! split, a few words for each article and session, and one chunk of impressions.
+//! Memory: 28 bytes per impression during the sort and 4 bytes afterwards, half a kilobyte per user and split, a few
+//! words per article and session, and one chunk of impressions.
 
 mod arrival;
 mod source;
@@ -44,13 +43,13 @@ use crate::raw_log::{
 };
 use onefold_base::progress::Reporter;
 
-/// Impressions that are sorted in memory at once.
+/// The number of impressions that are sorted in memory at once.
 const CHUNK_IMPRESSIONS: u32 = 512 << 10;
-/// Impressions that are written at once.
+/// The number of impressions that are written at once.
 const BATCH_IMPRESSIONS: usize = 4096;
 const MICROS_PER_HOUR: i64 = 3_600_000_000;
 
-/// Columns of an impression that are logged as they are read.
+/// Columns of an impression that are written unchanged, except for their names.
 const PASSED_ON: [(&str, &str); 8] = [
     ("user_id", "user_id"),
     ("device_type", "device_type"),
@@ -62,37 +61,37 @@ const PASSED_ON: [(&str, &str); 8] = [
     ("article_id", "page_article_id"),
 ];
 
-/// Figures of the raw logs that were written.
+/// Figures of the written raw logs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ImportSummary {
-    /// Articles shown, which become one sample each.
+    /// The number of articles shown. Each of them becomes one sample.
     pub samples: u64,
-    /// Impressions.
+    /// The number of impressions.
     pub impressions: u64,
-    /// Sessions: distinct pairs of split and session id.
+    /// The number of sessions, which are distinct pairs of split and session id.
     pub sessions: u64,
-    /// Users over both splits.
+    /// The number of users over both splits.
     pub users: u64,
-    /// Distinct articles shown.
+    /// The number of distinct articles shown.
     pub articles: u64,
-    /// Share of the samples whose label is 1.
+    /// The share of samples whose label is 1.
     pub positive_share: f64,
-    /// Mean length of `history` over impressions.
+    /// The mean length of `history` over impressions.
     pub mean_history_length: f64,
-    /// Impressions without articles; they make no sample.
+    /// The number of impressions without articles, which give no samples.
     pub empty_impressions: u64,
-    /// Clicks on articles that were not shown; they make no sample.
+    /// The number of clicks on articles that were not shown, which give no samples.
     pub clicks_not_shown: u64,
 }
 
-/// Writes the impressions of an unpacked EB-NeRD at `from` as raw logs to `out`. Raw logs that are there are replaced if
-/// `overwrite` says so.
+/// Converts the unpacked EB-NeRD at `from` into raw logs at `out`. Existing raw logs are replaced only if
+/// `overwrite`.
 ///
 /// # Errors
 ///
-/// [`Error::Storage`](crate::Error::Storage) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) with
-/// the file if one is missing, damaged, empty or of other columns, [`Error::Io`](crate::Error::Io) if the output cannot
-/// be written. Nothing is then left at `out`.
+/// [`Error::Storage`](crate::Error::Storage) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) that
+/// names the file if a file is missing, damaged, empty or has other columns, and [`Error::Io`](crate::Error::Io) if
+/// the output cannot be written. After an error, nothing is left at `out`.
 pub fn import(from: &Path, out: &Path, overwrite: bool, reporter: &dyn Reporter) -> Result<ImportSummary> {
     import_in_chunks(from, out, overwrite, CHUNK_IMPRESSIONS, reporter)
 }
@@ -127,7 +126,7 @@ fn import_in_chunks(
     Ok(summary)
 }
 
-/// The two logs while they are written.
+/// The two logs during the import.
 #[derive(Debug)]
 struct Logs {
     features: TableWriter,
@@ -158,7 +157,7 @@ impl Logs {
         })
     }
 
-    /// Writes impressions, which continue the order of arrival.
+    /// Writes impressions. Successive calls must follow the order of arrival.
     fn write(&mut self, impressions: &RecordBatch) -> Result<()> {
         let rows = Impressions::of(impressions)?;
         let mut known = Known::default();
@@ -209,7 +208,7 @@ impl Logs {
     }
 }
 
-/// The columns of impressions whose values are read.
+/// The columns of impressions that the import uses.
 #[derive(Debug)]
 struct Impressions<'a> {
     splits: &'a Int64Array,
@@ -233,13 +232,13 @@ impl<'a> Impressions<'a> {
     }
 }
 
-/// The ids without repetitions: the join with the clicks would make a sample of each.
+/// Returns the ids without repetitions. The join with the clicks would make one sample per repetition.
 fn distinct(ids: &[i64]) -> Vec<i64> {
     let mut seen = HashSet::new();
     ids.iter().copied().filter(|id| seen.insert(*id)).collect()
 }
 
-/// The columns of the feature log that the service knows at the moment of an impression.
+/// The columns of the feature log with the service's knowledge at the time of an impression.
 #[derive(Debug, Default)]
 struct Known {
     history: ListBuilder<Int64Builder>,
@@ -248,7 +247,7 @@ struct Known {
 }
 
 impl Known {
-    /// Appends an impression; returns the length of its history.
+    /// Appends an impression, and returns the length of its history.
     fn append(&mut self, state: &ServiceState, reader: state::Reader, shown: &[i64]) -> u64 {
         let before = self.history.values().len();
         self.history.values().extend(state.history(reader).map(Some));

@@ -1,5 +1,5 @@
-//! Raw logs as a service writes them, in order of arrival. This crate makes them from public data
-//! ([`movielens`], [`ebnerd`]) or from a seed ([`generate`]); `onefold-ingest` builds datasets from them.
+//! Raw logs as a service writes them, in order of arrival. This crate makes them from public data ([`movielens`],
+//! [`ebnerd`]) or from a seed ([`generate`]). `onefold-ingest` builds datasets from them.
 //!
 //! ```text
 //! public logs ──import──▶ raw logs: Parquet tables + dataset.toml + train.toml ──onefold-ingest──▶ dataset

@@ -1,8 +1,8 @@
 //! MovieLens 100K (Harper and Konstan, "The MovieLens Datasets", 2015) as raw logs: 100,000 ratings of 1,682
 //! films by 943 users in 1997 and 1998. The wheel of `recbole` 1.2.1 on PyPI ships them.
 //!
-//! A rating is treated as a request: the service shows an item, logs what it knows, and the user answers with
-//! a rating. Requests arrive in the order of time, then user, then item, and are numbered in it.
+//! A rating is treated as a request: the service shows an item and logs its knowledge, and the user answers with a
+//! rating. Requests arrive in the order of time, then user, then item, and are numbered in this order.
 //!
 //! | table | row | columns |
 //! |---|---|---|
@@ -11,10 +11,10 @@
 //! | `users.parquet` | user | `user_id`, `age`, `gender`, `occupation`, `zip` |
 //! | `items.parquet` | item | `item_id`, `release_year`, `genres` |
 //!
-//! Timestamps are UTC. Histories and means use ratings with strictly earlier timestamps only. Attributes are
-//! ids: `age` in years; `gender` 1 = F, 2 = M; `occupation` 1 + its place in the alphabet of the 21; `zip` 1 +
-//! the first digit, or 11 + the first letter (Canada) from A; `release_year` year − 1900, 0 = unknown;
-//! `genres` as numbered by MovieLens' own `u.genre`, from 0.
+//! Timestamps are UTC. Histories and means use only ratings with strictly earlier timestamps. Attributes are ids:
+//! `age` in years; `gender` 1 = F, 2 = M; `occupation` 1 + its index among the 21 in alphabetical order; `zip` 1 +
+//! the first digit, or 11 + the index of the first letter (Canada), from A; `release_year` the year − 1900, 0 =
+//! unknown; `genres` the numbers in MovieLens' own `u.genre`, from 0.
 
 mod parse;
 mod point_in_time;
@@ -35,60 +35,61 @@ use crate::Result;
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TIME, TRAIN_CONFIG_FILE, schema};
 use onefold_base::progress::Reporter;
 
-/// The wheel that ships the files.
+/// The wheel that contains the files.
 const WHEEL: Wheel = Wheel {
     requirement: "recbole==1.2.1",
     file_name: "recbole-1.2.1-py3-none-any.whl",
     sha256: "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
 };
-/// The folder of the files in the wheel.
+/// The directory of the files in the wheel.
 const FOLDER: &str = "recbole/dataset_example/ml-100k";
-/// The folder of the wheel in the cache.
+/// The directory of the wheel in the cache.
 const CACHE_FOLDER: &str = "movielens-100k";
-/// A session ends where a user is silent for longer: `gap` in `dataset.toml`.
+/// A session ends when its user is inactive for a longer time. This is `gap` in `dataset.toml`.
 const SESSION_GAP_MICROS: i64 = 30 * 60 * 1_000_000;
-/// The tenths of the ratings that are for training.
+/// The number of tenths of the ratings that are used for training.
 const TRAIN_TENTHS: usize = 8;
-/// Rows that are built in memory before they are written.
+/// The number of rows that are collected in memory before they are written.
 const BATCH_ROWS: usize = 8192;
 
-/// Figures of the raw logs that were written.
+/// Figures of the written raw logs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FetchSummary {
-    /// Ratings, which become one sample each.
+    /// The number of ratings. Each of them becomes one sample.
     pub samples: u64,
-    /// Samples before the cut in time.
+    /// The number of samples before the cut in time.
     pub train_samples: u64,
-    /// Sessions by user and gap.
+    /// The number of sessions, by user and gap.
     pub sessions: u64,
-    /// Users.
+    /// The number of users.
     pub users: u64,
-    /// Items.
+    /// The number of items.
     pub items: u64,
-    /// Share of the samples whose label is 1.
+    /// The share of samples whose label is 1.
     pub positive_share: f64,
-    /// Mean length of `history_items`.
+    /// The mean length of `history_items`.
     pub mean_history_length: f64,
-    /// Whether the wheel was downloaded, rather than found in the cache.
+    /// Whether the wheel was downloaded and not found in the cache.
     pub downloaded: bool,
 }
 
-/// Fetches MovieLens 100K into the cache, unless it is there, and writes it as raw logs to `out`. Without `cache`, the
-/// cache is the one that the environment names (`ONEFOLD_CACHE`, `XDG_CACHE_HOME`, `HOME`). Raw logs that are at `out`
-/// are replaced if `overwrite` says so.
+/// Fetches MovieLens 100K into the cache, unless it is already there, and writes it as raw logs to `out`. If `cache`
+/// is `None`, the environment determines the cache (`ONEFOLD_CACHE`, `XDG_CACHE_HOME`, `HOME`). Existing raw logs at
+/// `out` are replaced only if `overwrite`.
 ///
 /// # Errors
 ///
-/// [`Error::Storage`](crate::Error::Storage) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) if
-/// Python's pip is missing or fails, or, with file and line, if the data are malformed, [`Error::Io`](crate::Error::Io)
-/// and [`Error::Fault`](crate::Error::Fault) if the output cannot be written. Nothing is then left at `out`.
+/// [`Error::Storage`](crate::Error::Storage) if `out` may not be replaced; [`Error::Fault`](crate::Error::Fault) if
+/// Python's pip is missing or fails, or, with file and line, if the data are malformed;
+/// [`Error::Io`](crate::Error::Io) and [`Error::Fault`](crate::Error::Fault) if the output cannot be written. After
+/// an error, nothing is left at `out`.
 pub fn fetch(
     out: &Path,
     cache: Option<&Path>,
     overwrite: bool,
     reporter: &dyn Reporter,
 ) -> Result<FetchSummary> {
-    // Checked first, so that no download is wasted.
+    // This is checked first, to avoid a useless download.
     let writer = RawLogWriter::create(out, overwrite)?;
     let cache = match cache {
         Some(cache) => cache.to_owned(),
@@ -100,7 +101,7 @@ pub fn fetch(
     Ok(summary)
 }
 
-/// Writes the raw logs from a wheel.
+/// Writes the raw logs from the files in a wheel.
 fn write(writer: &RawLogWriter, wheel: &CachedWheel, reporter: &dyn Reporter) -> Result<FetchSummary> {
     let logs = Logs::read(&wheel.path)?;
     let cut = cut(&logs.ratings)
@@ -127,7 +128,7 @@ fn write(writer: &RawLogWriter, wheel: &CachedWheel, reporter: &dyn Reporter) ->
 /// The contents of the files.
 #[derive(Debug)]
 struct Logs {
-    /// In arrival order.
+    /// The ratings in arrival order.
     ratings: Vec<Rating>,
     users: BTreeMap<i64, User>,
     items: BTreeMap<i64, Item>,
@@ -185,14 +186,14 @@ struct Event {
     rating: i64,
 }
 
-/// The timestamp that [`TRAIN_TENTHS`] of the ratings are before, or fewer where ratings have equal timestamps. `None`
-/// if none is before it. The ratings are in arrival order.
+/// Returns the timestamp of the cut. At most [`TRAIN_TENTHS`] of the ratings are before it, or fewer if ratings have
+/// equal timestamps. Returns `None` if no rating is before it. The ratings are in arrival order.
 fn cut(ratings: &[Rating]) -> Option<i64> {
     let cut = ratings.get(ratings.len() * TRAIN_TENTHS / 10)?.timestamp;
     ratings.first().is_some_and(|first| first.timestamp < cut).then_some(cut)
 }
 
-/// The number of sessions. A user's session ends with a pause that is longer than the gap.
+/// Returns the number of sessions. A session ends with a pause of the user that is longer than the gap.
 fn sessions(ratings: &[Rating]) -> u64 {
     let mut last = BTreeMap::new();
     let starts = ratings.iter().filter(|rating| {
@@ -234,7 +235,7 @@ fn item_schema() -> SchemaRef {
     schema([("item_id", DataType::Int64), ("release_year", DataType::Int64), ("genres", list_type())])
 }
 
-/// `dataset.toml`, which holds out the samples from `cut` on.
+/// Returns the text of `dataset.toml`, which holds out the samples from `cut` on.
 fn dataset_config(cut: i64) -> Result<String> {
     let cut = timestamp_us_to_datetime(cut).ok_or_else(|| {
         arrow::error::ArrowError::CastError(format!("{cut} µs is not a date of the calendar"))
@@ -261,7 +262,7 @@ mod tests {
     const ITEMS: &str = "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n\
         1\tToy Story\t1995\tAnimation Comedy\n2\tFour Rooms\t1995\tThriller\n3\tunkonwn\tunkonwn\tunknown\n";
 
-    /// A wheel with these lines of ratings below the header.
+    /// Writes a wheel with these rating lines below the header.
     fn wheel(folder: &Path, ratings: &str) -> CachedWheel {
         let path = folder.join("recbole.whl");
         let mut archive = zip::ZipWriter::new(fs_err::File::create(&path).unwrap());
@@ -294,7 +295,8 @@ mod tests {
         rows.column_by_name(name).unwrap().as_primitive::<Int64Type>().values()
     }
 
-    /// Out of order; user 1 has two sessions (a gap of 30 minutes and 1 second), user 2 one.
+    /// The lines are out of order. User 1 has two sessions (separated by 30 minutes and 1 second), and user 2 has
+    /// one.
     const FIVE: &str = "1\t3\t4\t3901\n2\t2\t5\t2100\n1\t2\t5\t300\n1\t1\t2\t300\n2\t1\t3\t3900\n";
 
     #[test]

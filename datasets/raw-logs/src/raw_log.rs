@@ -1,5 +1,5 @@
-//! A directory of **raw logs**: Parquet tables in arrival order, with a `dataset.toml` that defines how a dataset is
-//! built from them and a `train.toml` that defines a model.
+//! A directory of **raw logs**: Parquet tables in arrival order, with a `dataset.toml` that defines how to build a
+//! dataset from them, and a `train.toml` that defines a model.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,48 +16,48 @@ use serde::Serialize;
 use crate::{Error, Result, error};
 use onefold_storage::commit::{StagedDirectory, write_atomically};
 
-/// The configuration that `onefold-ingest build` reads. It marks a directory as raw logs.
+/// The configuration file for `onefold-ingest build`. It marks a directory as raw logs.
 pub const DATASET_CONFIG_FILE: &str = "dataset.toml";
-/// The model configuration that `onefold-train run` reads.
+/// The model configuration file for `onefold-train run`.
 pub const TRAIN_CONFIG_FILE: &str = "train.toml";
 
-/// The schema of a table with these columns, none of which has nulls.
+/// Returns the schema of a table with these columns, which have no nulls.
 pub(crate) fn schema<'n>(columns: impl IntoIterator<Item = (&'n str, DataType)>) -> SchemaRef {
     let fields = columns.into_iter().map(|(name, kind)| Field::new(name, kind, false));
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
-/// The type of a time.
+/// The data type of times.
 pub(crate) const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
 
-/// The list of a row, which must be one of `lists`.
+/// Returns the list of a row, which must exist in `lists`.
 pub(crate) fn list_row(lists: &ListArray, row: usize) -> &[i64] {
     let offsets = lists.value_offsets();
     &lists.values().as_primitive::<Int64Type>().values()[offsets[row] as usize..offsets[row + 1] as usize]
 }
 
-/// Writes a directory of raw logs, which appears whole at [`commit`](Self::commit) or not at all.
+/// Writes a directory of raw logs. It is created atomically by [`commit`](Self::commit).
 #[derive(Debug)]
 pub struct RawLogWriter {
     directory: StagedDirectory,
 }
 
 impl RawLogWriter {
-    /// Starts raw logs that will be at `out`.
+    /// Starts raw logs that will be stored at `out`.
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] if something is there and may not be replaced: `overwrite` is false, or it is not a
-    /// directory of raw logs.
+    /// [`Error::Storage`] if `out` exists and may not be replaced: `overwrite` is false, or it is not a directory of
+    /// raw logs.
     pub fn create(out: &Path, overwrite: bool) -> Result<Self> {
         Ok(Self { directory: StagedDirectory::create(out, DATASET_CONFIG_FILE, overwrite)? })
     }
 
-    /// Starts the Parquet file `name` (with its extension; folders on the way are made).
+    /// Starts the Parquet file `name`, which includes its extension. Parent directories are created.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] or [`Error::Fault`] if it cannot be created.
+    /// [`Error::Io`] or [`Error::Fault`] if the file cannot be created.
     pub fn table(&self, name: &str, schema: SchemaRef) -> Result<TableWriter> {
         let path = self.directory.path().join(name);
         if let Some(parent) = path.parent() {
@@ -75,11 +75,11 @@ impl RawLogWriter {
         Ok(TableWriter { path, schema, writer })
     }
 
-    /// Writes a whole table; the columns are fields of the rows.
+    /// Writes a complete table. The columns are the fields of the rows.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] or [`Error::Fault`] if it cannot be written.
+    /// [`Error::Io`] or [`Error::Fault`] if the table cannot be written.
     pub fn write_table(&self, name: &str, schema: SchemaRef, rows: &[impl Serialize]) -> Result<()> {
         let mut table = self.table(name, schema)?;
         table.write_rows(rows)?;
@@ -90,16 +90,16 @@ impl RawLogWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be written.
+    /// [`Error::Io`] if the file cannot be written.
     pub fn write_text(&self, name: &str, text: &str) -> Result<()> {
         Ok(write_atomically(&self.directory.path().join(name), text.as_bytes())?)
     }
 
-    /// Makes the directory visible.
+    /// Moves the directory to its final place.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be moved to its place.
+    /// [`Error::Io`] if the directory cannot be moved.
     pub fn commit(self) -> Result<()> {
         Ok(self.directory.commit()?)
     }
@@ -118,16 +118,16 @@ impl TableWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if they cannot be written or have other columns.
+    /// [`Error::Fault`] if the rows cannot be written or have other columns.
     pub fn write(&mut self, rows: &RecordBatch) -> Result<()> {
         self.writer.write(rows).map_err(|source| table_error(&self.path, &source))
     }
 
-    /// Appends rows that have the columns as fields.
+    /// Appends rows whose fields are the columns.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if they cannot be written, [`Error::Internal`] if they have no such fields.
+    /// [`Error::Fault`] if the rows cannot be written, [`Error::Internal`] if they do not have these fields.
     pub fn write_rows(&mut self, rows: &[impl Serialize]) -> Result<()> {
         let rows = serde_arrow::to_record_batch(self.schema.fields(), &rows);
         self.write(&rows.map_err(|error| ArrowError::ExternalError(Box::new(error)))?)
@@ -137,7 +137,7 @@ impl TableWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] or [`Error::Io`] if it cannot be written.
+    /// [`Error::Fault`] or [`Error::Io`] if the file cannot be written.
     pub fn finish(mut self) -> Result<()> {
         self.writer.finish().map_err(|source| table_error(&self.path, &source))?;
         Ok(self.writer.inner().sync_all()?)

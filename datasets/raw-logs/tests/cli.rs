@@ -1,4 +1,4 @@
-//! `onefold-data` as a person runs it: its output, its errors, and what it leaves behind.
+//! Runs `onefold-data` as a person does, and checks its output, its errors, and the files that it leaves.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use arrow::array::{
 use parquet::arrow::ArrowWriter;
 use serde_json::Value;
 
-/// A folder of its own for one test, where commands run with nothing of this machine's caches and PATH.
+/// A directory for one test, in which commands run without this machine's caches and PATH.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -33,20 +33,20 @@ impl Folder {
             .unwrap()
     }
 
-    /// Runs a command that must work; returns its stdout.
+    /// Runs a command that must succeed, and returns its stdout.
     fn works(&self, arguments: &str) -> String {
         let output = self.run(arguments);
         assert!(output.status.success(), "`{arguments}` failed: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs a command that must work with `--json`; returns the last line.
+    /// Runs a command with `--json` that must succeed, and returns the object on the last line.
     fn json(&self, arguments: &str) -> Value {
         let stdout = self.works(&format!("{arguments} --json"));
         serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
     }
 
-    /// Runs a command that must fail with one error that holds `parts`, leaving the folder as it was.
+    /// Runs a command that must fail with one error that contains `parts`, without a change of the directory.
     fn fails(&self, arguments: &str, parts: &[&str]) {
         let before = self.entries();
         let output = self.run(arguments);
@@ -69,7 +69,7 @@ impl Folder {
         entries
     }
 
-    /// Puts a program `python3` on the PATH.
+    /// Adds a program `python3` to the PATH.
     #[cfg(unix)]
     fn python(&self, script: &str) {
         use std::os::unix::fs::PermissionsExt;
@@ -79,7 +79,7 @@ impl Folder {
         fs_err::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
-    /// Writes a tiny EB-NeRD into `ebnerd`: in each split, one user, two impressions of two articles, one click.
+    /// Writes a tiny EB-NeRD into `ebnerd`. Each split has one user, two impressions of two articles, and one click.
     fn ebnerd(&self) {
         for split in ["train", "validation"] {
             fs_err::create_dir_all(self.path("ebnerd").join(split)).unwrap();
@@ -195,7 +195,7 @@ fn a_bad_source_is_named_and_leaves_nothing() {
     folder.ebnerd();
     let path = folder.path("ebnerd/validation/behaviors.parquet");
     let bytes = fs_err::read(&path).unwrap();
-    // The end of the file is its index; its middle is what the index points to.
+    // The end of the file is its index, and the middle contains the indexed data.
     fs_err::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     folder.fails(IMPORT, &["ebnerd/validation/behaviors.parquet", "download it again"]);
     let mut holed = bytes.clone();

@@ -1,4 +1,4 @@
-//! Counting over consecutive batches what deduplication leaves.
+//! Counts the rows and ids that remain after deduplication, over consecutive batches.
 
 use std::collections::HashSet;
 
@@ -8,21 +8,21 @@ use xxhash_rust::xxh3::xxh3_64;
 use onefold_datasets::overlap;
 use onefold_datasets::scan::SampleLists;
 
-/// The lists of a feature over consecutive samples, or those of a group's features together, as what tells them apart:
-/// a hash of 64 bits. That two lists of a batch of 8,192 have one hash has a probability of 2^-39.
+/// Keys of the lists of a feature, or of all lists of a group, over consecutive samples. A key is a 64-bit hash. The
+/// probability that two different lists in a batch of 8,192 samples have the same hash is 2^-39.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     pub(super) keys: Vec<u64>,
-    /// Ids of each sample.
+    /// The number of ids of each sample.
     pub(super) sizes: Vec<u32>,
-    /// Ids that each sample adds to a window that holds the list of the sample before.
+    /// The number of ids that each sample adds to a window which contains the list of the previous sample.
     pub(super) appended: Vec<u32>,
 }
 
-/// Makes the [`Keys`] of a feature, from one stretch of samples to the next.
+/// Computes the [`Keys`] of a feature for successive runs of samples.
 #[derive(Debug)]
 pub(super) struct KeyMaker {
-    /// Whether lists may continue the one before; else a list that changes is added whole.
+    /// Whether a list may continue the previous one. Otherwise a changed list is added as a whole.
     window: bool,
     last: Vec<i64>,
     last_key: Option<u64>,
@@ -33,7 +33,7 @@ impl KeyMaker {
         Self { window, last: Vec::new(), last_key: None }
     }
 
-    /// The keys of the next samples.
+    /// Returns the keys of the next samples.
     pub(super) fn keys(&mut self, lists: &SampleLists) -> Keys {
         let samples = lists.len();
         let mut made = Keys { keys: Vec::with_capacity(samples), ..Keys::default() };
@@ -63,8 +63,8 @@ impl KeyMaker {
 }
 
 impl Keys {
-    /// The keys of several features together: samples have equal ones if they have equal lists of each feature. What a
-    /// group's windows add is not told, because every feature has a window of its own.
+    /// Returns the combined keys of several features: samples have equal keys if their lists of each feature are
+    /// equal. The ids that a group adds to windows are not computed, because every feature has a separate window.
     pub(super) fn together(features: &[Keys]) -> Self {
         const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
         let samples = features.first().map_or(0, |feature| feature.keys.len());
@@ -81,12 +81,13 @@ impl Keys {
     }
 }
 
-/// What remains of the samples of batches of one size.
+/// Counts the rows and ids that remain in batches of one size.
 #[derive(Debug)]
 pub(super) struct BatchCounter {
-    /// `None` if nothing is counted.
+    /// The batch size, or `None` if nothing is counted.
     batch_size: Option<usize>,
-    /// Samples that may still be counted: of a stretch, those that fill batches.
+    /// The number of samples that may still be counted. In a stretch, only samples that fill whole batches are
+    /// counted.
     remaining: usize,
     filled: usize,
     seen: HashSet<u64, FixedState>,
@@ -98,19 +99,19 @@ pub(super) struct BatchCounter {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) samples: u64,
-    /// Ids of all samples.
+    /// The number of ids of all samples.
     pub(super) ids: u64,
-    /// Distinct rows.
+    /// The number of distinct rows.
     pub(super) rows: u64,
-    /// Ids of the distinct rows.
+    /// The number of ids of the distinct rows.
     pub(super) row_ids: u64,
-    /// Ids of T, to which every sample adds what its list has beyond that of the sample before: nothing if it is the
-    /// same, and all of it if it is not, unless it is a window.
+    /// The number of ids of T, to which every sample adds the ids that its list has in addition to the previous
+    /// sample's list: none if the lists are equal; the whole list if they differ and the feature is not a window.
     pub(super) window_ids: u64,
 }
 
 impl BatchCounter {
-    /// Counts batches of `batch_size`, or nothing if that is 0.
+    /// Returns a counter for batches of `batch_size`, or one that counts nothing if `batch_size` is 0.
     pub(super) fn new(batch_size: usize) -> Self {
         Self {
             batch_size: Some(batch_size).filter(|size| *size > 0),
@@ -122,8 +123,8 @@ impl BatchCounter {
         }
     }
 
-    /// Starts a stretch of `samples` that are not consecutive to those before. What does not fill a batch is not
-    /// counted.
+    /// Starts a stretch of `samples` samples that do not follow the previous samples. Samples that do not fill a
+    /// batch are not counted.
     pub(super) fn start_stretch(&mut self, samples: usize) {
         self.remaining = samples - samples % self.batch_size.unwrap_or(1);
         self.filled = 0;
@@ -172,7 +173,7 @@ mod tests {
         SampleLists::new(&lists).unwrap()
     }
 
-    /// The same by definition.
+    /// Counts the same values by their definition.
     fn naive(samples: &[Vec<i64>], batch_size: usize, window: bool) -> Counted {
         let mut counted = Counted::default();
         for batch in samples.chunks(batch_size) {

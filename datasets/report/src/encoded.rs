@@ -1,4 +1,5 @@
-//! What samples take on disk: written by the writer of datasets into a temporary folder, and measured there.
+//! Measures the size of samples on disk: writes them with the writer of datasets to a temporary directory, and
+//! measures the files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use onefold_datasets::{
 };
 use onefold_storage::Storage;
 
-/// Writes samples to see how large they become.
+/// Writes samples to measure their size.
 #[derive(Debug)]
 pub(super) struct Encoder {
     directory: PathBuf,
@@ -22,27 +23,28 @@ pub(super) struct Encoder {
     writer: DatasetWriter,
 }
 
-/// How large samples became.
+/// The measured sizes of samples.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Encoded {
     pub(super) samples: u64,
-    /// Compressed bytes by column; those of a window's lengths are its feature's.
+    /// The compressed bytes of each column. The lengths of a window count for its feature.
     pub(super) bytes: BTreeMap<String, u64>,
-    /// By sparse feature.
+    /// The stored ids of each sparse feature.
     pub(super) stored: BTreeMap<String, StoredIds>,
 }
 
-/// The ids that a column stores.
+/// Statistics of the ids that a column stores.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct StoredIds {
     pub(super) ids: u64,
     pub(super) distinct: u64,
-    /// The entropy of order 0: what the best code that gives every id its own word needs, in bits an id.
+    /// The zeroth-order entropy in bits per id: the mean code length of the best code with a separate code word for
+    /// every id.
     pub(super) entropy_bits: f64,
 }
 
 impl Encoder {
-    /// Starts a dataset in the folder `name` of `scratch`.
+    /// Creates a dataset in the directory `name` of `scratch`.
     pub(super) fn create(
         scratch: &Path,
         name: &str,
@@ -50,7 +52,7 @@ impl Encoder {
         options: WriterOptions,
     ) -> Result<Self> {
         let mut schema = schema.clone();
-        // The ids are what they are; whose they are does not matter here.
+        // Vocabularies are removed, because the stored ids are final and their meaning does not matter here.
         let features = schema.groups.iter_mut().flat_map(|group| &mut group.features);
         features.for_each(|feature| feature.vocabulary = None);
         let directory = scratch.join(name);
@@ -60,13 +62,13 @@ impl Encoder {
         Ok(Self { directory, schema, layout, writer })
     }
 
-    /// Appends samples of a part of the dataset; parts come one after the other.
+    /// Appends samples of a part of the dataset. Parts must be written in order.
     pub(super) fn write(&mut self, part: usize, samples: &RecordBatch) -> Result<()> {
         let key = PartitionKey::new(vec![("part".to_owned(), format!("{part:06}"))]);
         self.writer.write(&key, samples)
     }
 
-    /// Ends the dataset and measures it.
+    /// Completes the dataset and measures it.
     pub(super) fn finish(self) -> Result<Encoded> {
         self.writer.finish()?;
         let storage = Storage::open(&self.directory)?;
@@ -90,7 +92,7 @@ impl Encoder {
     }
 }
 
-/// The features of the columns that hold the lengths of windows.
+/// Returns the feature of each column that holds the lengths of windows.
 fn length_columns(schema: &Schema, layout: Layout) -> BTreeMap<String, String> {
     let windows = schema.groups.iter().flat_map(|group| {
         group.features.iter().filter(|feature| layout == Layout::Folded && group.folds_to_window(feature))
@@ -109,7 +111,7 @@ fn stored_ids(files: &[OpenFiles], feature: &str) -> Result<StoredIds> {
     Ok(entropy(&ids))
 }
 
-/// Counts sorted ids.
+/// Computes statistics of sorted ids.
 fn entropy(sorted: &[i64]) -> StoredIds {
     let all = sorted.len() as f64;
     let mut stored = StoredIds { ids: sorted.len() as u64, ..StoredIds::default() };
@@ -118,12 +120,13 @@ fn entropy(sorted: &[i64]) -> StoredIds {
         stored.distinct += 1;
         stored.entropy_bits -= share * share.log2();
     }
-    // The sum of a single id is -0.
+    // For a single id, the sum is -0.
     stored.entropy_bits = stored.entropy_bits.max(0.0);
     stored
 }
 
-/// How the samples of a report are written: as `onefold-ingest build` does it, but for the size of row groups.
+/// Returns the options with which the samples of a report are written. They equal those of `onefold-ingest build`,
+/// except for the size of row groups.
 pub(super) fn writer_options(layout: Layout, order: Order, row_group_bytes: Option<usize>) -> WriterOptions {
     let options = WriterOptions { layout, ..WriterOptions::new(order) };
     WriterOptions { row_group_bytes: row_group_bytes.unwrap_or(options.row_group_bytes), ..options }

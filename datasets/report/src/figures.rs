@@ -1,4 +1,4 @@
-//! From counts to figures.
+//! Computes the figures of a report from counts.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,19 +13,19 @@ use super::{
 };
 use onefold_datasets::{FeatureGroup, Schema, Snapshot};
 
-/// A histogram has about so many bars.
+/// The approximate number of bars of a histogram.
 const BARS: u64 = 40;
 
-/// Everything that was measured.
+/// All measurements of a report.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// The times of the earliest sample and of the latest.
+    /// The times of the earliest and the latest sample.
     pub(super) times: (i64, i64),
     pub(super) clustered: MeasuredCourse,
     pub(super) arrival: MeasuredCourse,
 }
 
-/// The report of the dataset called `name`.
+/// Returns the report of the dataset `name`.
 pub(super) fn report(
     name: String,
     snapshot: &Snapshot,
@@ -79,7 +79,7 @@ pub(super) fn report(
 struct Passes<'a> {
     clustered: &'a Pass,
     arrival: &'a Pass,
-    /// S of the clustered samples.
+    /// The mean number of samples per session, S, of the clustered samples.
     mean: f64,
 }
 
@@ -100,7 +100,8 @@ impl Passes<'_> {
         schema.groups.iter().enumerate().map(of_group).collect()
     }
 
-    /// The figures of a feature or a group; `batches` gives what a pass counted of batches of the size at a place.
+    /// Returns the figures of a feature or a group. `batches` returns the counts of a pass for the batch size with an
+    /// index.
     fn figures(&self, counts: Counts, batches: impl Fn(&Pass, usize) -> Option<Counted>) -> Figures {
         let repeat_probability = counts.repeat_probability();
         let d = repeat_probability.unwrap_or(0.0);
@@ -115,7 +116,7 @@ impl Passes<'_> {
         }
     }
 
-    /// All features together.
+    /// Returns the figures of all features together.
     fn all(&self, schema: &Schema, size: usize) -> BatchFigures {
         let clustered = total(schema, self.clustered, size).unwrap_or_default();
         batch(BATCH_SIZES[size], clustered, total(schema, self.arrival, size))
@@ -129,7 +130,7 @@ impl Passes<'_> {
             let features = group.features.len() as u64;
             let counted = self.clustered.group_batches(place, size).unwrap_or_default();
             samples = counted.samples;
-            // Ids, rows, and the samples' inverse indices.
+            // Ids, rows, and the inverse indices of the samples.
             let plain = (counted.ids, counted.samples, 0);
             let kinds = match group.deduplicated {
                 true => [
@@ -154,7 +155,8 @@ impl Passes<'_> {
     }
 }
 
-/// All features of a batch, each as its group says; `None` if no batch was whole.
+/// Returns the sums over all features of a batch, each deduplicated as its group states, or `None` if no batch was
+/// complete.
 fn total(schema: &Schema, pass: &Pass, size: usize) -> Option<Counted> {
     let mut total = Counted::default();
     for (place, group) in schema.groups.iter().enumerate() {
@@ -169,7 +171,7 @@ fn total(schema: &Schema, pass: &Pass, size: usize) -> Option<Counted> {
 }
 
 fn batch(batch_size: usize, clustered: Counted, arrival: Option<Counted>) -> BatchFigures {
-    // SampleLists without ids are neither repeated nor stored.
+    // Lists without ids are neither repeated nor stored.
     let factor = |ids: u64, kept: u64| if kept == 0 { 1.0 } else { ratio(ids, kept) };
     BatchFigures {
         batch_size,
@@ -184,7 +186,7 @@ fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
-/// Figures of sessions by their size.
+/// Returns statistics of the sessions, given the number of sessions of each size.
 fn session_sizes(sizes: &BTreeMap<u64, u64>) -> SessionSizes {
     let sessions: u64 = sizes.values().sum();
     let samples: u64 = sizes.iter().map(|(size, sessions)| size * sessions).sum();

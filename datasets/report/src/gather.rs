@@ -20,23 +20,24 @@ use onefold_datasets::{
 };
 use onefold_storage::Storage;
 
-/// A batch in arrival order that stands for a larger one must have so many samples to tell anything.
+/// The least number of samples in a batch in arrival order that stands for a larger one. Smaller batches would not be
+/// meaningful.
 const FEWEST_BATCH_SAMPLES: usize = 16;
-/// Row groups of a sample of sessions in arrival order have at least so many decoded bytes.
+/// The least number of decoded bytes of row groups in arrival order if sessions were sampled.
 const LEAST_ROW_GROUP_BYTES: usize = 4 << 20;
 
 /// Measures the dataset at `location`, a local path or a URL.
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is none, [`Error::Damaged`] where it cannot be read (file,
-/// row group, column and row), [`Error::Fault`] if it has no samples or `options` make no sense; [`Error::Io`]
-/// and [`Error::Fault`] if nothing can be written to the temporary directory.
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no dataset or snapshot; [`Error::Damaged`] if it cannot
+/// be read (with file, row group, column and row); [`Error::Fault`] if it has no samples or `options` are invalid;
+/// [`Error::Io`] and [`Error::Fault`] if the temporary directory cannot be written.
 pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter) -> Result<Report> {
     let started = Instant::now();
     let storage = Storage::open(location)?;
     let mut snapshot = Snapshot::load_from(&storage, options.snapshot)?;
-    // They are neither folded nor trained on; what is written again here does not have them.
+    // Kept columns are neither folded nor used for training, so they are not written again.
     snapshot.schema.kept.clear();
     check(location, &snapshot, options)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
@@ -99,8 +100,8 @@ fn measure(
     Ok(Measured { times, clustered, arrival })
 }
 
-/// Reads a row group; its floats only if samples of it are written, as the first `encoded` ones and those that are
-/// gathered are.
+/// Reads a row group. Its floats are read only if samples of it are written again: its first `encoded` samples, or
+/// samples that are gathered.
 fn read(
     snapshot: &Snapshot,
     row_group: &RowGroup,
@@ -128,7 +129,7 @@ fn read(
     Ok(samples)
 }
 
-/// Puts the samples that were gathered into the order that the dataset does not have.
+/// Sorts the gathered samples into the order that the dataset does not have.
 fn reorder(
     snapshot: &Snapshot,
     gathered: Gathered,
@@ -154,23 +155,23 @@ fn reorder(
     Ok(())
 }
 
-/// What is done with samples in one order: they are counted, and written in the layouts that it is compared in.
+/// The measurements of samples in one order: the samples are counted, and written in the layouts to compare.
 #[derive(Debug)]
 struct Course {
     clustered: bool,
     columns: SchemaRef,
     pass: Pass,
     rows: Encoder,
-    /// `None` in arrival order, where nothing repeats the sample before.
+    /// `None` in arrival order, in which samples rarely repeat the lists of the previous sample.
     folded: Option<Encoder>,
 }
 
-/// What was measured of samples in one order.
+/// The results for samples in one order.
 #[derive(Debug)]
 pub(super) struct MeasuredCourse {
     pub(super) pass: Pass,
     pub(super) rows: Encoded,
-    /// Of clustered samples only.
+    /// The sizes in the layout `folded`, for clustered samples only.
     pub(super) folded: Encoded,
 }
 
@@ -181,12 +182,13 @@ impl Course {
         let (order, name) =
             if clustered { (snapshot.order, "clustered") } else { (Order::Arrival, "arrival") };
         let order = if clustered && !order.is_clustered() { Order::Session } else { order };
-        // As much time as a row group of all sessions spans, so that as few samples of a session meet in it.
+        // A row group spans the same time as a row group of all sessions, so that it contains the same number of
+        // samples of a session.
         let row_group_bytes = options.sampled.filter(|_| !clustered).map(|share| {
             let whole = WriterOptions::new(order).row_group_bytes;
             ((whole as f64 * share) as usize).max(LEAST_ROW_GROUP_BYTES)
         });
-        // Samples in the dataset's own order come bucket by bucket.
+        // Samples in the dataset's own order are sorted by bucket.
         let is_own = clustered == snapshot.order.is_clustered();
         let buckets = if is_own { snapshot.division() } else { Buckets::with_own_files(1) };
         let encoder = |layout: Layout, folder: &str| {
@@ -203,7 +205,7 @@ impl Course {
         })
     }
 
-    /// Writes the first `count` samples, and in clustered order the last session of them only if it is whole.
+    /// Writes the first `count` samples. In clustered order, the last session is written only if it is complete.
     fn write(&mut self, part: usize, samples: &Samples, count: usize) -> Result<()> {
         let count = if self.clustered { whole_sessions(&samples.sessions, count) } else { count };
         for start in (0..count).step_by(BATCH_SAMPLES) {
@@ -224,8 +226,8 @@ impl Course {
     }
 }
 
-/// The samples of [`BATCH_SIZES`], or of batches of a share of the sessions that span the same time; 0 for those that
-/// would be too small to tell anything.
+/// Returns [`BATCH_SIZES`], or, for a share of the sessions, the sizes of batches that span the same time. Sizes that
+/// would be too small to be meaningful are 0.
 pub(super) fn batch_sizes(share: Option<f64>) -> [usize; BATCH_SIZES.len()] {
     BATCH_SIZES.map(|size| match share {
         None => size,
@@ -235,7 +237,8 @@ pub(super) fn batch_sizes(share: Option<f64>) -> [usize; BATCH_SIZES.len()] {
     })
 }
 
-/// The largest number of samples up to `count` after which a session ends; `count` if the first one is larger.
+/// Returns the largest number of samples up to `count` after which a session ends, or `count` if the first session is
+/// longer.
 fn whole_sessions(sessions: &[i64], count: usize) -> usize {
     let ends = |end: &usize| *end == sessions.len() || sessions[*end] != sessions[end - 1];
     (1..=count).rev().find(ends).unwrap_or(count)

@@ -1,4 +1,4 @@
-//! Samples taken out of the order in which a dataset has them, to be put into another one.
+//! Collects samples in the order of a dataset, and sorts them into another order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use onefold_datasets::scan::SampleLists;
 use onefold_datasets::{Result, SESSION_COLUMN, Schema};
 
-/// Samples of a batch between reading and writing; of a list column no more are written out at a time.
+/// The number of samples of a batch between reading and writing. It limits how many lists of a column are copied at a
+/// time.
 pub(super) const BATCH_SAMPLES: usize = 1024;
 
 /// The columns of consecutive samples.
@@ -20,20 +21,21 @@ pub(super) const BATCH_SAMPLES: usize = 1024;
 pub(super) struct Samples {
     pub(super) sessions: ScalarBuffer<i64>,
     pub(super) times: ScalarBuffer<i64>,
-    /// In the order of [`Schema::float_columns`]; none if they were not read.
+    /// The float columns in the order of [`Schema::float_columns`]; empty if they were not read.
     pub(super) floats: Vec<ScalarBuffer<f32>>,
-    /// In the order of [`Schema::sparse_features`].
+    /// The lists in the order of [`Schema::sparse_features`].
     pub(super) lists: Vec<SampleLists>,
 }
 
 impl Samples {
-    /// Samples by their numbers, as a batch of the columns of [`Schema::to_arrow`], with their lists written out.
+    /// Returns the samples with these indices as a batch with the columns of [`Schema::to_arrow`]. The lists are
+    /// copied.
     pub(super) fn to_batch(&self, schema: &SchemaRef, rows: &[usize]) -> Result<RecordBatch> {
         let lists = self.lists.iter().map(|lists| lists.to_array(rows.iter().copied()));
         Ok(RecordBatch::try_new(Arc::clone(schema), self.columns(rows, lists))?)
     }
 
-    /// Consecutive samples, their lists as views of these ones.
+    /// Returns consecutive samples. Their lists are views of the lists of these samples.
     pub(super) fn to_views(&self, schema: &SchemaRef, rows: Range<usize>) -> Result<RecordBatch> {
         let lists = self.lists.iter().map(|lists| lists.to_views(rows.clone()));
         let columns = self.columns(&rows.clone().collect::<Vec<_>>(), lists);
@@ -56,7 +58,7 @@ impl Samples {
     }
 }
 
-/// The sessions and lists of a batch of the columns of [`Schema::to_arrow`].
+/// Returns the sessions and lists of a batch with the columns of [`Schema::to_arrow`].
 pub(super) fn sessions_and_lists(
     schema: &Schema,
     batch: &RecordBatch,
@@ -68,27 +70,28 @@ pub(super) fn sessions_and_lists(
     (sessions.map_or_else(|| vec![].into(), |s| s.values().clone()), features.collect())
 }
 
-/// Which samples are taken.
+/// A selection of samples.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Choice {
     Everything,
-    /// Stretches of time, each of one partition: from a time on, until before another one.
+    /// Intervals of time, each in one partition.
     Stretches(Vec<Stretch>),
-    /// Whole sessions, as many of 2^64.
+    /// Whole sessions: the share of all sessions, in units of 2^-64.
     Sessions(u64),
 }
 
-/// What arrives at a partition in some time.
+/// The samples of a partition in an interval of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub(super) partition: usize,
     pub(super) from: i64,
-    /// Not of it; `None` for all that comes after `from`.
+    /// The exclusive end; `None` if there is no end.
     pub(super) until: Option<i64>,
 }
 
 impl Choice {
-    /// The part of a sample, by which the parts stand; `None` if it is not taken.
+    /// Returns the part to which a selected sample belongs, or `None` if the sample is not selected. Parts are
+    /// written in order.
     fn part(&self, partition: usize, session: i64, time: i64) -> Option<usize> {
         match self {
             Self::Everything => Some(partition),
@@ -106,22 +109,22 @@ impl Choice {
     }
 }
 
-/// Samples that were taken, with all their lists.
+/// The selected samples with all their lists.
 #[derive(Debug)]
 pub(super) struct Gathered {
     choice: Choice,
-    /// Whether they are sorted by session and then time, or by time alone.
+    /// Whether samples are sorted by session and then time, or only by time.
     by_session: bool,
     schema: SchemaRef,
     pieces: Vec<RecordBatch>,
     places: Vec<SortKey>,
 }
 
-/// What samples are sorted by, and where a sample is stored.
+/// The sort key of a sample, and the place where the sample is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct SortKey {
     part: usize,
-    /// 0 if samples are sorted by time alone.
+    /// The session, or 0 if samples are sorted only by time.
     session: i64,
     time: i64,
     piece: usize,
@@ -129,18 +132,18 @@ struct SortKey {
 }
 
 impl Gathered {
-    /// Without samples so far. They will be sorted by session and then time if `by_session`, or by time alone.
+    /// Starts without samples. They will be sorted by session and then time if `by_session`, or else only by time.
     pub(super) fn new(schema: &Schema, choice: Choice, by_session: bool) -> Self {
         Self { choice, by_session, schema: schema.to_arrow(), pieces: Vec::new(), places: Vec::new() }
     }
 
-    /// The indices of the samples to take from these.
+    /// Returns the indices of the given samples that are selected.
     pub(super) fn wanted(&self, partition: usize, sessions: &[i64], times: &[i64]) -> Vec<usize> {
         let wanted = |row: &usize| self.choice.part(partition, sessions[*row], times[*row]).is_some();
         (0..times.len()).filter(wanted).collect()
     }
 
-    /// Takes samples; their floats must have been read.
+    /// Adds samples, whose floats must have been read.
     pub(super) fn take(&mut self, partition: usize, samples: &Samples, wanted: &[usize]) -> Result<()> {
         for rows in wanted.chunks(BATCH_SAMPLES) {
             let piece = self.pieces.len();
@@ -155,17 +158,18 @@ impl Gathered {
         Ok(())
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     pub(super) fn samples(&self) -> u64 {
         self.places.len() as u64
     }
 
-    /// Whether samples of one part are not consecutive to those of the part before.
+    /// Returns whether samples of one part do not follow those of the previous part.
     pub(super) fn is_in_stretches(&self) -> bool {
         matches!(self.choice, Choice::Stretches(_))
     }
 
-    /// Gives the samples in their order to `each`, part by part, in batches, with the part's number and size.
+    /// Calls `each` with the samples in their order, part by part and in batches, and with the number and the size of
+    /// the part.
     pub(super) fn for_each(
         mut self,
         mut each: impl FnMut(usize, usize, &RecordBatch) -> Result<()>,
@@ -189,7 +193,7 @@ mod tests {
     use super::*;
     use crate::samples::{rows, schema};
 
-    /// Session and time of what a choice gives of two partitions of ten samples, with the part and its size.
+    /// Returns part, part size, session and time of the samples that are selected from two partitions of ten samples.
     fn gathered(choice: Choice, by_session: bool) -> Vec<(usize, usize, i64, i64)> {
         let all = rows(&(0..10).map(|i| [vec![i], vec![], vec![i; 2], vec![i]]).collect::<Vec<_>>());
         let (_, lists) = sessions_and_lists(&schema(), &all);

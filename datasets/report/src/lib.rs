@@ -1,5 +1,5 @@
-//! What a dataset's data is like, what folding it saved, and what a trainer can expect of it: measured, and as one
-//! page.
+//! Describes the data of a dataset, the savings by folding, and their effect on training, as measurements and as an
+//! HTML page.
 //!
 //! ```text
 //!                  ┌─▶ whole, in the dataset's order ──▶ sessions, repeats, co-change, dedupe factors ─┐
@@ -7,11 +7,12 @@
 //!                  └─▶ some, in the other order ───────▶ dedupe factors and bytes before clustering ───┘
 //! ```
 //!
-//! [`gather()`] reads every sample once, a row group at a time. Of a clustered dataset it also takes stretches of time,
-//! whole and in order of time, as they would have been logged: all samples if they fit into [`ReportOptions::memory`],
-//! or some stretches spread over the dataset. Of a dataset in arrival order it takes whole sessions and clusters those.
-//! Both are written by the writer of datasets, in each layout, and measured by what their files' footers say.
-//! Columns that a dataset keeps beside its features are left out. [`html()`] makes one self-contained page of a [`Report`].
+//! [`gather()`] reads every sample once, one row group at a time. If the dataset is clustered, it also collects
+//! intervals of time, complete and in order of time, as they would have been logged: all samples if they fit into
+//! [`ReportOptions::memory`], or else several intervals that are spread over the dataset. If the dataset is in
+//! arrival order, it collects whole sessions and clusters them. Both are written by the writer of datasets in each
+//! layout, and measured by the footers of the files. Columns that a dataset keeps in addition to its features are
+//! ignored. [`html()`] makes a self-contained page from a [`Report`].
 #![forbid(unsafe_code)]
 
 mod counter;
@@ -37,32 +38,34 @@ pub use self::gather::gather;
 pub use self::html::html;
 use onefold_datasets::{Layout, Order, SparseKind};
 
-/// The batch sizes of which dedupe factors are measured.
+/// The batch sizes for which dedupe factors are measured.
 pub const BATCH_SIZES: [usize; 3] = [512, 2048, 8192];
-/// The batch size at which figures stand that have only one: this place of [`BATCH_SIZES`].
+/// The index in [`BATCH_SIZES`] of the batch size for figures that are given for only one size.
 pub const MIDDLE: usize = 1;
 
-/// How a dataset is reported on.
+/// The options of a report.
 #[derive(Debug, Clone)]
 pub struct ReportOptions {
-    /// Threads.
+    /// The number of threads.
     pub threads: usize,
-    /// The number of the snapshot; the newest one if `None`.
+    /// The number of the snapshot, or `None` for the newest one.
     pub snapshot: Option<u64>,
-    /// The share of all sessions that the dataset holds, if it is a sample: above 0, at most 1. Where samples are put
-    /// into arrival order, a batch of `sampled` times as many samples then stands for a batch: it spans the same time.
+    /// The share of all sessions that the dataset contains, if it is a sample: above 0, at most 1. When samples are
+    /// sorted into arrival order, a batch is then represented by `sampled` times as many samples, which span the same
+    /// time.
     pub sampled: Option<f64>,
-    /// At most so many samples are written again, in each layout.
+    /// The largest number of samples that are written again in each layout.
     pub encode_samples: usize,
-    /// Bytes that samples may take that are put into another order, decoded. The row group that is read, and those that
-    /// are written, come on top.
+    /// The largest size, in decoded bytes, of the samples that are sorted into another order. The row groups that are
+    /// being read and written take additional memory.
     pub memory: u64,
-    /// Where samples are written for a moment; the system's temporary directory if `None`.
+    /// The directory for temporary files, or `None` for the system's temporary directory.
     pub scratch: Option<PathBuf>,
 }
 
 impl ReportOptions {
-    /// The options of a whole dataset: 100,000 samples are written again, 256 MiB put into another order.
+    /// Returns the options for a complete dataset: 100,000 samples are written again, and 256 MiB are sorted into
+    /// another order.
     pub fn new(threads: usize) -> Self {
         Self {
             threads,
@@ -75,167 +78,169 @@ impl ReportOptions {
     }
 }
 
-/// Everything that is to be told of a dataset. Figures "per sample" are means over samples.
+/// The contents of a report. Figures "per sample" are means over samples.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// The name of the dataset's directory.
     pub dataset: String,
     /// The version of Onefold that made the report.
     pub onefold_version: String,
-    /// The share of the sessions that the dataset holds of the log that it stands for.
+    /// The share of a log's sessions that the dataset contains, if it is a sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampled: Option<f64>,
-    /// How its lists are stored.
+    /// The layout of the lists.
     pub layout: Layout,
-    /// How its samples are ordered.
+    /// The order of the samples.
     pub order: Order,
-    /// Partitions.
+    /// The number of partitions.
     pub partitions: usize,
-    /// Data files.
+    /// The number of data files.
     pub files: usize,
-    /// Samples.
+    /// The number of samples.
     pub samples: u64,
-    /// Sessions.
+    /// The number of sessions.
     pub sessions: u64,
-    /// Size of the data files.
+    /// The size of the data files, in bytes.
     pub bytes_on_disk: u64,
     /// `bytes_on_disk / samples`.
     pub bytes_per_sample: f64,
-    /// Time of the earliest sample, in microseconds since 1970.
+    /// The time of the earliest sample, in microseconds since 1970.
     pub first_timestamp_micros: i64,
-    /// Time of the latest sample, likewise.
+    /// The time of the latest sample, in microseconds since 1970.
     pub last_timestamp_micros: i64,
-    /// How many samples sessions have.
+    /// The distribution of the number of samples per session.
     pub samples_per_session: SessionSizes,
-    /// Of each group, the dedupe factor at the middle batch size.
+    /// The dedupe factor of each group at the middle batch size.
     pub dedupe_factor: BTreeMap<String, f64>,
-    /// All features together: groups that are deduplicated as such, the others as they are.
+    /// All features together, for each batch size. Groups count as deduplicated only if the dataset deduplicates
+    /// them.
     pub all: Vec<BatchFigures>,
     /// The feature groups, in the schema's order.
     pub groups: Vec<GroupReport>,
-    /// What is stored.
+    /// The size of the samples on disk.
     pub storage: StorageReport,
-    /// Which features change together.
+    /// The features that change together.
     pub co_change: CoChange,
-    /// What a batch of each size costs a trainer.
+    /// The cost of a batch for a trainer, for each batch size.
     pub training: Vec<TrainingReport>,
-    /// Time that the report took.
+    /// The time that the report took, in seconds.
     pub wall_seconds: f64,
 }
 
-/// How many samples sessions have.
+/// The distribution of the number of samples per session.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SessionSizes {
-    /// Sessions that were counted.
+    /// The number of sessions.
     pub sessions: u64,
-    /// The mean, S.
+    /// The mean number of samples, S.
     pub mean: f64,
-    /// Half of the sessions have no more.
+    /// The median: half of the sessions have at most this number of samples.
     pub median: u64,
-    /// 99 in 100 sessions have no more.
+    /// The 99th percentile: 99 % of the sessions have at most this number of samples.
     pub p99: u64,
-    /// The longest session.
+    /// The number of samples of the longest session.
     pub max: u64,
-    /// A histogram.
+    /// A histogram of the sizes.
     pub histogram: Vec<SizeBucket>,
 }
 
-/// Sessions of similar size.
+/// The sessions within a range of sizes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SizeBucket {
-    /// The fewest samples.
+    /// The smallest number of samples.
     pub from: u64,
-    /// The most; `None` if there is no bound.
+    /// The largest number of samples; `None` if there is no limit.
     pub to: Option<u64>,
-    /// Sessions.
+    /// The number of sessions.
     pub sessions: u64,
 }
 
-/// What deduplication of a feature or of a group saves.
+/// The savings by deduplication of a feature or of a group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figures {
-    /// Ids of a sample.
+    /// The mean number of ids per sample.
     pub ids_per_sample: f64,
-    /// d: the probability that the lists are those of the session's previous sample; `None` if every session has one
-    /// sample.
+    /// d: the probability that the lists equal those of the session's previous sample; `None` if every session has
+    /// only one sample.
     pub repeat_probability: Option<f64>,
-    /// `1 / (1 - d (S-1)/S)`, with the mean S of the samples per session.
+    /// `1 / (1 - d (S-1)/S)`, where S is the mean number of samples per session.
     pub predicted_dedupe_factor: f64,
-    /// Measured, by batch size.
+    /// The measured figures, for each batch size.
     pub batches: Vec<BatchFigures>,
 }
 
-/// What was measured of batches of one size.
+/// The measured figures of batches of one size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BatchFigures {
-    /// Samples of a batch.
+    /// The number of samples of a batch.
     pub batch_size: usize,
-    /// The samples' ids per id of distinct rows, in arrival order; `None` if too few samples could be put into it.
+    /// The number of ids of samples ÷ the number of ids of distinct rows, in arrival order; `None` if too few samples
+    /// could be sorted into it.
     pub arrival_dedupe_factor: Option<f64>,
-    /// The same of clustered samples.
+    /// The number of ids of samples ÷ the number of ids of distinct rows, for clustered samples.
     pub dedupe_factor: f64,
-    /// The samples' ids per id of T, of clustered samples: the concatenation of what each list has beyond the one
-    /// before.
+    /// The number of ids of samples ÷ the number of ids of T, for clustered samples. T is the concatenation of the
+    /// ids that each list has in addition to the previous one.
     pub partial_dedupe_factor: f64,
-    /// Distinct rows per sample, of clustered samples.
+    /// The number of distinct rows per sample, for clustered samples.
     pub rows_per_sample: f64,
 }
 
 /// A feature group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GroupReport {
-    /// The group's name.
+    /// The name of the group.
     pub name: String,
-    /// Whether it is deduplicated. If not, its figures tell what would be saved if it were.
+    /// Whether the group is deduplicated. If not, its figures show the possible savings.
     pub deduplicated: bool,
-    /// All features together: a row repeats if all its lists do.
+    /// All features of the group together: a row repeats if all its lists repeat.
     #[serde(flatten)]
     pub figures: Figures,
-    /// Each feature alone.
+    /// Each feature separately.
     pub features: Vec<FeatureReport>,
 }
 
 /// A sparse feature.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FeatureReport {
-    /// The column's name.
+    /// The name of the column.
     pub name: String,
     /// Whether the order of its ids matters.
     pub kind: SparseKind,
-    /// The feature alone.
+    /// The figures of this feature.
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// What samples take on disk, as samples were written for the report.
+/// The size of samples on disk, for the samples that were written for the report.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StorageReport {
-    /// Samples that were written in arrival order.
+    /// The number of samples that were written in arrival order.
     pub arrival_samples: u64,
-    /// Samples that were written clustered, in either layout.
+    /// The number of clustered samples that were written in each layout.
     pub clustered_samples: u64,
-    /// In arrival order, layout `rows`.
+    /// Bytes per sample in arrival order, layout `rows`.
     pub arrival_bytes_per_sample: f64,
-    /// Clustered, layout `rows`.
+    /// Bytes per clustered sample, layout `rows`.
     pub rows_bytes_per_sample: f64,
-    /// Clustered, layout `folded`.
+    /// Bytes per clustered sample, layout `folded`.
     pub folded_bytes_per_sample: f64,
-    /// By column, the largest in arrival order first.
+    /// The sizes of the columns, the largest in arrival order first.
     pub columns: Vec<ColumnReport>,
 }
 
-/// What a column takes.
+/// The size of a column on disk.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ColumnReport {
-    /// The column's name; the lengths of a window are part of its feature.
+    /// The name of the column. The lengths of a window count for its feature.
     pub name: String,
-    /// In arrival order, layout `rows`.
+    /// Bytes per sample in arrival order, layout `rows`.
     pub arrival_bytes_per_sample: f64,
-    /// Clustered, layout `rows`.
+    /// Bytes per clustered sample, layout `rows`.
     pub rows_bytes_per_sample: f64,
-    /// Clustered, layout `folded`.
+    /// Bytes per clustered sample, layout `folded`.
     pub folded_bytes_per_sample: f64,
-    /// The ids of a sparse feature.
+    /// The ids of a sparse feature; `None` for other columns.
     #[serde(flatten)]
     pub ids: Option<IdFigures>,
 }
@@ -243,59 +248,62 @@ pub struct ColumnReport {
 /// The ids that a sparse feature's column stores in the layout `folded`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct IdFigures {
-    /// Ids stored per sample.
+    /// The number of stored ids per sample.
     pub stored_ids_per_sample: f64,
-    /// Different ones among those of the samples written.
+    /// The number of distinct ids in the samples that were written.
     pub distinct_ids: u64,
-    /// Bytes of the column per id stored.
+    /// Bytes of the column per stored id.
     pub bytes_per_stored_id: f64,
-    /// The entropy of order 0 of the ids stored, in bytes an id.
+    /// The zeroth-order entropy of the stored ids, in bytes per id.
     pub entropy_bytes_per_stored_id: f64,
 }
 
-/// Which features change together within sessions.
+/// Features that change together within sessions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CoChange {
-    /// Features in the schema's order; of more than [`MOST_CO_CHANGE`](Self::MOST_CO_CHANGE) the largest on disk.
+    /// The features in the schema's order. If there are more than [`MOST_CO_CHANGE`](Self::MOST_CO_CHANGE), only the
+    /// largest ones on disk are compared.
     pub features: Vec<String>,
-    /// Samples where each of them is not as in the session's previous sample.
+    /// The number of samples in which each feature differs from the session's previous sample.
     pub changes: Vec<u64>,
-    /// `share[a][b]`: of the samples where `a` changes, the share where `b` changes too; `None` if `a` never changes.
+    /// `share[a][b]`: among the samples in which `a` changes, the share in which `b` changes too; `None` if `a` never
+    /// changes.
     pub share: Vec<Vec<Option<f64>>>,
 }
 
 impl CoChange {
-    /// So many features are compared at most.
+    /// The largest number of features that are compared.
     pub const MOST_CO_CHANGE: usize = 120;
 }
 
-/// What batches of one size cost a trainer, by how it reads them.
+/// The cost of batches of one size for a trainer, for each way of deduplication.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrainingReport {
-    /// Samples of a batch.
+    /// The number of samples of a batch.
     pub batch_size: usize,
-    /// Without deduplication.
+    /// The cost without deduplication.
     pub off: TrainingFigures,
-    /// Every distinct row once.
+    /// The cost if every distinct row is processed once.
     pub exact: TrainingFigures,
-    /// Of windows, every id once.
+    /// The cost if, in addition, every id of a window is looked up once.
     pub window: TrainingFigures,
 }
 
-/// What a sample costs a trainer.
+/// The cost of a sample for a trainer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TrainingFigures {
-    /// Ids that are looked up.
+    /// The number of ids that are looked up.
     pub lookups_per_sample: f64,
-    /// Bytes that a batch brings to the device: 8 an id, 4 an offset, a size, an inverse index and a float.
+    /// The bytes that are copied to the device: 8 per id, and 4 per offset, size, inverse index and float.
     pub bytes_to_device_per_sample: f64,
-    /// Rows that are pooled or attended to, over all features.
+    /// The number of rows that are pooled or attended to, over all features.
     pub rows_per_sample: f64,
 }
 
 impl TrainingReport {
-    /// How much faster a step can become at most whose time was proportional to lookups to the share `share`, by
-    /// Amdahl's law: `1 / ((1 - share) + share / factor)`, for `exact` and for `window`.
+    /// Returns upper bounds for the speed-up of a step, for `exact` and for `window`. `share` is the share of the
+    /// step's time that is proportional to the number of lookups. The bound is `1 / ((1 - share) + share / factor)`,
+    /// by Amdahl's law.
     pub fn speed_up_bounds(&self, share: f64) -> (f64, f64) {
         let bound = |mode: &TrainingFigures| {
             let factor = self.off.lookups_per_sample / mode.lookups_per_sample;

@@ -1,4 +1,4 @@
-//! What one pass over samples counts: sessions, repeats, batches, and which features change together.
+//! Counts sessions, repeats, batches, and features that change together, in one pass over samples.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,41 +9,41 @@ use super::counter::{BatchCounter, Counted, KeyMaker, Keys};
 use onefold_datasets::Schema;
 use onefold_datasets::scan::SampleLists;
 
-/// Counts samples in the order in which they come.
+/// Counts samples in the order in which they are passed.
 #[derive(Debug)]
 pub(super) struct Pass {
     features: Vec<Counters>,
     groups: Vec<Counters>,
-    /// The features of each group.
+    /// The indices of each group's features.
     members: Vec<Range<usize>>,
     makers: Vec<KeyMaker>,
-    /// `together[a * features + b]`: samples where both features change.
+    /// `together[a * features + b]`: the number of samples in which both features change.
     together: Vec<u64>,
-    /// Partition and session of the last sample, and the samples of it so far.
+    /// The partition and session of the last sample.
     session: Option<(usize, i64)>,
     session_size: u64,
-    /// How many sessions have how many samples.
+    /// The number of sessions of each size.
     session_sizes: BTreeMap<u64, u64>,
     samples: u64,
-    /// Samples with one of their session before them.
+    /// The number of samples that have a previous sample in their session.
     pairs: u64,
 }
 
-/// Of a feature or a group.
+/// The counts of a feature or a group.
 #[derive(Debug)]
 struct Counters {
     ids: u64,
-    /// Samples whose lists are not those of the sample before, in the same session.
+    /// The number of samples whose lists differ from those of the previous sample in the same session.
     changes: u64,
     last_key: Option<u64>,
     batches: Vec<BatchCounter>,
 }
 
-/// A bit for each sample.
+/// One bit per sample.
 type Bits = Vec<u64>;
 
 impl Pass {
-    /// A pass that counts batches of these sizes.
+    /// Returns a pass that counts batches of these sizes.
     pub(super) fn new(schema: &Schema, batch_sizes: &[usize]) -> Self {
         let counters = || Counters {
             ids: 0,
@@ -71,14 +71,15 @@ impl Pass {
         }
     }
 
-    /// Starts a stretch of `samples` that are not consecutive to those before; of it, only whole batches count.
+    /// Starts a stretch of `samples` samples that do not follow the previous samples. Only complete batches of it
+    /// count.
     pub(super) fn start_stretch(&mut self, samples: usize) {
         for counters in self.features.iter_mut().chain(&mut self.groups) {
             counters.batches.iter_mut().for_each(|batch| batch.start_stretch(samples));
         }
     }
 
-    /// Counts the next samples: the sessions of a partition and, in the schema's order, the features' lists.
+    /// Counts the next samples, given the sessions of a partition and the features' lists in the schema's order.
     pub(super) fn add(&mut self, partition: usize, sessions: &[i64], lists: &[SampleLists]) {
         let paired = self.pair(partition, sessions);
         let features = self.features.par_iter_mut().zip(&mut self.makers).zip(lists);
@@ -102,7 +103,7 @@ impl Pass {
         });
     }
 
-    /// Counts the sessions, and tells which samples have one of their session before them.
+    /// Counts the sessions. Returns which samples have a previous sample in their session.
     fn pair(&mut self, partition: usize, sessions: &[i64]) -> Bits {
         let mut paired = vec![0_u64; sessions.len().div_ceil(64)];
         for (sample, session) in sessions.iter().enumerate() {
@@ -126,38 +127,39 @@ impl Pass {
         self.session_size = 0;
     }
 
-    /// How many sessions have how many samples, if the samples of a session stood together.
+    /// Returns the number of sessions of each size. This requires that the samples of a session were consecutive.
     pub(super) fn session_sizes(&mut self) -> &BTreeMap<u64, u64> {
         self.end_session();
         &self.session_sizes
     }
 
-    /// The counts of a feature, by its place in the schema.
+    /// Returns the counts of a feature, by its index in the schema.
     pub(super) fn feature(&self, feature: usize) -> Counts<'_> {
         Counts { counters: &self.features[feature], samples: self.samples, pairs: self.pairs }
     }
 
-    /// The counts of a group, by its place in the schema.
+    /// Returns the counts of a group, by its index in the schema.
     pub(super) fn group(&self, group: usize) -> Counts<'_> {
         Counts { counters: &self.groups[group], samples: self.samples, pairs: self.pairs }
     }
 
-    /// The counts of a group's batches of the size at this place; `None` if no batch was whole. Every feature has a
-    /// window of its own.
+    /// Returns the counts of a group's batches, by the index of the batch size, or `None` if no batch was complete.
+    /// Every feature has a separate window.
     pub(super) fn group_batches(&self, group: usize, size: usize) -> Option<Counted> {
         let features = self.members[group].clone().filter_map(|feature| self.feature(feature).batches(size));
         let window_ids = features.map(|counted| counted.window_ids).sum();
         Some(Counted { window_ids, ..self.group(group).batches(size)? })
     }
 
-    /// Samples where both features change, by their places in the schema.
+    /// Returns the number of samples in which both features change. The features are given by their indices in the
+    /// schema.
     pub(super) fn changes_together(&self, a: usize, b: usize) -> u64 {
         self.together[a * self.features.len() + b]
     }
 }
 
 impl Counters {
-    /// Counts the next samples; gives those of `paired` that differ from the one before.
+    /// Counts the next samples. Returns the samples among `paired` that differ from their previous sample.
     fn add(&mut self, keys: &Keys, paired: &[u64]) -> Bits {
         let mut changed = vec![0_u64; paired.len()];
         let mut before = self.last_key;
@@ -174,7 +176,7 @@ impl Counters {
     }
 }
 
-/// What a pass counted of a feature or a group.
+/// The counts of a pass for a feature or a group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counts<'a> {
     counters: &'a Counters,
@@ -183,22 +185,23 @@ pub(super) struct Counts<'a> {
 }
 
 impl Counts<'_> {
-    /// Ids of the mean sample.
+    /// Returns the mean number of ids per sample.
     pub(super) fn ids_per_sample(&self) -> f64 {
         self.counters.ids as f64 / self.samples.max(1) as f64
     }
 
-    /// Samples whose lists are not those of the sample before, in the same session.
+    /// Returns the number of samples whose lists differ from those of the previous sample in the same session.
     pub(super) fn changes(&self) -> u64 {
         self.counters.changes
     }
 
-    /// d, the probability that lists repeat from the session's previous sample, if any sample has one.
+    /// Returns d, the probability that lists repeat from the session's previous sample, or `None` if no sample has a
+    /// previous one.
     pub(super) fn repeat_probability(&self) -> Option<f64> {
         (self.pairs > 0).then(|| 1.0 - self.counters.changes as f64 / self.pairs as f64)
     }
 
-    /// What was counted of batches of the size that stands at this place; `None` if no batch was whole.
+    /// Returns the counts of batches, by the index of the batch size, or `None` if no batch was complete.
     pub(super) fn batches(&self, size: usize) -> Option<Counted> {
         Some(self.counters.batches[size].counted).filter(|counted| counted.samples > 0)
     }
@@ -231,7 +234,7 @@ mod tests {
             let lists = [&a, &b, &c].map(|ids| lists(&ids[start..end]));
             pass.add(0, &sessions[start..end], &lists);
         }
-        // Five samples have one before them; `a` changes in two of them, `b` in two, both of them in one.
+        // Five samples have a previous sample. `a` changes in two of them, `b` in two, and both of them in one.
         assert_eq!(pass.feature(0).changes(), 2);
         assert_eq!((pass.changes_together(0, 1), pass.changes_together(1, 1)), (1, 2));
         assert_eq!(pass.changes_together(1, 0), 1);
@@ -240,7 +243,7 @@ mod tests {
         let batches = pass.group(0).batches(0).unwrap();
         assert_eq!((batches.samples, batches.ids, batches.rows, batches.row_ids), (7, 14, 3 + 2, 10));
         assert_eq!(pass.session_sizes(), &BTreeMap::from([(3, 1), (4, 1)]));
-        // The next partition has another session 1.
+        // The next partition also has a session with the number 1.
         let more = [&a, &b, &c].map(|ids| lists(&ids[..1]));
         pass.add(1, &[1], &more);
         assert_eq!(pass.session_sizes(), &BTreeMap::from([(1, 1), (3, 1), (4, 1)]));

@@ -1,4 +1,4 @@
-//! Which samples a report writes again, and which it puts into another order.
+//! Selects the samples that a report writes again, and those that it sorts into another order.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,16 @@ use super::gathered::{Choice, Stretch};
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{Result, Snapshot, TIME_COLUMN};
 
-/// Samples are written again from no fewer places of the dataset than this, if it has as many row groups.
+/// The least number of places in the dataset from which samples are written again, if it has enough row groups.
 const PLACES: usize = 8;
-/// A stretch of time is to have so many samples, two of the largest batches, and so many decoded bytes, a row group: a
-/// shorter one would hold less of each session than a row group in arrival order does.
+/// The least size of a stretch of time: a number of samples (two of the largest batches), and a number of decoded
+/// bytes (a row group). A shorter stretch would contain fewer samples of each session than a row group in arrival
+/// order.
 const STRETCH_SAMPLES: u64 = 16_384;
 const STRETCH_BYTES: u64 = 64 << 20;
-/// And there are no more stretches than this.
+/// The largest number of stretches.
 const MOST_STRETCHES: u64 = 16;
-/// Times of a partition that are held to find where stretches begin.
+/// The largest number of a partition's times that are kept to find the starts of stretches.
 const TIMES_HELD: u64 = 1 << 20;
 
 /// A row group of a dataset.
@@ -28,7 +29,7 @@ pub(super) struct RowGroup<'a> {
     pub(super) rows: usize,
 }
 
-/// All row groups in the order of the samples. `files` are those of `snapshot`, in its order.
+/// Returns all row groups in the order of the samples. `files` are the files of `snapshot`, in its order.
 pub(super) fn row_groups<'a>(snapshot: &Snapshot, files: &'a [OpenFiles]) -> Vec<RowGroup<'a>> {
     let partitions = snapshot.partitions.iter().enumerate();
     let partitions = partitions.flat_map(|(number, partition)| partition.files.iter().map(move |_| number));
@@ -38,8 +39,8 @@ pub(super) fn row_groups<'a>(snapshot: &Snapshot, files: &'a [OpenFiles]) -> Vec
     partitions.zip(files).flat_map(of_file).collect()
 }
 
-/// How many of the first samples of each row group are written again: about `samples` together, from row groups spread
-/// evenly over all.
+/// Returns the number of first samples of each row group that are written again: about `samples` in total, from row
+/// groups that are spread evenly over the dataset.
 pub(super) fn spread(row_groups: &[RowGroup], samples: usize) -> Vec<usize> {
     let rows: Vec<usize> = row_groups.iter().map(|row_group| row_group.rows).collect();
     let (count, total) = (rows.len(), rows.iter().sum::<usize>());
@@ -56,7 +57,7 @@ pub(super) fn spread(row_groups: &[RowGroup], samples: usize) -> Vec<usize> {
     taken
 }
 
-/// Decoded bytes of the mean sample, with all its lists.
+/// Returns the decoded bytes of a mean sample with all its lists.
 fn bytes_per_sample(snapshot: &Snapshot) -> u64 {
     let statistics = &snapshot.statistics;
     let ids = statistics.features.values().fold(0_u64, |sum, feature| sum.saturating_add(feature.values));
@@ -64,7 +65,8 @@ fn bytes_per_sample(snapshot: &Snapshot) -> u64 {
     16 + 4 * floats + ids.saturating_mul(8) / statistics.samples.max(1)
 }
 
-/// Which samples are put into the order that the dataset does not have, so that they take `memory` bytes at most.
+/// Selects the samples that are sorted into the order that the dataset does not have. They take at most `memory`
+/// bytes.
 pub(super) fn choose(snapshot: &Snapshot, row_groups: &[RowGroup], memory: u64) -> Result<Choice> {
     let samples = snapshot.statistics.samples;
     let most = (memory / bytes_per_sample(snapshot)).max(1);
@@ -76,7 +78,7 @@ pub(super) fn choose(snapshot: &Snapshot, row_groups: &[RowGroup], memory: u64) 
     }
     let count = (most / STRETCH_SAMPLES).min(memory / STRETCH_BYTES).clamp(1, MOST_STRETCHES);
     let size = most / count;
-    // The middles of as many equal parts of all samples: partition and place in it.
+    // The middles of `count` equal parts of all samples, as a partition and a place in it.
     let mut places: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
     for part in 0..count {
         let mut place = (2 * part + 1) * samples / (2 * count);
@@ -106,7 +108,7 @@ pub(super) fn choose(snapshot: &Snapshot, row_groups: &[RowGroup], memory: u64) 
     Ok(Choice::Stretches(stretches))
 }
 
-/// The times of every so many samples of a partition, in order, and how many that is.
+/// Returns the times of every n-th sample of a partition, in order, and n.
 fn some_times(row_groups: &[RowGroup], partition: usize, samples: u64) -> Result<(Vec<i64>, u64)> {
     let every = samples.div_ceil(TIMES_HELD).max(1);
     let mut times = Vec::new();
@@ -120,11 +122,12 @@ fn some_times(row_groups: &[RowGroup], partition: usize, samples: u64) -> Result
     Ok((times, every))
 }
 
-/// The stretch of about `size` samples from the `place`th on, of which the times of every so many are known.
+/// Returns the stretch of about `size` samples that starts at the `place`-th sample. `times` are those of every
+/// `every`-th sample.
 fn stretch(times: &[i64], every: u64, partition: usize, place: u64, size: u64) -> Option<Stretch> {
     let from = *times.get((place / every) as usize)?;
     let until = times.get((place + size).div_ceil(every) as usize).copied();
-    // Samples of one instant cannot be told apart.
+    // Samples with the same time cannot be separated.
     let until = match until {
         Some(until) if until <= from => times[times.partition_point(|time| *time <= from)..].first().copied(),
         other => other,

@@ -1,4 +1,4 @@
-//! A report of samples whose figures are known.
+//! Tests of reports on samples with known figures.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use onefold_datasets::{
     WriterOptions,
 };
 
-/// Samples of every session.
+/// The number of samples of every session.
 const SIZE: i64 = 8;
-/// Sessions whose samples interleave.
+/// The number of sessions whose samples are interleaved.
 const BESIDE: i64 = 640;
 const SESSIONS: i64 = 4 * BESIDE;
 
-/// `a` and `b` change together at every fourth sample, `window` gets an id at every second one, `item` is new each
-/// time.
+/// `a` and `b` change together at every fourth sample, `window` gets an id at every second sample, and `item` is new
+/// in each sample.
 fn schema(name: &str) -> Schema {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let user = vec![feature(name, SparseKind::Sparse), feature("b", SparseKind::Sparse)];
@@ -41,8 +41,8 @@ fn schema(name: &str) -> Schema {
 }
 
 fn lists(session: i64, i: i64) -> [Vec<i64>; 4] {
-    // Different numbers become different ids of 63 bits, as hashes are. No compression guesses any of their bytes:
-    // Wellons's `lowbias32` is a bijection.
+    // Different numbers become different 63-bit ids, like hashes, whose bytes cannot be compressed. Wellons's
+    // `lowbias32` is a bijection.
     let mixed = |number: u32| {
         [(16, 0x7FEB_352D), (15, 0x846C_A68B), (16, 1)]
             .into_iter()
@@ -56,7 +56,7 @@ fn lists(session: i64, i: i64) -> [Vec<i64>; 4] {
     [vec![user; 2], vec![user], (past..past + 10).map(id).collect(), vec![id(session * 10 + i)]]
 }
 
-/// The dataset in one partition, or with `parts` in several.
+/// Writes the dataset in one partition. `name` is the name of its first sparse feature.
 fn dataset(directory: &Path, name: &str, layout: Layout, order: Order) {
     let mut places: Vec<(i64, i64, i64)> = Vec::new();
     for session in 0..SESSIONS {
@@ -99,19 +99,20 @@ fn close(found: f64, expected: f64, tolerance: f64) {
     assert!((found / expected - 1.0).abs() <= tolerance, "{found} is not {expected}");
 }
 
-/// What does not depend on which samples were put into another order.
+/// Checks the figures that do not depend on which samples were sorted into another order.
 fn check_clustered(report: &Report) {
     let sizes = &report.samples_per_session;
     assert_eq!((sizes.mean, sizes.median, sizes.p99, sizes.max), (8.0, 8, 8, 8));
     let [user, past, item] = &report.groups[..] else { panic!("{:?}", report.groups) };
     assert_eq!((user.figures.ids_per_sample, past.figures.ids_per_sample), (3.0, 10.0));
-    // Of seven samples that have one before them, one changes the user, and three the window.
+    // Among seven samples that have a previous sample, one changes the user and three change the window.
     close(user.figures.repeat_probability.unwrap(), 6.0 / 7.0, 1e-9);
     close(past.figures.repeat_probability.unwrap(), 4.0 / 7.0, 1e-9);
     assert_eq!(item.figures.repeat_probability, Some(0.0));
     close(user.figures.predicted_dedupe_factor, 4.0, 1e-9);
     for batch in 0..BATCH_SIZES.len() {
-        // Batches hold whole sessions: eight samples have two rows of the user, four windows, thirteen ids of these.
+        // Batches contain whole sessions. Eight samples have two rows of the user and four windows with thirteen
+        // distinct ids.
         let of = |group: &GroupReport| group.figures.batches[batch].clone();
         assert_eq!((of(user).dedupe_factor, of(user).rows_per_sample), (4.0, 0.25));
         assert_eq!((of(past).dedupe_factor, of(item).dedupe_factor), (2.0, 1.0));
@@ -120,7 +121,7 @@ fn check_clustered(report: &Report) {
         close(report.all[batch].partial_dedupe_factor, 8.0 * 14.0 / (6.0 + 13.0 + 8.0), 1e-9);
         let training = &report.training[batch];
         close(training.window.lookups_per_sample, (6.0 + 13.0 + 8.0) / 8.0, 1e-9);
-        // Three floats are none of the dataset's: a label and a dense feature are two.
+        // The dataset has two floats per sample: a label and a dense feature.
         close(training.off.bytes_to_device_per_sample, 8.0 * 14.0 + 8.0 * 4.0 + 8.0, 1e-9);
         let exact = 8.0 * 54.0 / 8.0 + 8.0 * (2.0 * 2.0 + 4.0 + 8.0) / 8.0 + 4.0 * 2.0 + 8.0;
         close(training.exact.bytes_to_device_per_sample, exact, 1e-9);
@@ -131,7 +132,7 @@ fn check_clustered(report: &Report) {
     );
     let share = &report.co_change.share;
     assert_eq!((share[0][1], share[1][0]), (Some(1.0), Some(1.0)));
-    // The window changes at the samples 2, 4 and 6, the user at 4.
+    // The window changes at samples 2, 4 and 6, and the user at sample 4.
     assert_eq!((share[0][2], share[2][3]), (Some(1.0), Some(1.0)));
     close(share[2][0].unwrap(), 1.0 / 3.0, 1e-9);
 }
@@ -148,7 +149,7 @@ fn figures_are_those_of_the_samples_in_any_layout_and_order() {
                 (report.storage.arrival_samples, report.storage.clustered_samples),
                 (samples, samples)
             );
-            // Nothing repeats within 640 samples in arrival order, and all of it within four times as many.
+            // In arrival order, nothing repeats within 640 samples, but everything repeats within four times as many.
             let arrival =
                 |batch: usize| report.groups[0].figures.batches[batch].arrival_dedupe_factor.unwrap();
             assert_eq!(arrival(0), 1.0);
@@ -171,7 +172,7 @@ fn stored_ids_and_bytes_are_told_by_column() {
     let window = column("window").ids.unwrap();
     close(window.stored_ids_per_sample, 13.0 / 8.0, 1e-3);
     assert_eq!(window.distinct_ids, (SESSIONS * 13) as u64);
-    // Every id once.
+    // Every id is stored once.
     close(window.entropy_bytes_per_stored_id, ((SESSIONS * 13) as f64).log2() / 8.0, 1e-9);
     let sum: f64 = columns.iter().map(|column| column.folded_bytes_per_sample).sum();
     close(sum, report.storage.folded_bytes_per_sample, 1e-9);
@@ -208,7 +209,7 @@ fn batches_of_a_sample_of_sessions_span_the_same_time() {
     let options = ReportOptions { sampled: Some(0.25), ..ReportOptions::new(1) };
     let report = reported(Layout::Folded, Order::Session, options);
     let arrival = |batch: usize| report.groups[0].figures.batches[batch].arrival_dedupe_factor.unwrap();
-    // Batches of 128, 512 and 2,048.
+    // Batches of 128, 512 and 2,048 samples.
     assert_eq!((arrival(0), arrival(1)), (1.0, 1.0));
     let whole = reported(Layout::Folded, Order::Session, ReportOptions::new(1));
     assert_eq!(Some(arrival(2)), whole.groups[0].figures.batches[1].arrival_dedupe_factor);
@@ -251,7 +252,7 @@ fn names_cannot_become_markup_and_every_tag_is_closed() {
     }
 }
 
-/// Checks that tags nest.
+/// Checks that tags are nested correctly.
 fn check_tags(page: &str) {
     let mut open: Vec<&str> = Vec::new();
     for part in page.split('<').skip(1) {

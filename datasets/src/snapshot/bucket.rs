@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{Manifest, Names, Row, RowFile, StatisticsRow};
-use super::{DataFile, FeatureStatistics, FileSet, RowGroup, RowGroupStatistics};
+use super::{ColumnChanges, DataFile, FeatureStatistics, FileSet, RowGroup, RowGroupStatistics};
 use crate::digest::Digest;
 use crate::{PartitionKey, Schema};
 
@@ -18,7 +18,7 @@ pub struct WrittenBucket {
     pub range: u32,
     /// Its files, in the order of the samples; none if it has no samples.
     pub files: Vec<FileSet>,
-    /// One for each row group, in the order of the samples.
+    /// One for each row group, in the order of the samples. They have no features that the files lack.
     pub(crate) statistics: Vec<RowGroupStatistics>,
 }
 
@@ -49,38 +49,58 @@ impl WrittenBucket {
         self.files.iter().flat_map(|set| &set.files).map(|file| file.path.as_str())
     }
 
-    /// The statistics of the sparse features over all samples, in the order of the schema.
-    pub(super) fn features(&self) -> Vec<FeatureStatistics> {
-        let mut sum = RowGroupStatistics::default();
-        for RowGroupStatistics { features, .. } in &self.statistics {
-            sum.merge(RowGroupStatistics { features: features.clone(), dense: Vec::new() });
-        }
-        sum.features
+    /// Whether row groups of this set are written anew: what is known of them has the same first file.
+    pub(crate) fn has_set(&self, set: &FileSet) -> bool {
+        self.files.iter().any(|written| written.path() == set.path())
+    }
+
+    /// The files, each with the statistics of its row groups.
+    pub(super) fn sets(&self) -> impl Iterator<Item = (&FileSet, &[RowGroupStatistics])> {
+        let mut rest = &self.statistics[..];
+        self.files.iter().map(move |set| {
+            let (of_set, others) = rest.split_at(set.row_groups.len().min(rest.len()));
+            rest = others;
+            (set, of_set)
+        })
     }
 }
 
-/// The manifest of ranges, which come in the order of partitions and buckets.
-pub(super) fn manifest<'b>(schema: &Schema, ranges: impl Iterator<Item = &'b WrittenBucket>) -> Manifest {
+/// The statistics of the sparse features over all samples of row groups, in the order of the schema without the features
+/// that the files lack.
+pub(super) fn features(row_groups: &[RowGroupStatistics]) -> Vec<FeatureStatistics> {
+    let mut sum = RowGroupStatistics::default();
+    for RowGroupStatistics { features, .. } in row_groups {
+        sum.merge(RowGroupStatistics { features: features.clone(), dense: Vec::new() });
+    }
+    sum.features
+}
+
+/// Row groups that a manifest describes: their partition, files and statistics.
+pub(super) type Written<'b> = (&'b PartitionKey, &'b FileSet, &'b [RowGroupStatistics]);
+
+/// The manifest of row groups of files with these changes, which come in the order of partitions and buckets.
+pub(super) fn manifest(schema: &Schema, changes: &ColumnChanges, sets: &[Written<'_>]) -> Manifest {
+    let in_files = |feature: &str| (!changes.lacks(feature)).then(|| changes.in_files(feature).to_owned());
+    let sparse = schema.sparse_features().map(|feature| feature.name.as_str());
+    let dense = schema.dense.iter().map(String::as_str);
     let mut manifest = Manifest {
         names: Names {
             columns: Vec::new(),
-            features: schema.sparse_features().map(|feature| feature.name.clone()).collect(),
-            dense: schema.dense.clone(),
+            features: sparse.filter_map(in_files).collect(),
+            dense: dense.filter_map(in_files).collect(),
         },
         ..Manifest::default()
     };
-    for range in ranges {
-        let partition = range.key.to_string();
-        for set in &range.files {
-            let columns: Vec<u32> =
-                set.files.iter().map(|file| position(&mut manifest.names.columns, file)).collect();
-            for (number, row_group) in set.row_groups.iter().enumerate() {
-                let files = set.files.iter().zip(&columns);
-                let files = files.map(|(file, columns)| row_file(file, *columns, number)).collect();
-                manifest.rows.push(row(partition.clone(), row_group, files));
-            }
+    for (key, set, statistics) in sets {
+        let partition = key.to_string();
+        let columns: Vec<u32> =
+            set.files.iter().map(|file| position(&mut manifest.names.columns, file)).collect();
+        for (number, row_group) in set.row_groups.iter().enumerate() {
+            let files = set.files.iter().zip(&columns);
+            let files = files.map(|(file, columns)| row_file(file, *columns, number)).collect();
+            manifest.rows.push(row(partition.clone(), row_group, files));
         }
-        manifest.statistics.extend(range.statistics.iter().map(statistics_row));
+        manifest.statistics.extend(statistics.iter().map(statistics_row));
     }
     manifest
 }

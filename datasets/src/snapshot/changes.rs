@@ -8,7 +8,7 @@ use arrow::buffer::{NullBuffer, OffsetBuffer};
 use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaRef};
 use serde::{Deserialize, Serialize};
 
-use super::{FileSet, Layout, Snapshot};
+use super::{DataFile, FileSet, Layout, Snapshot};
 use crate::Schema;
 
 /// What samples have of a dense feature that was added after they were written.
@@ -28,6 +28,10 @@ pub struct ColumnChanges {
     /// Columns of the files whose features were dropped. Another feature may have the name again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unused: Vec<String>,
+    /// Whether the row groups were digested with these names: columns were written beside the files after features were
+    /// dropped or renamed, or in place of columns of the files.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub digested: bool,
 }
 
 impl ColumnChanges {
@@ -41,10 +45,10 @@ impl ColumnChanges {
         self.lacks.iter().any(|lacking| lacking == feature)
     }
 
-    /// Whether no feature of the files was dropped or renamed: the digest of a row group, taken when it was written,
-    /// covers the columns that are read.
-    pub fn are_only_additions(&self) -> bool {
-        self.renamed.is_empty() && self.unused.is_empty()
+    /// Whether the digest of a row group covers the columns that are read under their names: no feature of the files was
+    /// dropped or renamed since it was taken.
+    pub fn are_digested(&self) -> bool {
+        self.digested || self.renamed.is_empty() && self.unused.is_empty()
     }
 
     /// The name in the files of a column of the schema that they do not lack.
@@ -67,6 +71,7 @@ impl ColumnChanges {
             self.lacks.retain(|lacking| lacking != name);
             return;
         }
+        self.digested = false;
         for column in columns {
             let in_files = self.renamed.remove(column).unwrap_or_else(|| column.clone());
             self.unused.push(in_files);
@@ -80,6 +85,7 @@ impl ColumnChanges {
             self.lacks.push(new.to_owned());
             return;
         }
+        self.digested = false;
         for (new, old) in columns {
             let in_files = self.renamed.remove(old).unwrap_or_else(|| old.clone());
             if in_files != *new {
@@ -91,6 +97,40 @@ impl ColumnChanges {
     /// Adds features that the dataset has from now on.
     pub(super) fn add_features(&mut self, added: &[String]) {
         self.lacks.extend(added.iter().cloned());
+    }
+
+    /// Puts columns of the dataset into a file beside `files`, some of which `files` may have: these are unused from now
+    /// on. Gives the names of the columns in the new file, which no other file has. All row groups are digested anew.
+    pub(crate) fn write_beside(&mut self, columns: &[String], files: &[DataFile]) -> Vec<String> {
+        let in_files = || files.iter().flat_map(|file| file.columns.iter());
+        let mut taken: HashSet<String> = in_files().cloned().collect();
+        let mut names = Vec::with_capacity(columns.len());
+        for column in columns {
+            if let Some(replaced) = in_files().find(|name| self.in_schema(name) == Some(column.as_str())) {
+                self.renamed.remove(column);
+                self.unused.push(replaced.clone());
+            }
+            let numbered = (2..).map(|number| format!("{column}~{number}"));
+            let mut free = std::iter::once(column.clone()).chain(numbered);
+            let name = free.find(|name| !taken.contains(name)).unwrap_or_default();
+            if name != *column {
+                self.renamed.insert(column.clone(), name.clone());
+            }
+            taken.insert(name.clone());
+            names.push(name);
+        }
+        self.digested = !self.renamed.is_empty() || !self.unused.is_empty();
+        names
+    }
+
+    /// The files that have a column of the dataset, and the first one in any case. The columns of the others are
+    /// forgotten.
+    pub(crate) fn used_files(&mut self, files: &[DataFile]) -> Vec<DataFile> {
+        let is_used = |file: &DataFile| file.columns.iter().any(|name| self.in_schema(name).is_some());
+        let used = files.iter().enumerate().filter(|(number, file)| *number == 0 || is_used(file));
+        let used: Vec<DataFile> = used.map(|(_, file)| file.clone()).collect();
+        self.unused.retain(|name| used.iter().any(|file| file.columns.contains(name)));
+        used
     }
 }
 
@@ -186,6 +226,44 @@ mod tests {
     use super::*;
     use crate::folded::samples::schema;
     use crate::folded::unfold_group;
+
+    fn file(columns: &[&str]) -> DataFile {
+        DataFile {
+            path: columns.concat(),
+            bytes_on_disk: 0,
+            footer_bytes: 0,
+            footer_checksum: 0,
+            columns: columns.iter().map(|name| (*name).to_owned()).collect(),
+            row_group_bytes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn columns_beside_others_have_names_of_their_own() {
+        let label = ["clicked".to_owned()];
+        let mut files = vec![file(&["session_id", "clicked", "views"])];
+        let mut changes = ColumnChanges::default();
+        // A column that is written again and again: the files whose columns nothing reads any more are left out.
+        for expected in ["clicked~2", "clicked~3", "clicked~2"] {
+            assert_eq!(changes.write_beside(&label, &files), [expected]);
+            files = changes.used_files(&files);
+            files.push(file(&[expected]));
+            assert_eq!((files.len(), changes.in_files("clicked")), (2, expected));
+            assert_eq!((changes.in_schema(expected), changes.in_schema("clicked")), (Some("clicked"), None));
+            assert_eq!(changes.unused, ["clicked"]);
+            assert!(changes.are_digested());
+        }
+        // Names that files have for renamed and dropped features.
+        changes.rename_feature(("views", "seen"), &[("seen".to_owned(), "views".to_owned())]);
+        assert!(!changes.are_digested());
+        changes.add_features(&["views".to_owned()]);
+        assert_eq!(changes.write_beside(&["views".to_owned(), "age".to_owned()], &files), ["views~2", "age"]);
+        assert_eq!((changes.in_schema("views"), changes.in_schema("views~2")), (Some("seen"), Some("views")));
+        assert_eq!((changes.in_files("views"), changes.in_files("age")), ("views~2", "age"));
+        assert!(changes.are_digested());
+        changes.drop_feature("seen", &["seen".to_owned()]);
+        assert_eq!((changes.in_schema("views"), changes.are_digested()), (None, false));
+    }
 
     #[test]
     fn missing_columns_unfold_to_empty_lists() {

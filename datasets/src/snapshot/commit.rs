@@ -13,7 +13,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use onefold_base::fault::{Fault, Kind};
 use onefold_storage::{Created, Storage, random_name};
 
-use super::bucket::{WrittenBucket, manifest};
+use super::bucket::{Written, WrittenBucket, features, manifest};
 use super::manifest::Manifest;
 use super::manifests::{self, Listed, checksum};
 use super::{
@@ -34,9 +34,11 @@ pub(crate) struct Changes {
     pub(crate) schema: Schema,
     pub(crate) sample_keys: bool,
     pub(crate) partition_columns: Vec<PartitionColumn>,
-    /// The ranges of buckets written. Some kinds of commit [replace these ranges](Commit::replaces_ranges), the others
-    /// whole partitions.
+    /// The ranges of buckets written. A merge replaces these ranges, new columns the row groups of the same first files,
+    /// a writer that rewrites the dataset those that it names, any other commit whole partitions.
     pub(crate) written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
+    /// The first files of the row groups that are rewritten, in the partitions written.
+    pub(crate) replaced: BTreeSet<String>,
     /// The vocabularies added or extended, and no others. The dataset's other ones stay as they are.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
 }
@@ -47,11 +49,16 @@ impl Changes {
         !self.kind.keeps_others()
     }
 
-    /// Whether the changes replace the range of a bucket of a partition.
-    fn replaces(&self, key: &PartitionKey, bucket: u32) -> bool {
-        let range = self.division.range_of(bucket);
-        let ranges = self.written.get(key);
-        ranges.is_some_and(|ranges| !self.kind.replaces_ranges() || ranges.contains_key(&range))
+    /// Whether the changes replace row groups of a partition.
+    fn replaces(&self, key: &PartitionKey, set: &FileSet) -> bool {
+        let Some(ranges) = self.written.get(key) else { return false };
+        let range = ranges.get(&self.division.range_of(set.bucket));
+        match self.kind {
+            Commit::Merge => range.is_some(),
+            Commit::Columns => range.is_some_and(|range| range.has_set(set)),
+            Commit::Forget | Commit::Compact => self.replaced.contains(set.path()),
+            _ => true,
+        }
     }
 
     fn ranges_written(&self) -> impl Iterator<Item = &WrittenBucket> {
@@ -67,21 +74,42 @@ impl Changes {
 /// [`Error::Fault`] if another writer has changed the same partitions or the whole dataset since `base`, or the same
 /// vocabulary to another content; [`Error::Storage`] if the storage fails. Nothing is committed then.
 pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
-    let manifest = write_manifest(storage, changes)?;
-    let committed = commit_manifest(storage, base, changes, manifest.as_ref());
-    if let (Err(_), Some(manifest)) = (&committed, manifest) {
-        storage.clean_up(vec![manifest.path]);
+    let manifests = write_manifests(storage, changes)?;
+    let committed = commit_manifests(storage, base, changes, &manifests);
+    if committed.is_err() {
+        storage.clean_up(manifests.into_iter().map(|manifest| manifest.path).collect());
     }
     committed
 }
 
-/// Writes the manifest of what was written; `None` if that is nothing.
-fn write_manifest(storage: &Storage, changes: &Changes) -> Result<Option<ManifestEntry>> {
-    let written = || changes.ranges_written().filter(|range| range.samples() > 0);
-    let (Some(first), Some(last)) = (written().next(), written().last()) else { return Ok(None) };
-    let (first, last) = (first.key.clone(), last.key.clone());
-    let manifest = manifest(&changes.schema, written());
-    Ok(Some(store_manifest(storage, &manifest, (first, last), ColumnChanges::default())?))
+/// Writes the manifest of what was written; none if that is nothing, and one for each way in which the columns of files
+/// differ from those of the schema.
+fn write_manifests(storage: &Storage, changes: &Changes) -> Result<Vec<ManifestEntry>> {
+    let mut parts: Vec<(&ColumnChanges, Vec<Written<'_>>)> = Vec::new();
+    for range in changes.ranges_written() {
+        for (set, statistics) in range.sets() {
+            let written = (&range.key, set, statistics);
+            match parts.iter_mut().find(|(of_part, _)| **of_part == set.changes) {
+                Some((_, part)) => part.push(written),
+                None => parts.push((&set.changes, vec![written])),
+            }
+        }
+    }
+    parts
+        .into_iter()
+        .map(|(of_part, part)| write_manifest(storage, &changes.schema, of_part, &part))
+        .collect()
+}
+
+fn write_manifest(
+    storage: &Storage,
+    schema: &Schema,
+    changes: &ColumnChanges,
+    written: &[Written<'_>],
+) -> Result<ManifestEntry> {
+    let ends = written.first().zip(written.last()).map(|((first, ..), (last, ..))| (*first, *last));
+    let (first, last) = ends.map(|(first, last)| (first.clone(), last.clone())).unwrap_or_default();
+    store_manifest(storage, &manifest(schema, changes, written), (first, last), changes.clone())
 }
 
 /// Writes a manifest, all of whose row groups are to belong to the snapshot. `first` and `last` are the smallest and the
@@ -120,16 +148,16 @@ fn only_live_rows(storage: &Storage, entries: Vec<ManifestEntry>) -> Result<Vec<
     entries.into_iter().map(only_live).collect()
 }
 
-/// Creates the next snapshot, with the manifest of what was written.
-fn commit_manifest(
+/// Creates the next snapshot, with the manifests of what was written.
+fn commit_manifests(
     storage: &Storage,
     base: Option<&Snapshot>,
     changes: &Changes,
-    manifest: Option<&ManifestEntry>,
+    written: &[ManifestEntry],
 ) -> Result<Snapshot> {
     let mut base = base.cloned();
     loop {
-        let next = apply(storage, base.as_ref(), changes, manifest)?;
+        let next = apply(storage, base.as_ref(), changes, written)?;
         if create(storage, &next)? {
             return Ok(next);
         }
@@ -207,7 +235,7 @@ fn apply(
     storage: &Storage,
     base: Option<&Snapshot>,
     changes: &Changes,
-    manifest: Option<&ManifestEntry>,
+    written: &[ManifestEntry],
 ) -> Result<Snapshot> {
     let kept = base.filter(|_| !changes.replaces_everything());
     let Left { mut manifests, mut statistics, removed } = left_of(storage, kept, changes)?;
@@ -219,7 +247,7 @@ fn apply(
     let added = kept.map(|base| changes.schema.further_features(&base.schema)).unwrap_or_default();
     manifests.iter_mut().for_each(|entry| entry.changes.add_features(&added));
     features_since.extend(added.into_iter().map(|feature| (feature, number)));
-    manifests.extend(manifest.cloned());
+    manifests.extend(written.iter().cloned());
     add_written(&mut statistics, changes);
     if removed {
         // The smallest and largest ids of what is left are not known otherwise.
@@ -283,7 +311,7 @@ fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Res
             if is_written {
                 before.insert(listed.key.clone());
             }
-            if changes.replaces(&listed.key, listed.set.bucket) {
+            if changes.replaces(&listed.key, &listed.set) {
                 all_kept = false;
                 subtract(&mut left.statistics, &listed.set);
                 continue;
@@ -333,14 +361,15 @@ fn add_written(statistics: &mut Statistics, changes: &Changes) {
         statistics.features.entry((*name).clone()).or_default();
     }
     for range in changes.ranges_written() {
-        for set in &range.files {
+        for (set, row_groups) in range.sets() {
             statistics.samples = statistics.samples.saturating_add(set.samples);
             statistics.sessions = statistics.sessions.saturating_add(set.sessions());
             statistics.files += set.files.len() as u64;
             statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_add(set.bytes_on_disk());
-        }
-        for (name, feature) in names.iter().zip(range.features()) {
-            statistics.features.entry((*name).clone()).or_default().merge(&feature);
+            let there = names.iter().filter(|name| !set.changes.lacks(name));
+            for (name, feature) in there.zip(features(row_groups)) {
+                statistics.features.entry((*name).clone()).or_default().merge(&feature);
+            }
         }
     }
 }

@@ -496,7 +496,7 @@ mod tests {
         let columns: [Arc<[String]>; 1] = [Arc::from(["a".to_owned()])];
         let mut listed = Vec::new();
         for (number, row) in rows.iter().enumerate() {
-            add(&mut listed, number, row, &columns)?;
+            add(&mut listed, number, row, (&columns, &ColumnChanges::default()))?;
         }
         Ok(listed)
     }

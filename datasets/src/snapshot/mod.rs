@@ -192,9 +192,13 @@ pub enum Commit {
     /// As `Append`, but of a partition only the ranges of buckets written are replaced, and there are no further
     /// features.
     Merge,
+    /// Columns of samples that are there are written into files beside theirs: those of features that the samples lack,
+    /// or other values of columns. The dataset must be there; it may get further features, as of `Append`.
+    Columns,
     /// Features were dropped or renamed. A snapshot records it, and no writer is told it.
     Alter,
-    /// The samples of some users were [removed](crate::forget). As `Merge`, of a writer that reads the dataset itself.
+    /// The samples of some users were [removed](crate::forget), and files that had some written anew. The dataset must be
+    /// there. No other writer is told it.
     Forget,
     /// Files were [merged](crate::compact), and all samples are there as before. Likewise.
     Compact,
@@ -206,11 +210,6 @@ impl Commit {
         !matches!(self, Self::Create | Self::Overwrite)
     }
 
-    /// Whether of a partition only the ranges of buckets written are replaced.
-    pub(crate) fn replaces_ranges(self) -> bool {
-        matches!(self, Self::Merge | Self::Forget | Self::Compact)
-    }
-
     /// The name that people read.
     pub fn name(self) -> &'static str {
         match self {
@@ -219,6 +218,7 @@ impl Commit {
             Self::Append => "append",
             Self::Replace => "replace",
             Self::Merge => "merge",
+            Self::Columns => "columns",
             Self::Alter => "alter",
             Self::Forget => "forget",
             Self::Compact => "compact",

@@ -137,7 +137,7 @@ impl<'a> ExpectedSamples<'a> {
 
     fn difference(&self, partition: &Partition) -> Option<String> {
         let (of_dataset, written) = (partition.samples, partition.digest);
-        let is_digested = partition.files.iter().all(|set| set.changes.are_only_additions());
+        let is_digested = partition.files.iter().all(|set| set.changes.are_digested());
         match self.partitions.get(&partition.key) {
             None => Some(format!("the dataset has {of_dataset} samples of it, the sources have none")),
             Some((samples, _)) if *samples != of_dataset => {

@@ -328,7 +328,10 @@ impl<'a> OpenRange<'a> {
             found.unread.insert(&partition.key);
         }
         found.row_groups_inside_sessions += order.row_groups_inside_sessions();
-        found.add(order.small_row_groups());
+        // Columns that were written later do not change where row groups end.
+        if sets.iter().all(|set| set.files.len() == 1) {
+            found.add(order.small_row_groups());
+        }
         let (sessions, split) = order.sessions();
         let problem =
             |message: String| Problem::new(partition_path(partition), message).in_column(SESSION_COLUMN);

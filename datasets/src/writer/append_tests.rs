@@ -122,18 +122,24 @@ fn a_partition_loses_samples_only_if_it_is_to_be_replaced() {
     assert_eq!((replaced.statistics.samples, replaced.operation.samples_gained), (4, -1));
 }
 
+/// The snapshots of a dataset with samples in its first and its last bucket, before and after a merge into the last one.
+fn merged_into_last_bucket(root: &Path, create: impl Fn(Commit) -> DatasetWriter) -> [Snapshot; 2] {
+    let key = PartitionKey::parse("day=1").unwrap();
+    let mut writer = create(Commit::Create);
+    writer.write(&key, &samples(5, 10)).unwrap();
+    writer.write(&key, &in_last_bucket(&samples(5, 20))).unwrap();
+    let before = finished(root, writer);
+    let mut writer = create(Commit::Merge);
+    writer.write(&key, &in_last_bucket(&samples(7, 100))).unwrap();
+    [before, finished(root, writer)]
+}
+
 #[test]
 fn a_merge_keeps_the_buckets_that_it_does_not_write() {
     let directory = tempfile::tempdir().unwrap();
     let create = |commit| of_four_buckets(directory.path(), commit);
     let key = PartitionKey::parse("day=1").unwrap();
-    let mut writer = create(Commit::Create);
-    writer.write(&key, &samples(5, 10)).unwrap();
-    writer.write(&key, &in_last_bucket(&samples(5, 20))).unwrap();
-    let before = finished(directory.path(), writer);
-    let mut writer = create(Commit::Merge);
-    writer.write(&key, &in_last_bucket(&samples(7, 100))).unwrap();
-    let merged = finished(directory.path(), writer);
+    let [before, merged] = merged_into_last_bucket(directory.path(), create);
     let samples_of = |snapshot: &Snapshot| {
         snapshot.partitions[0].files.iter().map(|set| (set.bucket, set.samples)).collect::<Vec<_>>()
     };
@@ -153,13 +159,7 @@ fn a_merge_replaces_the_range_of_the_buckets_that_it_writes() {
     let create =
         |commit| partitioned_by_day(directory.path(), schema(), WriterOptions { buckets, ..options(commit) });
     let key = PartitionKey::parse("day=1").unwrap();
-    let mut writer = create(Commit::Create);
-    writer.write(&key, &samples(5, 10)).unwrap();
-    writer.write(&key, &in_last_bucket(&samples(5, 20))).unwrap();
-    let before = finished(directory.path(), writer);
-    let mut writer = create(Commit::Merge);
-    writer.write(&key, &in_last_bucket(&samples(7, 100))).unwrap();
-    let merged = finished(directory.path(), writer);
+    let [before, merged] = merged_into_last_bucket(directory.path(), create);
     assert_eq!((merged.division(), merged.partitions[0].samples), (buckets, 12));
     assert_eq!(merged.partitions[0].files[0], before.partitions[0].files[0]);
     let paths: Vec<_> = merged.file_paths().map(|path| path.rsplit_once('/').unwrap().0).collect();

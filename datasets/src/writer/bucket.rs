@@ -9,20 +9,18 @@ use arrow::datatypes::SchemaRef;
 use onefold_storage::{Storage, random_name};
 use parquet::basic::ZstdLevel;
 
-use super::WriterOptions;
 use super::columns::FileColumns;
 use super::count::Counter;
 use super::data_file::DataFileWriter;
 use super::encoders::Encoders;
 use super::order::SampleOrder;
+use super::{WAITING_PART, WriterOptions};
 use crate::names::{WRITTEN_FOLDERS, data_file};
 use crate::schema::with_sample_keys;
 use crate::{Buckets, Error, PartitionKey, Result, Schema, WrittenBucket};
 
 /// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
-/// Row groups of a range that are encoded and wait for one before them, for each thread.
-const WAITING_PART: usize = 2;
 
 /// Gives the samples of a row group, in batches with the columns of [`Schema::to_arrow`] and, where the dataset has it,
 /// [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN); lists may be `ListView`s.
@@ -67,6 +65,26 @@ impl Format {
             encoders,
             options,
         })
+    }
+}
+
+impl Format {
+    /// The same for files that have only these `columns` of samples. Features that are lacking then, beside all files, are
+    /// not counted.
+    pub(super) fn of_some(&self, schema: &Schema, columns: FileColumns, lacks: &[String]) -> Self {
+        let counted = self
+            .dense
+            .iter()
+            .filter(|place| !lacks.iter().any(|name| name == self.columns_of_samples.field(**place).name()));
+        Self {
+            columns_of_samples: Arc::clone(&self.columns_of_samples),
+            columns,
+            counter: Counter::without(schema, lacks),
+            dense: counted.copied().collect(),
+            level: self.level,
+            encoders: self.encoders.clone(),
+            options: self.options.clone(),
+        }
     }
 }
 

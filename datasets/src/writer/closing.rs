@@ -7,7 +7,8 @@ use super::{BucketWriter, BucketWriters};
 use crate::names::WRITTEN_FOLDERS;
 use crate::{Result, WrittenBucket};
 
-/// Ends ranges of buckets on threads of their own, so that what is left to do for their files stops nobody.
+/// Ends ranges of buckets on threads of their own, so that the caller does not wait until their last files are encoded
+/// and uploaded.
 ///
 /// The files of ranges that were ended and not [taken](Self::take) are removed when this is dropped.
 #[derive(Debug)]

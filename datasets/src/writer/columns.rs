@@ -10,7 +10,9 @@ use parquet::schema::types::ColumnPath;
 use super::WriterOptions;
 use crate::folded::Fold;
 use crate::schema::with_sample_keys;
-use crate::{Error, Layout, Order, Result, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, TIME_COLUMN, suggest};
+use crate::{
+    Error, Layout, Order, Result, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, TIME_COLUMN, suggest, with_name,
+};
 
 /// The columns of the data files.
 #[derive(Debug)]
@@ -58,10 +60,31 @@ impl FileColumns {
             Source { index, name: name.clone(), fold, fields }
         };
         let sources: Vec<_> = in_order(&rows, &options.column_order)?.into_iter().map(source).collect();
+        let mut all = Self::of_sources(sources);
+        all.sorting = sorting_columns(all.file.fields(), options.order);
+        Ok(all)
+    }
+
+    /// The columns that are made from these, in no order of their rows.
+    fn of_sources(sources: Vec<Source>) -> Self {
         let fields: Vec<FieldRef> = sources.iter().flat_map(|source| source.fields.clone()).collect();
-        let sorting = sorting_columns(&fields, options.order);
         let names = fields.iter().map(|field| field.name().clone()).collect();
-        Ok(Self { sources, file: Arc::new(ArrowSchema::new(fields)), names, sorting })
+        Self { sources, file: Arc::new(ArrowSchema::new(fields)), names, sorting: Vec::new() }
+    }
+
+    /// The columns of files that have only what is made from some columns of the samples. `named` gives the columns of
+    /// such a file their names.
+    pub(super) fn some(&self, columns: &[String], named: impl FnOnce(&[String]) -> Vec<String>) -> Self {
+        let chosen = || self.sources.iter().filter(|source| columns.contains(&source.name));
+        let stored: Vec<String> =
+            chosen().flat_map(|source| &source.fields).map(|field| field.name().clone()).collect();
+        let mut names = named(&stored).into_iter();
+        let source = |source: &Source| {
+            let fields = source.fields.iter().zip(names.by_ref());
+            let fields = fields.map(|(field, name)| with_name(field, &name)).collect();
+            Source { index: source.index, name: source.name.clone(), fold: source.fold, fields }
+        };
+        Self::of_sources(chosen().map(source).collect())
     }
 }
 
@@ -141,6 +164,19 @@ mod tests {
         assert_eq!(sources.collect::<Vec<_>>(), [5, 2, 0, 1, 3, 4, 6]);
         let sorting = columns.sorting.iter().map(|column| column.column_idx);
         assert_eq!(sorting.collect::<Vec<_>>(), [3, 4]);
+    }
+
+    #[test]
+    fn some_columns_keep_their_lengths_and_get_names() {
+        let (all, mut asked) = (columns(&["history"]).unwrap(), Vec::new());
+        let some = all.some(&["clicked".to_owned(), "history".to_owned()], |stored| {
+            asked = stored.to_vec();
+            stored.iter().map(|name| format!("{name}~2")).collect()
+        });
+        assert_eq!(asked, ["history", "history.length", "clicked"]);
+        assert_eq!(some.names[..], ["history~2", "history.length~2", "clicked~2"]);
+        let sources: Vec<_> = some.sources.iter().map(|source| (source.index, source.fields.len())).collect();
+        assert_eq!((sources, some.sorting.len()), (vec![(5, 2), (2, 1)], 0));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use onefold_base::fault::{Fault, Kind, option, text};
 use super::DatasetWriter;
 use crate::digest::Digest;
 use crate::snapshot::{Changes, Commit, Partition, Snapshot, WrittenBucket, commit};
-use crate::{Error, PartitionKey, Result, VocabularyFile};
+use crate::{Error, FileSet, PartitionKey, Result, VocabularyFile};
 
 /// What a writer has committed.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,6 +74,7 @@ impl DatasetWriter {
             sample_keys: self.options.sample_keys,
             partition_columns: self.partition_columns.clone(),
             written,
+            replaced: std::mem::take(&mut self.replaced),
             vocabularies,
         };
         let snapshot = commit(&self.writers.storage, base.as_ref(), &changes)?;
@@ -84,17 +85,23 @@ impl DatasetWriter {
         Ok(Written { snapshot, changed: true, partitions })
     }
 
-    /// The samples of a partition in the ranges written; where only these are replaced, together with the other ranges
-    /// of `old`.
+    /// The samples of a partition in the ranges written; when merging, together with the other ranges of `old`, and when
+    /// writing columns or rewriting files with its other row groups.
     fn samples(&self, written: &BTreeMap<u32, WrittenBucket>, old: Option<&Partition>) -> Samples {
         let mut samples = Samples::default();
         written.values().for_each(|range| samples.add(range.samples(), range.digest()));
-        if self.options.commit.replaces_ranges() {
-            let sets = old.into_iter().flat_map(|old| &old.files);
-            let buckets = self.options.buckets;
-            for set in sets.filter(|set| !written.contains_key(&buckets.range_of(set.bucket))) {
-                set.row_groups.iter().for_each(|row_group| samples.add(row_group.samples, row_group.digest));
+        let buckets = self.options.buckets;
+        let is_kept = |set: &&FileSet| {
+            let range = written.get(&buckets.range_of(set.bucket));
+            match self.options.commit {
+                Commit::Merge => range.is_none(),
+                Commit::Columns => range.is_none_or(|range| !range.has_set(set)),
+                Commit::Forget | Commit::Compact => !self.replaced.contains(set.path()),
+                _ => false,
             }
+        };
+        for set in old.into_iter().flat_map(|old| &old.files).filter(is_kept) {
+            set.row_groups.iter().for_each(|row_group| samples.add(row_group.samples, row_group.digest));
         }
         samples
     }
@@ -195,7 +202,8 @@ impl Samples {
 fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<&PartitionKey, Samples>) -> bool {
     new.iter().all(|(key, new)| match old.get(*key) {
         Some(old) => {
-            let is_current = old.files.iter().all(|set| set.changes.is_none());
+            let is_whole = |set: &FileSet| set.changes.lacks.is_empty() && set.changes.are_digested();
+            let is_current = old.files.iter().all(is_whole);
             is_current && *new == Samples { number: old.samples, digest: old.digest }
         }
         None => new.number == 0,

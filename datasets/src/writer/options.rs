@@ -58,7 +58,7 @@ impl WriterOptions {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there are none or too many, or ranges do not divide them.
+    /// [`Error::Fault`] if the number of buckets is zero, too large, or no multiple of the length of a range.
     pub(super) fn check_buckets(&self) -> Result<()> {
         if self.buckets.is_valid() {
             return Ok(());

@@ -53,6 +53,7 @@ pub use self::parts::UploadParts;
 pub use self::ranges::{RANGE_GAP, Ranges};
 use self::remote::LARGEST_REQUEST;
 pub use self::remote::{Patience, RemoteStore, S3Settings};
+use self::runtime::Threads;
 use self::service::CHANGED;
 pub use self::service::{Explanation, Hints, Service};
 pub use self::upload::{HashingWriter, Upload};
@@ -351,11 +352,11 @@ impl Storage {
     ) -> Result<()> {
         let request = self.request_ranges(path, length, wanted, e_tag)?;
         let (storage, path) = (self.clone(), path.to_owned());
-        runtime::handle()?.spawn(async move {
+        let reading = async move {
             let ranges = request.await;
             then(ranges.map_err(|error| storage.read_error(&path, error)));
-        });
-        Ok(())
+        };
+        Ok(self.threads().start(reading)?)
     }
 
     /// Fills `output` with the bytes of an object from number `first` on.
@@ -517,7 +518,7 @@ impl Storage {
     fn start_multipart(&self, path: &str, part_bytes: u64) -> io::Result<Box<dyn MultipartUpload>> {
         let store = self.store_for(part_bytes).map_err(|error| self.service.io_error(&error))?;
         let key = self.key(path).map_err(io::Error::other)?;
-        let started = runtime::wait(async move { store.put_multipart(&key).await })?;
+        let started = self.threads().wait(async move { store.put_multipart(&key).await })?;
         started.map_err(|error| self.service.io_error(&error))
     }
 
@@ -675,7 +676,12 @@ impl Storage {
         path: &str,
         request: impl Future<Output = object_store::Result<T>> + Send + 'static,
     ) -> Result<T> {
-        runtime::wait(request)?.map_err(|error| self.read_error(path, error))
+        self.threads().wait(request)?.map_err(|error| self.read_error(path, error))
+    }
+
+    /// The threads on which requests of this storage run.
+    fn threads(&self) -> Threads {
+        if self.local.is_some() { Threads::Disk } else { Threads::Network }
     }
 
     fn read_error(&self, path: &str, error: object_store::Error) -> Error {

@@ -1,22 +1,28 @@
 //! The threads that wait for storage and for services. They serve every dataset and every reader of a process: requests
 //! run on them, and decoding does not wait on threads that could compute.
 //!
+//! Requests to object stores and services are driven by threads with a runtime of tokio. Requests for files of a local
+//! disk run on a fixed number of threads of their own, without a runtime: there the client of [`object_store`] does its
+//! work on the calling thread. (In a runtime it would pass each piece of work to tokio's pool of blocking threads.)
+//!
 //! A process may be forked, as Python does it, and the child has none of its parent's threads. It starts threads of its
 //! own, and leaves its parent's alone. But what is global in a library is the same for both: tokio parks idle threads in a
 //! table of the process (that of the crate `parking_lot`), and after a fork this table leads to the memory of threads
 //! that are gone, which the child frees. So no thread here ever idles there: each thread that drives requests has a
-//! runtime for itself, and waits in the operating system's queue of events; a thread that reads local files ends when
-//! there is nothing more to read.
+//! runtime for itself and waits in the operating system's queue of events, and the threads for local files wait for the
+//! standard library's channel.
 
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -24,8 +30,10 @@ use crate::parts::UploadParts;
 
 /// Threads that drive requests. They only wait and copy, so two serve many requests at a time.
 const THREADS: usize = 2;
-/// Local files are read on threads of their own, at most so many at a time.
-const BLOCKING_THREADS: usize = 16;
+/// Threads for local files: the largest number of requests that wait for the disk at a time.
+const DISK_THREADS: usize = 16;
+/// Threads of a driver for what blocks in a client: it resolves the names of hosts, or runs a program for credentials.
+const BLOCKING_THREADS: usize = 8;
 /// The name of all these threads.
 const NAME: &str = "onefold-storage";
 
@@ -81,7 +89,8 @@ struct Driver {
 impl Driver {
     fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread()
-            .max_blocking_threads(BLOCKING_THREADS / THREADS)
+            .max_blocking_threads(BLOCKING_THREADS)
+            // Blocking work is rare, and an idle thread would wait in the table that a fork breaks.
             .thread_keep_alive(Duration::ZERO)
             .thread_name(NAME)
             .enable_all()
@@ -121,19 +130,76 @@ fn of_process() -> io::Result<&'static OfProcess> {
     })
 }
 
-/// Runs `request` on the storage runtime and waits for its result. Unlike `Runtime::block_on` this also works on a
-/// thread of another runtime, which it blocks.
+/// The threads for local files. Each takes the next request when it has answered one.
+struct DiskThreads(Sender<BoxFuture<'static, ()>>);
+
+impl DiskThreads {
+    fn start() -> io::Result<Self> {
+        let (sender, requests) = channel();
+        let requests = Arc::new(Mutex::new(requests));
+        for _ in 0..DISK_THREADS {
+            let requests = Arc::clone(&requests);
+            thread::Builder::new().name(NAME.to_owned()).spawn(move || answer_requests(&requests))?;
+        }
+        Ok(Self(sender))
+    }
+}
+
+/// Runs requests until the process ends. If one panics, its result is missing, and the thread goes on.
+fn answer_requests(requests: &Mutex<Receiver<BoxFuture<'static, ()>>>) {
+    let next = || requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    while let Ok(request) = next() {
+        let _ = catch_unwind(AssertUnwindSafe(|| futures::executor::block_on(request)));
+    }
+}
+
+/// The threads on which the requests of a storage run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// Those for object stores, with timers and connections.
+    Network,
+    /// Those for local files. A request may block, and may not use timers of tokio.
+    Disk,
+}
+
+impl Threads {
+    /// Starts `request`.
+    pub(crate) fn start(self, request: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+        static DISK: PerProcess<DiskThreads> = PerProcess::new();
+        match self {
+            Self::Network => drop(handle()?.spawn(request)),
+            Self::Disk => {
+                let DiskThreads(sender) = DISK.get_or_try_init(DiskThreads::start)?;
+                sender
+                    .send(Box::pin(request))
+                    .map_err(|_| io::Error::other("the threads for files ended"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `request` and waits for its result. It may be called on a thread of a runtime, which it blocks.
+    pub(crate) fn wait<T: Send + 'static>(
+        self,
+        request: impl Future<Output = T> + Send + 'static,
+    ) -> io::Result<T> {
+        let (sender, receiver) = sync_channel(1);
+        self.start(async move {
+            // The caller waits below, so somebody receives.
+            let _ = sender.send(request.await);
+        })?;
+        receiver.recv().map_err(|_| io::Error::other("a storage request ended without a result"))
+    }
+}
+
+/// Runs `request` on the threads for object stores and waits for its result. Unlike `Runtime::block_on` this also works
+/// on a thread of another runtime, which it blocks.
 ///
 /// # Errors
 ///
 /// The operating system's error if the threads cannot be started, or if the request panicked.
 pub fn wait<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static) -> io::Result<T> {
-    let (sender, receiver) = sync_channel(1);
-    handle()?.spawn(async move {
-        // The caller waits below, so somebody receives.
-        let _ = sender.send(request.await);
-    });
-    receiver.recv().map_err(|_| io::Error::other("a storage request ended without a result"))
+    Threads::Network.wait(request)
 }
 
 /// Runs `work` on this thread, which waits for it. Its timers and connections, and the tasks that it spawns, are those of
@@ -146,4 +212,39 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> io::Result<T> {
     let _entered = handle()?.enter();
     // `Handle::block_on` would park this thread in the table that a fork breaks.
     Ok(futures::executor::block_on(work))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::Storage;
+
+    /// The ids of the threads of this process that have [`NAME`].
+    fn storage_threads() -> BTreeSet<String> {
+        let threads = fs_err::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap());
+        // A thread may end while it is looked at.
+        let is_named =
+            |path: &std::path::Path| fs_err::read_to_string(path).is_ok_and(|name| name.trim_end() == NAME);
+        threads
+            .filter(|thread| is_named(&thread.path().join("comm")))
+            .map(|thread| thread.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn reads_of_local_files_start_no_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        fs_err::write(folder.path().join("file"), [7; 100]).unwrap();
+        let storage = Storage::open(folder.path()).unwrap();
+        let mut seen = BTreeSet::new();
+        for _ in 0..300 {
+            storage.read_ranges("file", 100, vec![0..10, 20..30], None).unwrap();
+            seen.extend(storage_threads());
+        }
+        // Other tests of this process use the threads for networks.
+        let most = DISK_THREADS + THREADS + THREADS * BLOCKING_THREADS;
+        assert!((DISK_THREADS..=most).contains(&seen.len()), "{}", seen.len());
+    }
 }

@@ -3,14 +3,17 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::{self, AbortHandle};
 use object_store::MultipartUpload;
 use onefold_base::units;
 use sha2::{Digest, Sha256};
-use tokio::task::JoinHandle;
 
 use crate::remote::LARGEST_REQUEST;
+use crate::runtime::Threads;
 use crate::{CLEAN_UP_LIMIT, Error, Result, Storage, runtime};
 
 /// Bytes of a part at least. With S3's 10,000 parts an object may have 78 GiB, unless it is known to be larger.
@@ -30,7 +33,13 @@ pub struct Upload {
     part_bytes: usize,
     /// Bytes that were written, those in the buffer among them.
     bytes: u64,
-    in_flight: VecDeque<JoinHandle<object_store::Result<()>>>,
+    in_flight: VecDeque<PartInFlight>,
+}
+
+/// The request that sends a part.
+struct PartInFlight {
+    answer: Receiver<object_store::Result<()>>,
+    abort: AbortHandle,
 }
 
 impl std::fmt::Debug for Upload {
@@ -70,7 +79,8 @@ impl Upload {
         let wrong = |error| Error::write(path, error);
         self.send_part().and_then(|()| self.wait_for_parts(0)).map_err(wrong.clone())?;
         let Some(mut multipart) = self.multipart.take() else { return Ok(()) };
-        let done = runtime::wait(async move { multipart.complete().await }).map_err(wrong.clone())?;
+        let complete = async move { multipart.complete().await };
+        let done = self.storage.threads().wait(complete).map_err(wrong.clone())?;
         if let Err(error) = done
             && !self.is_complete()
         {
@@ -98,15 +108,16 @@ impl Upload {
         let parts = self.storage.upload_parts.clone().map_or_else(runtime::upload_parts, Ok)?;
         let place = runtime::wait(parts.place(self.buffer.len()))?.map_err(io::Error::other)?;
         let part = std::mem::take(&mut self.buffer);
-        // The local store opens its blocking task when the part is created.
-        let _runtime = runtime::handle()?.enter();
         let request = multipart.put_part(Bytes::from(part).into());
-        let sent = async move {
+        let (sender, answer) = sync_channel(1);
+        let (sent, abort) = future::abortable(async move {
             let sent = request.await;
             drop(place);
-            sent
-        };
-        self.in_flight.push_back(runtime::handle()?.spawn(sent));
+            // Nobody receives if the upload was dropped.
+            let _ = sender.send(sent);
+        });
+        self.storage.threads().start(sent.map(drop))?;
+        self.in_flight.push_back(PartInFlight { answer, abort });
         self.wait_for_parts(PARTS_IN_FLIGHT)
     }
 
@@ -114,7 +125,8 @@ impl Upload {
     fn wait_for_parts(&mut self, left: usize) -> io::Result<()> {
         while self.in_flight.len() > left {
             let Some(part) = self.in_flight.pop_front() else { break };
-            let sent = runtime::wait(part)?.map_err(io::Error::other)?;
+            let sent = part.answer.recv();
+            let sent = sent.map_err(|_| io::Error::other("the request of a part ended without a result"))?;
             sent.map_err(|error| self.storage.service.io_error(&error))?;
         }
         Ok(())
@@ -182,11 +194,17 @@ impl Drop for Upload {
     fn drop(&mut self) {
         let Some(mut multipart) = self.multipart.take() else { return };
         for part in self.in_flight.drain(..) {
-            part.abort();
+            part.abort.abort();
         }
         // The error that led here counts, and should come soon. Parts that cannot be removed are removed by the store's
         // lifecycle rules.
-        let _ = runtime::wait(async move { tokio::time::timeout(CLEAN_UP_LIMIT, multipart.abort()).await });
+        let _ =
+            match self.storage.threads() {
+                Threads::Disk => Threads::Disk.wait(async move { multipart.abort().await.is_ok() }),
+                Threads::Network => runtime::wait(async move {
+                    tokio::time::timeout(CLEAN_UP_LIMIT, multipart.abort()).await.is_ok()
+                }),
+            };
     }
 }
 

@@ -1,4 +1,5 @@
-//! Folded columns of any content: an error, or the lists that the layout's definition gives.
+//! Decodes folded columns with arbitrary content: the result is an error, or the lists that the layout's definition
+//! gives.
 #![no_main]
 
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use onefold_datasets::folded::unfold_group;
 use onefold_datasets::{FeatureGroup, SparseFeature, SparseKind};
 use onefold_ikjt::{Feature, Group};
 
-/// Numbers out of the fuzzer's bytes, zeros once they are used up.
+/// Numbers taken from the fuzzer's bytes, and zeros after their end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -21,7 +22,7 @@ impl Bytes<'_> {
         *first
     }
 
-    /// Mostly small; sometimes an extreme.
+    /// Returns a small number in most cases, and sometimes an extreme one.
     fn length(&mut self) -> i32 {
         match self.next() {
             255 => i32::MAX,
@@ -32,7 +33,7 @@ impl Bytes<'_> {
     }
 }
 
-/// A list column with nulls, null ids and an offset of its own, all as the bytes say.
+/// Returns a list column with nulls, null ids and an offset, all determined by the bytes.
 fn lists(bytes: &mut Bytes, rows: usize) -> ArrayRef {
     let lengths: Vec<usize> = (0..rows).map(|_| usize::from(bytes.next() % 5)).collect();
     let total = lengths.iter().sum();
@@ -54,12 +55,12 @@ fn lengths(bytes: &mut Bytes, rows: usize) -> ArrayRef {
     Arc::new(Int32Array::new(lengths.into(), Some(nulls)))
 }
 
-/// The lists of a feature by the layout's definition, row by row; `None` if the columns break it.
+/// Returns the lists of a feature, row by row from the layout's definition, or `None` if the columns violate it.
 fn by_definition(columns: &RecordBatch, feature: &SparseFeature) -> Option<Vec<Vec<i64>>> {
     let lists = columns.column_by_name(&feature.name)?.as_list_opt::<i32>()?;
     let offsets = lists.offsets();
     let (start, end) = (offsets[0] as usize, offsets[lists.len()] as usize);
-    // Also where no list has it: the layout has no null ids at all.
+    // The layout does not allow null ids, even outside the lists.
     if lists.values().slice(start, end - start).null_count() > 0 {
         return None;
     }

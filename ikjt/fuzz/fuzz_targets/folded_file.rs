@@ -1,7 +1,7 @@
-//! Data files of any content, whose footers have the checksum that the manifest says: an error, or batches; never a
-//! panic, never memory beyond the limit.
+//! Reads data files with arbitrary content, whose footers have the checksum in the manifest: the result is an error
+//! or batches, but never a panic, and never memory beyond the limit.
 //!
-//! `ONEFOLD_FUZZ_DATASET` names a small dataset in the folded layout with one file; each input takes the file's place.
+//! `ONEFOLD_FUZZ_DATASET` names a small dataset in the folded layout with one file; each input replaces the file.
 #![no_main]
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use onefold_datasets::{
 use onefold_ikjt::{Checks, Dedupe, Error, ReadRequest, Reader, ReaderOptions, Workers};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A folder of its own for this process, and the dataset whose data file is replaced by every input.
+/// A folder for this process, and a dataset whose data file is replaced by every input.
 struct Dataset {
     directory: PathBuf,
     snapshot: Snapshot,
@@ -33,7 +33,7 @@ fn dataset() -> &'static Dataset {
     })
 }
 
-/// The manifest's entry for a file of these bytes; `None` if it has no footer that describes row groups.
+/// Returns the manifest's entry for a file with these bytes, or `None` if it has no footer that describes row groups.
 fn described(file: &DataFile, bytes: &[u8]) -> Option<FileSet> {
     let end = bytes.last_chunk::<8>()?;
     let footer_bytes = u32::from_le_bytes([end[0], end[1], end[2], end[3]]).checked_add(8)?;
@@ -65,7 +65,7 @@ fn described(file: &DataFile, bytes: &[u8]) -> Option<FileSet> {
     })
 }
 
-/// A dataset of the files of `set` alone.
+/// Commits a dataset that consists of the files of `set`.
 fn commit(directory: &Path, snapshot: &Snapshot, set: &FileSet) {
     for folder in ["snapshots", "manifests"] {
         let _ = std::fs::remove_dir_all(directory.join(folder));

@@ -1,4 +1,4 @@
-//! Batches from the network: the message of a real batch with any changes is an error, or a batch that is the same when
+//! Unpacks arbitrarily changed messages of a real batch: the result is an error, or a batch that does not change when
 //! it is packed and unpacked again.
 #![no_main]
 
@@ -9,7 +9,7 @@ use arrow::buffer::Buffer;
 use libfuzzer_sys::fuzz_target;
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, KeptValues, PackedBatch, Places};
 
-/// A batch with everything that one may have.
+/// A message with all optional parts: the JSON of its places, and its memory.
 static BATCH: LazyLock<(String, Vec<u8>)> = LazyLock::new(|| {
     let window = Feature::try_new("w", vec![1_i64, 2, 3, 4], vec![0, 1], vec![3, 3]).unwrap();
     let apart = Feature::try_new("x", vec![7_i64, 8], vec![0, 1], vec![1, 1]).unwrap();
@@ -32,8 +32,8 @@ static BATCH: LazyLock<(String, Vec<u8>)> = LazyLock::new(|| {
     (serde_json::to_string(packed.places()).unwrap(), packed.memory().to_vec())
 });
 
-/// Changes, of four bytes each: whether one of the text or of the memory, where, and what. A byte more says that ids have
-/// 32 bits.
+/// Applies changes of four bytes each: where to change (text or memory), the position (two bytes), and the new byte.
+/// An odd total length means that ids have 32 bits.
 fn changed(changes: &[u8]) -> Option<PackedBatch> {
     let (text, mut memory) = BATCH.clone();
     let mut text = text.into_bytes();
@@ -61,7 +61,7 @@ fuzz_target!(|changes: &[u8]| {
         let widths = (packed.places().dense_width, packed.places().label_width);
         let once = PackedBatch::copy_of(&batch, widths, true);
         let twice = PackedBatch::copy_of(&once.unpack().expect("a batch"), widths, true);
-        // Floats may be no numbers, so bytes are compared.
+        // Compares bytes, because floats may be NaN.
         assert!(once.memory() == twice.memory() && once.places() == twice.places());
     }
 });

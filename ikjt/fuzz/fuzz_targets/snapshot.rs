@@ -1,4 +1,5 @@
-//! Snapshots of any content: an error, or a snapshot that is the same when it is written and read again.
+//! Parses snapshots with arbitrary content: the result is an error, or a snapshot that does not change when it is
+//! written and parsed again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

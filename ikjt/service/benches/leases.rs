@@ -1,7 +1,8 @@
-//! How many leases a second a master gives, and what one costs it in processor time: `cargo bench -p onefold-serve`.
+//! Benchmark of the number of leases per second that a master gives, and of their processor time. Run
+//! `cargo bench -p onefold-serve`.
 //!
-//! The master is a process of its own, which has heard of 256 workers; 64 clients ask for blocks one after the other, as
-//! fast as they are answered, over one connection each.
+//! The master is a separate process with 256 registered workers. 64 clients request blocks one after the other as
+//! fast as they are answered, each over its own connection.
 #![expect(clippy::print_stdout, reason = "what it measured")]
 
 use std::process::{Child, Command, Stdio};
@@ -17,7 +18,7 @@ const WORKERS: usize = 256;
 const CLIENTS: usize = 64;
 const SECONDS: u64 = 5;
 
-/// A worker's sign of life, as it is sent.
+/// A heartbeat of a worker in its JSON form.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Heartbeat {
     worker: Value,
@@ -38,7 +39,7 @@ impl Drop for Master {
 }
 
 impl Master {
-    /// The processor time that it has used, in seconds.
+    /// Returns the processor time of the master in seconds.
     fn cpu_seconds(&self) -> f64 {
         let status = fs_err::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         let fields = status.rsplit_once(')').unwrap().1.split_ascii_whitespace();

@@ -39,7 +39,7 @@ count = 50
 
 
 def run(*arguments):
-    """The JSON object that a command prints."""
+    """Runs a command, and returns the JSON object that it prints."""
     command = [BINARIES / arguments[0], *map(str, arguments[1:]), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -48,7 +48,8 @@ def run(*arguments):
 
 
 def dataset(work, samples, buckets=None, parts=None):
-    """A folded dataset of rm1's proportions, and a pipeline beside it; with `parts` partitions by session."""
+    """Returns a folded dataset with rm1's proportions, divided into `parts` partitions by session, and writes a
+    pipeline."""
     name = "-".join(str(part) for part in [samples, buckets, parts] if part)
     options = ["--buckets", buckets] if buckets else []
     data, logs = work / f"rm1-{name}", work / f"logs-{name}"
@@ -64,7 +65,7 @@ def dataset(work, samples, buckets=None, parts=None):
 
 
 class Service:
-    """A master and workers, which end with it."""
+    """A master and workers, which end with this object."""
 
     def __init__(self, workers, threads, memory):
         with socket.socket() as free:
@@ -99,7 +100,7 @@ class Service:
         return run("onefold-serve", "status", "--master", self.address)
 
     def figure(self, name):
-        """What the workers have done, once they have said so."""
+        """Returns the sum of a figure over the workers, after their next report."""
         time.sleep(1)
         return sum(worker[name] for worker in self.status()["workers"])
 
@@ -126,9 +127,9 @@ def speed(work, samples, repeats=5):
     for dedupe in ["off", "exact", "window"]:
         ratios, bytes_per_sample = [], 0.0
         with Service(1, os.cpu_count(), "512MiB") as service:
-            # The first job finds a worker whose memory the kernel still clears, as it does only once.
+            # The first job also measures clearing of the worker's memory by the kernel, which happens only once.
             for number in range(repeats + 1):
-                # Another job each time, which gets nothing from the ones before.
+                # Each repetition reads another job, which cannot reuse results of earlier ones.
                 table = ["--table-rows", f"user_{number:02}=200000"]
                 local = bench(data, work, dedupe, *table)
                 before = service.figure("bytes_sent")
@@ -143,9 +144,9 @@ def speed(work, samples, repeats=5):
 
 
 def processor_time(urls, memory="512MiB", first=None):
-    """The worker's processor time while jobs, each given by its options, are read at the same time.
+    """Returns the worker's processor time while it serves jobs at the same time. Each job is given by its options.
 
-    If `first` is given, the worker has served this job before: its memory is then cleared by the kernel already.
+    If `first` is given, the worker serves this job before, so that the kernel has already cleared its memory.
     """
     with Service(1, os.cpu_count(), memory) as service:
         if first is not None:
@@ -170,10 +171,10 @@ def shared(work, samples):
 def overlap(work, samples):
     data = dataset(work, samples, parts=5)
     names = [name for name in run("onefold-read", "head", data)["shown"][0]["sparse"]]
-    # Of four parts of the features each job leaves out one.
+    # Each job leaves out one of four parts of the features.
     features = [",".join(name for i, name in enumerate(names) if i % 4 != job) for job in range(4)]
     every = [["--batch-size", 2048, "--features", features[job]] for job in range(4)]
-    # A job of another dataset, which leaves nothing that these jobs could read.
+    # A job of another dataset, which leaves nothing in the cache that these jobs could use.
     first = (dataset(work, samples), ["--batch-size", 2048])
     for what, few in [("all", lambda _: []), ("half", lambda job: ["--partitions", one_and_first(job + 1)])]:
         jobs = [(data, [*every[job], *few(job)]) for job in range(4)]
@@ -186,19 +187,19 @@ def overlap(work, samples):
 
 
 def one_and_first(part):
-    """The parts 0 and `part` of five."""
+    """Returns a filter for the parts 0 and `part` of five."""
     return ",".join(f"part!={other}" for other in range(1, 5) if other != part)
 
 
 def digest(location, options):
-    """A process that prints the digest of every step, and the file that it prints into: a pipe could be full."""
+    """Starts a process that prints the digest of every step into a file, because a pipe could become full."""
     line = [BINARIES / "onefold-read", "digest", location, "--by-step", "--json", *map(str, options)]
     out = tempfile.TemporaryFile("w+")
     return subprocess.Popen(line, stdout=out), out
 
 
 def digests_of(reader):
-    """What a process that prints digests has found; `None` if it failed."""
+    """Returns the digests that a process has printed, or `None` if it failed."""
     process, out = reader
     with out:
         failed = process.wait(timeout=400)
@@ -216,7 +217,7 @@ def digests(work):
         jobs.append([[*options, "--rank", f"{rank}/{ranks}"] for rank in range(ranks)])
 
     def read(location):
-        """The digests of all jobs, whose ranks read at the same time, as they do when they train."""
+        """Yields the digests of all jobs. The ranks of a job read at the same time, as they do in training."""
         for ranks in jobs:
             for reader in [digest(location, options) for options in ranks]:
                 yield digests_of(reader)

@@ -1,61 +1,65 @@
-//! How many workers the clients need. A pure function of what was observed, so that it can be tried on any course of
-//! events.
+//! The number of workers that the clients need. It is a pure function of observations, so that tests can simulate any
+//! course of events.
 //!
-//! A client that waits for a share w of its time and gets r samples a second would take r / (1 - w). What a sample costs
-//! in threads is measured, and so the number of workers that such a demand needs is known: a demand that grows tenfold
-//! is met within a few decisions, not one worker at a time. Two rules keep the number still. More workers stay only if
-//! clients get more by them (the rule of Cachew, ATC 2022), and only as many as that takes: storage or the network may be
-//! what limits. And fewer are wanted only after minutes in which fewer would always have done, by a margin: workers that
-//! go take their caches with them, and a trainer that evaluates or writes a checkpoint comes back.
+//! A client that waits for a share w of its time and receives r samples per second would take r / (1 - w) without
+//! waiting. The worker threads per sample are measured, which gives the number of workers for this demand. Therefore
+//! a tenfold demand is met after a few decisions, not one worker at a time.
+//!
+//! Two rules keep the number stable. First, added workers stay only if clients receive more because of them (the rule
+//! of Cachew, ATC 2022), and only as many as the gain justifies, because storage or the network may be the limit.
+//! Second, the number is reduced only if a clearly smaller number would have sufficed for minutes, because workers
+//! that end lose their caches, and a trainer that evaluates or writes a checkpoint will continue reading.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::str::FromStr;
 
 use crate::messages::{ClientRate, Status, WorkerRate};
 
-/// Workers have so much more to give than clients take, so that small changes make nobody wait.
+/// The capacity of the workers relative to the demand, so that small changes cause no waiting.
 const HEADROOM: f64 = 1.2;
 
-/// A share of waiting that is not worth a worker.
+/// The share of waiting that does not justify another worker.
 const WAITS: f64 = 0.05;
 
-/// The most by which one decision multiplies the workers: from few samples of a second a demand is known badly.
+/// The maximal growth factor of one decision, because a demand that is estimated from few samples per second is
+/// imprecise.
 const MOST_GROWTH: f64 = 4.0;
 
-/// Fewer workers are wanted if so large a part of them would do.
+/// The number of workers is reduced if less than this fraction of them is needed.
 const SHRINKS_BELOW: f64 = 0.75;
 
-/// The number of consecutive decisions for fewer workers after which the service has fewer: those of three minutes.
+/// The number of consecutive decisions for fewer workers after which the service has fewer: three minutes of
+/// decisions.
 const LOW_FOR: usize = 36;
 
-/// Clients must get more by this factor for workers that were added to stay.
+/// The factor by which the throughput of clients must grow for added workers to stay.
 const GAIN: f64 = 1.07;
 
-/// Decisions after which workers that gained nothing are tried again.
+/// The number of decisions after which workers are added again, if the last ones gained nothing.
 const TRY_AGAIN: u32 = 12;
 
-/// The most by which a decision multiplies the workers where some gained nothing before.
+/// The maximal growth factor of one decision if some of the last added workers gained nothing.
 const TRIED_GROWTH: f64 = 2.0;
 
-/// Decisions in which workers that were added may start, before what they gain is judged.
+/// The number of decisions within which added workers may start before their gain is judged.
 const STARTS_WITHIN: u32 = 12;
 
-/// What was seen since the last decision.
+/// The observations since the last decision.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Observed {
-    /// Workers that are there.
+    /// The number of running workers.
     pub(crate) workers: usize,
-    /// Threads of a worker, on average.
+    /// The average number of threads per worker.
     pub(crate) threads: f64,
-    /// Threads of all of them that were busy, on average over time.
+    /// The average number of busy threads over time, over all workers.
     pub(crate) busy_threads: f64,
-    /// Samples that workers computed a second.
+    /// The samples per second that workers computed.
     pub(crate) computed_per_second: f64,
-    /// Samples that clients got a second.
+    /// The samples per second that clients received.
     pub(crate) delivered_per_second: f64,
-    /// The same by job.
+    /// The samples per second that clients received, by job.
     pub(crate) delivered_by_job: BTreeMap<String, f64>,
-    /// Samples that clients would have taken a second if they had not waited.
+    /// The samples per second that clients would have taken without waiting.
     pub(crate) demand_per_second: f64,
 }
 
@@ -84,7 +88,7 @@ impl Observed {
     }
 }
 
-/// How many workers there may be.
+/// The range of the number of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) least: usize,
@@ -94,7 +98,7 @@ pub(crate) struct Bounds {
 impl FromStr for Bounds {
     type Err = String;
 
-    /// `N`, or `LEAST..MOST`.
+    /// Parses `N` or `LEAST..MOST`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (least, most) = text.split_once("..").unwrap_or((text, text));
         let number = |text: &str| text.parse::<usize>().ok().filter(|number| (1..=4096).contains(number));
@@ -105,45 +109,45 @@ impl FromStr for Bounds {
     }
 }
 
-/// Decides how many workers are wanted.
+/// Decides the number of workers.
 #[derive(Debug)]
 pub(crate) struct Autoscaler {
     bounds: Bounds,
     wanted: usize,
-    /// What the last decisions would have, if they were for fewer workers.
+    /// The numbers of needed workers of the last decisions, if all of them were for fewer workers.
     fewer: VecDeque<usize>,
-    /// What was before workers were added.
+    /// The state before workers were added, until their gain is judged.
     before: Option<Before>,
-    /// Decisions left before more workers are tried again.
+    /// The number of decisions before workers may be added again.
     held: u32,
     /// Whether some of the workers that were added last gained nothing.
     limited: bool,
 }
 
-/// What was before workers were added.
+/// The state before workers were added.
 #[derive(Debug, Clone)]
 struct Before {
     workers: usize,
     delivered_by_job: BTreeMap<String, f64>,
-    /// Decisions since then.
+    /// The number of decisions since then.
     decisions: u32,
 }
 
 impl Autoscaler {
-    /// Begins with the fewest workers.
+    /// Starts with the least number of workers.
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self { bounds, wanted: bounds.least, fewer: VecDeque::new(), before: None, held: 0, limited: false }
     }
 
-    /// How many workers are wanted now.
+    /// Returns the current number of wanted workers.
     #[cfg(test)]
     fn wanted(&self) -> usize {
         self.wanted
     }
 
-    /// Decides anew.
+    /// Makes the next decision, and returns the number of wanted workers.
     pub(crate) fn decide(&mut self, observed: Observed) -> usize {
-        // Without a worker there is nothing to see yet.
+        // Without workers there are no observations yet.
         if observed.workers == 0 {
             return self.wanted;
         }
@@ -176,14 +180,15 @@ impl Autoscaler {
         self.wanted
     }
 
-    /// How many of the workers that were added stay, while clients still wait; `None` if all do.
+    /// Judges the workers that were added, while clients still wait. Returns the number of workers to keep if some of
+    /// them have not started or gained nothing, and `None` if all of them stay.
     fn judge(&mut self, before: Before, observed: &Observed) -> Option<usize> {
         let decisions = before.decisions + 1;
         if observed.workers < self.wanted && decisions < STARTS_WITHIN {
             self.before = Some(Before { decisions, ..before });
             return Some(self.wanted);
         }
-        // Jobs that began or ended meanwhile say nothing about what the others gain.
+        // Compares only jobs that existed before and after, because other jobs show no gain.
         let common = |of: &BTreeMap<String, f64>, other: &BTreeMap<String, f64>| {
             of.iter().filter(|(job, _)| other.contains_key(*job)).map(|(_, delivered)| delivered).sum::<f64>()
         };
@@ -192,7 +197,8 @@ impl Autoscaler {
             return None;
         }
         let gain = common(&observed.delivered_by_job, &before.delivered_by_job) / then;
-        // Workers give as much as those before them, up to where something else limits.
+        // The useful number of workers, if the throughput was proportional to their number until something else
+        // became the limit.
         let of_use = (HEADROOM * gain * before.workers as f64).ceil() as usize;
         self.limited = gain < GAIN || of_use < self.wanted;
         if gain < GAIN {
@@ -213,7 +219,7 @@ fn waits(observed: &Observed) -> bool {
     observed.delivered_per_second < (1.0 - WAITS) * observed.demand_per_second
 }
 
-/// The workers that meet the demand.
+/// Returns the number of workers that meet the demand.
 fn needed(observed: &Observed) -> usize {
     let Observed {
         workers,
@@ -225,12 +231,12 @@ fn needed(observed: &Observed) -> usize {
         ..
     } = *observed;
     if delivered_per_second <= 0.0 || computed_per_second <= 0.0 || threads <= 0.0 {
-        // Nobody reads, or everything comes from memory.
+        // No client reads, or all batches come from memory.
         return usize::from(delivered_per_second > 0.0);
     }
-    // What comes from memory costs nothing, now and then.
+    // Assumes that the share of samples from memory, which cost no threads, does not change.
     let growth = (demand_per_second / delivered_per_second).clamp(1.0, MOST_GROWTH);
-    // Threads that work for clients who wait are all that there are, whatever they wait for themselves.
+    // While clients wait, all threads count as busy, even if they wait for storage.
     let used = if waits(observed) { threads * workers as f64 } else { busy_threads };
     let headroom = if waits(observed) { 1.0 } else { HEADROOM };
     (used * growth * headroom / threads).ceil() as usize
@@ -240,8 +246,8 @@ fn needed(observed: &Observed) -> usize {
 mod tests {
     use super::*;
 
-    /// A service whose workers make `of_worker` samples a second each, up to `limit` together, and a trainer that would
-    /// take `demand`.
+    /// Simulates a service whose workers compute `of_worker` samples per second each, up to `limit` in total, and a
+    /// trainer that would take `demand` samples per second.
     fn observe(workers: usize, of_worker: f64, limit: f64, demand: f64) -> Observed {
         let supply = (workers as f64 * of_worker).min(limit);
         let delivered = supply.min(demand);
@@ -285,12 +291,12 @@ mod tests {
     #[test]
     fn workers_that_gain_nothing_go_again() {
         let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
-        // Storage gives 300 samples a second, however many workers ask for them.
+        // Storage gives 300 samples per second, independent of the number of workers.
         let found = decisions(&mut scaler, 10, 300.0, 1000.0);
         assert!(found.iter().all(|workers| *workers <= 16), "{found:?}");
         assert!(found[4..].iter().all(|workers| *workers == found[4]), "{found:?}");
         assert!(found[9] <= 4, "{found:?}");
-        // They are tried again when storage may have become faster.
+        // Workers are added again later, because storage may have become faster.
         let later = decisions(&mut scaler, 2 * TRY_AGAIN as usize, f64::MAX, 1000.0);
         assert!(later.last().is_some_and(|workers| (10..=13).contains(workers)), "{later:?}");
     }
@@ -299,7 +305,7 @@ mod tests {
     fn workers_beyond_what_storage_gives_go_at_once() {
         let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
         decisions(&mut scaler, 6, f64::MAX, 350.0);
-        // Four workers read all that they can, and sixteen would read as much as six.
+        // Four workers compute as much as they can, and sixteen would compute as much as six.
         let found = decisions(&mut scaler, 40, 600.0, 2500.0);
         assert!(found[3..].iter().filter(|workers| **workers > 8).count() <= 4, "{found:?}");
         assert!(found.iter().all(|workers| (4..=16).contains(workers)), "{found:?}");

@@ -1,5 +1,6 @@
-//! Threads and subscriptions around the [schedule](crate::schedule) of a worker's blocks: it decides, and here is done what
-//! it says. A block that nobody reads any more goes to the [cache](onefold_ikjt::cache), which has what memory is left.
+//! The threads and subscriptions of a worker's blocks. The [schedule](crate::schedule) makes the decisions, and this
+//! module carries out its actions. Blocks that no client reads any more move to the [cache](onefold_ikjt::cache),
+//! which uses the remaining memory.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,37 +17,37 @@ use crate::messages::WorkerFigures;
 use crate::schedule::{Action, Limits, Request, Schedule, Taken, Verdict};
 use crate::sending::{Message, Sent};
 
-/// How long a client waits before it is told why.
+/// The time of waiting after which a client is told the reason.
 const TELL_AFTER: Duration = Duration::from_millis(200);
 
 /// The blocks of a worker.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    /// Has the memory that batches do not need.
+    /// The cache, which uses the memory that batches do not need.
     cache: Arc<Cache>,
     state: Mutex<State>,
-    /// Something happened that a run may wait for.
+    /// Notified after every event that a run may wait for.
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
     schedule: Schedule<OfBlock>,
-    /// Bytes of batches, as the cache was told last.
+    /// The bytes of batches that were last reported to the cache.
     told: u64,
     figures: WorkerFigures,
 }
 
-/// The values that are needed to compute a block and to keep it.
+/// The values that are needed to compute a block and to cache it.
 #[derive(Debug, Clone)]
 pub(crate) struct OfBlock {
     pub(crate) reader: Arc<Reader>,
-    /// The share of the epoch before the block, from 0 to 1.
+    /// The position of the block in the epoch, from 0 to 1.
     pub(crate) epoch_share: f32,
 }
 
 impl Message {
-    /// As the cache keeps it.
+    /// Converts the message to the form for the cache.
     fn into_parts(self) -> [Bytes; 3] {
         [self.header, self.body, Bytes::copy_from_slice(&self.samples.to_le_bytes())]
     }
@@ -59,7 +60,7 @@ impl Message {
 }
 
 impl Blocks {
-    /// Blocks within these limits; `cache` has what is left of the memory of batches.
+    /// Creates the blocks of a worker with these limits. `cache` uses the remaining memory.
     pub(crate) fn new(limits: Limits, cache: Arc<Cache>) -> Arc<Self> {
         let (schedule, figures) = (Schedule::new(limits), WorkerFigures::default());
         let state = Mutex::new(State { schedule, told: 0, figures });
@@ -70,7 +71,7 @@ impl Blocks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the schedule of an event, and does what it says then.
+    /// Passes an event to the schedule, and carries out the resulting actions.
     fn event<R>(self: &Arc<Self>, event: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state();
         let result = event(&mut state);
@@ -78,7 +79,7 @@ impl Blocks {
         result
     }
 
-    /// Does what the schedule says.
+    /// Carries out the actions of the schedule.
     fn follow(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let (actions, used) = (state.schedule.take_actions(), state.schedule.used());
         let has_changed = std::mem::replace(&mut state.told, used) != used;
@@ -90,7 +91,7 @@ impl Blocks {
         for action in actions {
             match action {
                 Action::Wake(more) => more.notify_waiters(),
-                // All runs that wait were told.
+                // All waiting runs have been notified above.
                 Action::Close => (),
                 Action::Start { run, of_block, epoch, from, horizon } => {
                     self.start(run, of_block.reader, (epoch, from), horizon);
@@ -105,7 +106,7 @@ impl Blocks {
         }
     }
 
-    /// Blocks that clients read, or wait for.
+    /// Returns the number of blocks that clients read or wait for.
     pub(crate) fn active(&self) -> usize {
         self.state().schedule.active()
     }
@@ -115,12 +116,13 @@ impl Blocks {
         WorkerFigures { bytes_kept: state.told, cache: self.cache.figures(), ..state.figures.clone() }
     }
 
-    /// Time has passed.
+    /// Informs the schedule that time has passed.
     pub(crate) fn pass(self: &Arc<Self>) {
         self.event(|state| state.schedule.pass(Instant::now()));
     }
 
-    /// All batches of a block that no client reads, if the cache has them. This may read a disk.
+    /// Returns all batches of a block from the cache, if no client reads the block and the cache has it. This may
+    /// read from disk.
     pub(crate) fn cached(&self, block: &Block) -> Option<Vec<Message>> {
         if self.state().schedule.has(block) {
             return None;
@@ -132,7 +134,7 @@ impl Blocks {
         is_whole.then(|| messages.iter().map(Message::of_parts).collect::<Option<_>>())?
     }
 
-    /// The batches that a client asks for.
+    /// Subscribes a client to the batches that it requests.
     pub(crate) fn read(self: &Arc<Self>, request: Request<OfBlock>) -> Subscription {
         let id = self.event(|state| state.schedule.subscribe(request, Instant::now()));
         Subscription { blocks: Arc::clone(self), id }
@@ -152,7 +154,7 @@ impl Blocks {
         }
     }
 
-    /// Computes the blocks of a run. What it reads with is free afterwards.
+    /// Computes the blocks of a run, and releases the memory for reading at the end.
     fn compute(
         self: &Arc<Self>,
         run: u64,
@@ -177,7 +179,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Adds a batch to its block once there is room for it. Whether the run goes on.
+    /// Adds a batch to its block as soon as there is room for it. Returns whether the run continues.
     fn add(self: &Arc<Self>, run: u64, step: u64, message: Message, done: &StageFigures) -> bool {
         let mut state = self.state();
         let figures = &mut state.figures;
@@ -186,7 +188,7 @@ impl Blocks {
         figures.samples_computed += message.samples;
         loop {
             match state.schedule.offer(run, step, message.bytes(), Instant::now()) {
-                // Others may go on meanwhile.
+                // Carries out actions meanwhile, so that other runs can continue.
                 Verdict::Wait if state.schedule.has_actions() => {
                     self.follow(state);
                     state = self.state();
@@ -206,7 +208,7 @@ impl Blocks {
     }
 }
 
-/// A client's way through a block.
+/// The progress of a client through a block.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     blocks: Arc<Blocks>,
@@ -214,11 +216,11 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// The next batch, or why it has to be waited for; `None` after the last one.
+    /// Returns the next batch or the reason for waiting, or `None` after the last batch.
     pub(crate) async fn next(&mut self) -> Option<Result<Sent, Status>> {
         loop {
             let taken = self.blocks.event(|state| match state.schedule.take(self.id, Instant::now()) {
-                // From here on it hears of what comes.
+                // Subscribes while the state is locked, so that no notification is missed.
                 Taken::Wait(more) => Err(more.notified_owned()),
                 taken => Ok(taken),
             });
@@ -240,7 +242,7 @@ impl Subscription {
         self.blocks.state().schedule.why_waiting(self.id, Instant::now())
     }
 
-    /// The message, which counts as under way until the network has taken it.
+    /// Counts the message as sent, and keeps it in memory accounting until the network has taken it.
     fn counted(&self, message: Message) -> Message {
         let (bytes, blocks) = (message.bytes(), Arc::clone(&self.blocks));
         let mut state = blocks.state();

@@ -87,7 +87,7 @@ struct Asking {
     security: SecurityArguments,
 }
 
-/// What `--json` prints when a process listens.
+/// The output of `--json` when a process starts listening.
 #[derive(serde::Serialize)]
 pub(crate) struct Listening {
     pub(crate) address: String,
@@ -110,13 +110,13 @@ impl CommandLine for Cli {
             Command::Jobs(asking) => runtime.block_on(show_jobs(asking, printer)),
             Command::Drain { worker, asking } => runtime.block_on(drain(worker, asking, printer)),
         };
-        // Threads that still read files end with the process.
+        // Ends threads that still read files together with the process.
         runtime.shutdown_background();
         done
     }
 }
 
-/// Where a process will answer.
+/// Listens on an address.
 pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await.map_err(|error| {
         let hint = text!["choose another port with ", option("listen")];
@@ -125,8 +125,8 @@ pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     Ok(listener?)
 }
 
-/// Answers on a port: questions, and requests for `pages`. Once files with other certificates or tokens have come, new
-/// connections are made with these; those that there are end when they have nothing more to answer.
+/// Serves a port: answers questions, and requests for `pages`. If the files with certificates or tokens change, new
+/// connections use the new ones. Existing connections end after their current requests.
 pub(crate) async fn serve<A: Answers>(
     listener: TcpListener,
     answers: Arc<A>,
@@ -159,7 +159,7 @@ pub(crate) async fn serve<A: Answers>(
     }
 }
 
-/// Waits until the process is told to end.
+/// Waits for a signal to end.
 pub(crate) async fn told_to_end() {
     use tokio::signal::unix::{SignalKind, signal};
     let (terminated, interrupted) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
@@ -172,7 +172,7 @@ pub(crate) async fn told_to_end() {
     }
 }
 
-/// Asks the master once.
+/// Sends a question to the master once.
 async fn ask<Q: Question>(asking: &Asking, question: &Q) -> anyhow::Result<Q::Answer> {
     let proof = asking.security.load()?;
     let network = Network::new(&proof.security, proof.secure)?;

@@ -1,5 +1,5 @@
-//! The requests that a process answers: questions, as JSON, and tickets for batches. [`sending`](crate::sending) has
-//! the wire format.
+//! The requests that a process answers: questions in JSON, and tickets for batches. [`sending`](crate::sending)
+//! implements the wire format.
 
 use futures::stream::BoxStream;
 use onefold_ikjt::service::protocol::{Question, Ticket};
@@ -9,26 +9,26 @@ use tonic::Status;
 
 use crate::sending::Sent;
 
-/// Batches as they are sent.
+/// A stream of batches and notices to send.
 pub(crate) type Batches = BoxStream<'static, Result<Sent, Status>>;
 
-/// Answers requests.
+/// A process that answers requests.
 #[tonic::async_trait]
 pub(crate) trait Answers: Send + Sync + 'static {
-    /// Whether only processes of the service may ask for an action.
+    /// Returns whether only processes of the service may request an action.
     fn is_for_workers(&self, action: &str) -> bool {
         let _ = action;
         false
     }
 
-    /// The answer to an action, as JSON; `None` if the process knows no such action.
+    /// Returns the answer to an action in JSON, or `None` if the process does not know the action.
     async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status>;
 
-    /// The batches of a ticket.
+    /// Returns the batches of a ticket.
     async fn get(&self, ticket: Ticket) -> Result<Batches, Status>;
 }
 
-/// A question of type `Q`, whose answer `answer` gives.
+/// Decodes a question of type `Q`, and encodes the answer that `answer` returns.
 pub(crate) async fn answer<Q: Question>(
     body: &[u8],
     answer: impl AsyncFnOnce(Q) -> Result<Q::Answer, Status>,

@@ -1,4 +1,4 @@
-//! The HTTP endpoints of a service: a status page, metrics, and the status as JSON.
+//! The HTTP endpoints of a service: a status page, metrics, and the status in JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,19 +21,19 @@ use serde::Deserialize;
 use crate::messages::{ClientRate, Status, WorkerRate, WorkerState};
 use crate::security::{Guard, Proof};
 
-/// How the status page is laid out, beyond what all pages have.
+/// The style of the status page's tables, in addition to the style of all pages.
 const TABLES: &str = "table{border-collapse:collapse;width:100%;font-size:.9rem}\
     th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid var(--line)}\
     th:first-child,td:first-child{text-align:left}td:first-child{font-family:monospace}\n";
 
-/// The type of metrics.
+/// The content type of metrics.
 const METRICS: &str = "text/plain; version=0.0.4";
 
-/// How often a browser asks again, in seconds.
+/// The interval in seconds at which a browser reloads the page.
 const REFRESH_SECONDS: &str = "2";
 
-/// The pages of a service whose status `status` gives. With a token they are shown to those alone who send it, in a
-/// header or as `?token=…`.
+/// Returns the pages of a service. `status` returns its current status. If the service has a token, requests must
+/// send it in a header or as `?token=…`.
 pub(crate) fn routes(proof: &Proof, status: impl Fn() -> Status + Clone + Send + Sync + 'static) -> Router {
     let (of_page, of_metrics, of_json) = (status.clone(), status.clone(), status);
     let html = [(CONTENT_TYPE, "text/html; charset=utf-8"), (REFRESH, REFRESH_SECONDS)];
@@ -45,7 +45,7 @@ pub(crate) fn routes(proof: &Proof, status: impl Fn() -> Status + Clone + Send +
         .route("/healthz", get(async || "ok\n"))
 }
 
-/// The pages of a worker: its metrics, and whether it takes more work.
+/// Returns the pages of a worker: its metrics, and whether it takes more work.
 pub(crate) fn worker_routes(
     proof: &Proof,
     state: impl Fn() -> WorkerState + Clone + Send + Sync + 'static,
@@ -85,7 +85,7 @@ async fn guarded(
     }
 }
 
-/// The status page.
+/// Returns the status page.
 fn page(status: &Status) -> String {
     let lead = format!(
         "Onefold {}, up {}. {}",
@@ -174,13 +174,13 @@ fn workers(status: &Status) -> String {
     section("Workers", &lead, &table(&heads, rows))
 }
 
-/// Cache hits: blocks, decoded columns, encoded columns.
+/// Formats the numbers of cache hits: blocks, decoded columns, encoded columns.
 fn hits(cache: &CacheFigures) -> String {
     let CacheFigures { block_hits, decoded_hits, encoded_hits, .. } = *cache;
     [block_hits, decoded_hits, encoded_hits].map(format_count).join(" / ")
 }
 
-/// Where the workers' time goes.
+/// Returns the section about the time that workers spend in each stage.
 fn stages(rates: &[WorkerRate]) -> String {
     let sum = |of: fn(&WorkerRate) -> f64| rates.iter().map(of).sum::<f64>();
     let stages = [
@@ -214,10 +214,10 @@ fn datasets(status: &Status) -> String {
     section("Datasets", "Clients may name these.", &table(&["name", "location"], rows))
 }
 
-/// A number of a worker.
+/// Reads a number from the state of a worker.
 type Count = fn(&WorkerState) -> f64;
 
-/// Counters of workers: name, help, value.
+/// The counters of workers: name, help, value.
 const COUNTERS: &[(&str, &str, Count)] = &[
     ("batches_computed_total", "Batches that were computed.", |w| w.figures.batches_computed as f64),
     ("samples_computed_total", "Samples of them.", |w| w.figures.samples_computed as f64),
@@ -230,7 +230,7 @@ const COUNTERS: &[(&str, &str, Count)] = &[
     ("cpu_seconds_total", "Processor time of the worker.", |w| w.figures.cpu_seconds),
 ];
 
-/// Gauges of workers: name, help, value.
+/// The gauges of workers: name, help, value.
 const GAUGES: &[(&str, &str, Count)] = &[
     ("kept_bytes", "Bytes of batches that wait for clients.", |w| w.figures.bytes_kept as f64),
     ("cached_bytes", "Bytes of the cache in memory.", |w| w.figures.cache.cached_bytes as f64),
@@ -238,15 +238,16 @@ const GAUGES: &[(&str, &str, Count)] = &[
     ("blocks", "Blocks that clients read or wait for.", |w| w.blocks as f64),
 ];
 
-/// The dataset of clients that name a location, in labels: those are without number.
+/// The dataset label for clients that read a location without a name. They share one label, because the number of
+/// locations is unbounded.
 const UNNAMED: &str = "(not named by the master)";
 
-/// Metrics as Prometheus reads them.
+/// Metrics in the text format of Prometheus.
 #[derive(Default)]
 struct Metrics(String);
 
 impl Metrics {
-    /// Adds a metric, with its labels and values.
+    /// Adds a metric with its labels and values.
     fn add(&mut self, kind: &str, name: &str, help: &str, values: impl IntoIterator<Item = (String, f64)>) {
         let _ = writeln!(self.0, "# HELP onefold_serve_{name} {help}\n# TYPE onefold_serve_{name} {kind}");
         for (labels, value) in values {
@@ -254,7 +255,7 @@ impl Metrics {
         }
     }
 
-    /// Adds the metrics of workers, each with its labels.
+    /// Adds the metrics of workers. Each worker has its labels.
     fn add_workers(&mut self, workers: &[(String, &WorkerState)]) {
         for (kind, metrics) in [("counter", COUNTERS), ("gauge", GAUGES)] {
             for (name, help, of) in metrics {
@@ -269,7 +270,7 @@ impl Metrics {
     }
 }
 
-/// The metrics of a service.
+/// Returns the metrics of a service.
 fn metrics(status: &Status) -> String {
     let mut metrics = Metrics::default();
     let one = |value: usize| [(String::new(), value as f64)];
@@ -310,7 +311,7 @@ fn metrics(status: &Status) -> String {
     metrics.0
 }
 
-/// The value of a label.
+/// Escapes the value of a label.
 fn quoted(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

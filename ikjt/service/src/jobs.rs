@@ -13,17 +13,17 @@ use onefold_ikjt::{Checks, Error, ReadRequest, Reader, Workers};
 use tokio::sync::OnceCell;
 use tonic::{Code, Status};
 
-/// The most jobs that are remembered. A client whose job was forgotten sends it again.
+/// The maximal number of jobs that are kept. A client whose job was evicted sends it again.
 const MOST_JOBS: usize = 256;
 
-/// A job that nobody has asked for for so long is forgotten, with what is known of its files.
+/// The time without requests after which a job and the metadata of its files are dropped.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// The option `memory_limit` of a reader, in the words of a worker's operator.
+/// The option `memory_limit` of a reader, described for a worker's operator.
 const MEMORY_LIMIT: &str = "`--memory-limit` of `onefold-serve worker` to at least twice as much (it reads with half of \
                             it; the workers of `onefold-serve local` share its `--memory-limit`)";
 
-/// The jobs of a worker, all of which share its threads and its memory.
+/// The jobs of a worker. They share its threads and its memory.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     workers: Workers,
@@ -37,11 +37,11 @@ struct Known {
     used: Instant,
 }
 
-/// A job whose dataset is open.
+/// A job with an open dataset.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) reader: Arc<Reader>,
-    /// The bytes of memory that its reader needs.
+    /// The memory in bytes that its reader needs.
     pub(crate) reading: u64,
 }
 
@@ -54,7 +54,7 @@ impl Jobs {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers a job.
+    /// Adds a job.
     pub(crate) fn define(&self, job: Job) {
         let (key, used) = (job.key(), Instant::now());
         let mut known = self.known();
@@ -65,16 +65,16 @@ impl Jobs {
         }
     }
 
-    /// Time has passed.
+    /// Drops the jobs that are not used any more.
     pub(crate) fn pass(&self) {
         self.known().retain(|_, known| known.used.elapsed() < IDLE);
     }
 
-    /// A job, whose dataset is opened when it is first needed.
+    /// Returns a job, and opens its dataset on the first call.
     ///
     /// # Errors
     ///
-    /// `NotFound` for a job that the worker does not know; otherwise what is wrong with the dataset.
+    /// `NotFound` for a job that the worker does not know; otherwise the error of opening the dataset.
     pub(crate) async fn opened(&self, key: &str) -> Result<Arc<Opened>, Status> {
         let (job, opened) = {
             let mut known = self.known();
@@ -92,11 +92,11 @@ impl Jobs {
 ///
 /// # Errors
 ///
-/// As [`Reader::open`] and [`Reader::least_memory`]; [`Error::Fault`] if another dataset has taken the place of the one
-/// that the client opened.
+/// See [`Reader::open`] and [`Reader::least_memory`]; [`Error::Fault`] if the dataset at this location has been
+/// replaced since the client opened it.
 fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Opened>> {
     let Job { dataset, identity, options, rank } = job;
-    // Clients of equal jobs may check other tables and labels: each of them does so itself.
+    // Clients of equal jobs may check different tables and labels, so each client runs these checks itself.
     let request = ReadRequest { options, checks: Checks::default(), rank };
     let reader = Reader::open(Path::new(&dataset), request, workers)?;
     if reader.snapshot().dataset != identity {
@@ -109,8 +109,9 @@ fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Opened>> {
     Ok(Arc::new(Opened { reader: Arc::new(reader), reading }))
 }
 
-/// Does `work` for a client that opens a dataset, on a thread that may wait. What storage says is final then, as where a
-/// trainer opens the dataset itself: it was asked again and again. A client that reads already asks other workers.
+/// Runs `work`, for a client that opens a dataset, on a thread that may block. A storage error is final in this case,
+/// as if the trainer had opened the dataset itself, because requests to storage have already been repeated. (A client
+/// that is already reading asks other workers instead.)
 pub(crate) async fn opening<T: Send + 'static>(
     work: impl FnOnce() -> onefold_ikjt::Result<T> + Send + 'static,
 ) -> Result<T, Status> {
@@ -123,7 +124,7 @@ pub(crate) async fn opening<T: Send + 'static>(
     })
 }
 
-/// Does `work` on a thread that may wait.
+/// Runs `work` on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> onefold_ikjt::Result<T> + Send + 'static,
 ) -> Result<T, Status> {
@@ -131,12 +132,12 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| to_status(&error.fault()))
 }
 
-/// A fault as it is sent: the code says who can do something about it.
+/// Converts a fault to a status. The code tells the client whether to try again.
 pub(crate) fn to_status(fault: &Fault) -> Status {
     let fault = &of_worker(fault);
     let code = match fault.kind {
         Kind::Data => Code::DataLoss,
-        // Another worker, or this one later, may be able to read what this one cannot read now.
+        // Another worker, or this worker later, may be able to read the data.
         Kind::Storage => Code::Unavailable,
         Kind::Usage | Kind::Options | Kind::Failed | Kind::Stopped | Kind::Internal => Code::InvalidArgument,
     };
@@ -144,8 +145,8 @@ pub(crate) fn to_status(fault: &Fault) -> Status {
     Status::with_details(code, fault.to_string(), details.into())
 }
 
-/// The fault with options of the worker written as its own flags: a client would write them as flags of its program, which
-/// change nothing here.
+/// Replaces options in a fault by the worker's own flags. The client would otherwise print them as flags of its
+/// program, which have no effect on the worker.
 fn of_worker(fault: &Fault) -> Fault {
     let named = |text: &Text| {
         let is_here = Cell::new(false);

@@ -1,7 +1,7 @@
-//! The preprocessing service: a master and any number of workers, which make the batches of trainers.
+//! The preprocessing service: a master, and any number of workers that make batches for trainers.
 //!
 //! ```text
-//!                 which worker?      ┌────────┐  I am here
+//!                 which worker?      ┌────────┐  heartbeat
 //!            ┌──────────────────────▶│ master │◀──────────────┐
 //!            │                       └────────┘               │
 //!       ┌─────────┐  blocks of steps                     ┌─────────┐
@@ -10,10 +10,10 @@
 //!   onefold_ikjt::service                          onefold_ikjt::Reader
 //! ```
 //!
-//! A worker computes a batch with the [reader](onefold_ikjt::Reader) that a trainer would use, so any worker gives the
-//! same bytes for a step of a job. The master tells clients which worker to ask for a block of steps. It writes nothing
-//! down: workers name themselves every half second, and where a block is computed matters to speed alone. Which steps a
-//! trainer has had is in the trainer's checkpoint.
+//! A worker computes a batch with the same [reader](onefold_ikjt::Reader) that a trainer would use, so all workers
+//! give the same bytes for a step of a job. The master tells clients which worker to ask for a block of steps. It
+//! stores no state: workers report to it every half second, and the assignment of blocks to workers affects only the
+//! speed. The trainer's checkpoint records which steps it has received.
 #![forbid(unsafe_code)]
 
 mod autoscale;

@@ -1,4 +1,4 @@
-//! A master and workers on one machine.
+//! Runs a master and workers on one machine.
 
 use std::collections::VecDeque;
 use std::env;
@@ -18,16 +18,16 @@ use crate::autoscale::Bounds;
 use crate::command::listen;
 use crate::master::{self, ServingArguments};
 
-/// How often workers that have ended are started again.
+/// The interval of checking for workers that have ended.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Workers that end so often [within](LATELY) a while have a reason that starting them again does not remove.
+/// The maximal number of restarts of workers within [`LATELY`]. If there are more, restarting does not remove the cause.
 const MOST_RESTARTS: usize = 20;
 
-/// See [`MOST_RESTARTS`].
+/// The time within which at most [`MOST_RESTARTS`] are allowed.
 const LATELY: Duration = Duration::from_secs(600);
 
-/// The least memory of a worker with which it can read anything.
+/// The least memory in bytes with which a worker can read anything.
 const LEAST_MEMORY: u64 = 16 << 20;
 
 /// The arguments of `local`.
@@ -96,14 +96,14 @@ impl LocalArguments {
             command.arg("--cache-dir").arg(folder).args(["--cache-limit", &limit.to_string()]);
         }
         command.args(self.serving.security.to_arguments());
-        // Its stdin is closed when this process ends, whatever ends it, or when there is a worker too many.
+        // The pipe is closed when this process ends for any reason, or when the worker is no longer wanted.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
         command.spawn().context("a worker cannot be started")
     }
 }
 
-/// Keeps as many workers as are wanted: starts new ones, also in place of those that have ended, and lets the newest
-/// ones end once their blocks were read. Ends if workers end again and again.
+/// Keeps the wanted number of workers running: starts new workers, restarts workers that have ended, and drains the
+/// newest ones if there are too many. Returns an error if workers end too often.
 async fn keep(
     arguments: &LocalArguments,
     master: &str,
@@ -116,7 +116,7 @@ async fn keep(
         while workers.len() > wanted
             && let Some(mut worker) = workers.pop()
         {
-            // It drains when its stdin is closed.
+            // A worker drains when its stdin is closed.
             drop(worker.stdin.take());
             draining.push(worker);
         }

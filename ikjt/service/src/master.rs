@@ -1,4 +1,4 @@
-//! The master: tells clients which worker to ask.
+//! The master, which assigns workers to clients.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -25,10 +25,10 @@ use crate::rates::Limit;
 use crate::security::{Proof, SecurityArguments};
 use crate::warnings::Warnings;
 
-/// A client that was not heard of for so long is gone.
+/// The time without a report after which a client is considered gone.
 const GONE_AFTER: Duration = Duration::from_secs(10);
 
-/// How often the master decides how many workers are wanted.
+/// The interval of decisions about the number of workers.
 const DECIDE: Duration = Duration::from_secs(5);
 
 /// The arguments of `master`.
@@ -41,7 +41,7 @@ pub(crate) struct MasterArguments {
     workers: Bounds,
 }
 
-/// What a master serves, and where.
+/// The datasets that a master serves, and its address.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServingArguments {
     /// Address to listen on; any free port if it is 0
@@ -64,14 +64,14 @@ fn parse_dataset(text: &str) -> Result<(String, String), String> {
         .ok_or_else(|| "expected `NAME=LOCATION`, with a name without slashes".to_owned())
 }
 
-/// Runs the master until it is told to end.
+/// Runs the master until it receives a signal to end.
 pub(crate) async fn run(arguments: &MasterArguments, printer: &Printer) -> anyhow::Result<()> {
     let wanted = watch::Sender::new(arguments.workers.least);
     serve_on(listen(arguments.serving.listen).await?, &arguments.serving, arguments.workers, wanted, printer)
         .await
 }
 
-/// Answers until the process is told to end, and says how many workers are `wanted`.
+/// Serves requests until the process receives a signal to end. Sends the number of workers to `wanted`.
 pub(crate) async fn serve_on(
     listener: TcpListener,
     arguments: &ServingArguments,
@@ -107,7 +107,7 @@ pub(crate) async fn serve_on(
     }
 }
 
-/// Decides again and again how many workers are wanted.
+/// Decides periodically how many workers are wanted.
 async fn decide(master: &Master, mut scaler: Autoscaler) {
     loop {
         tokio::time::sleep(DECIDE).await;
@@ -117,7 +117,7 @@ async fn decide(master: &Master, mut scaler: Autoscaler) {
 }
 
 impl ServingArguments {
-    /// The datasets that clients may name.
+    /// Returns the datasets that clients may name, as locations by name.
     fn datasets(&self) -> anyhow::Result<BTreeMap<String, String>> {
         let mut datasets = BTreeMap::new();
         for (name, location) in &self.datasets {
@@ -136,7 +136,7 @@ pub(crate) struct Master {
     started: Instant,
     placement: Mutex<Placement>,
     clients: Mutex<HashMap<String, Client>>,
-    /// How many workers there should be.
+    /// The number of wanted workers.
     wanted: watch::Sender<usize>,
     warnings: Warnings,
 }
@@ -144,14 +144,14 @@ pub(crate) struct Master {
 struct Client {
     state: ClientState,
     seen: Instant,
-    /// What it was a few seconds before.
+    /// The state a few seconds before.
     earlier: Earlier<ClientState>,
 }
 
 impl Client {
     fn rate(&self) -> ClientRate {
         let (now, then) = (&self.state, &self.earlier.what);
-        // Of a client that has just begun, since its beginning.
+        // The rates of a client that has just begun are averages since its beginning.
         let begins = now.seconds <= then.seconds;
         let seconds = if begins { now.seconds } else { now.seconds - then.seconds };
         let since = |now: f64, then: f64| {
@@ -162,7 +162,7 @@ impl Client {
             client: now.client.clone(),
             samples_per_second: since(now.samples as f64, then.samples as f64),
             bytes_per_second: since(now.bytes as f64, then.bytes as f64),
-            // What is reported while the caller waits counts a wait that began before.
+            // A report during a wait counts the whole wait, including the part before the interval.
             waiting_share: since(now.waited_seconds, then.waited_seconds).min(1.0),
         }
     }
@@ -177,7 +177,7 @@ impl Master {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The location of a dataset that a client names.
+    /// Returns the location of a dataset that a client requests by name or location.
     fn location(&self, dataset: String) -> Result<String, GrpcStatus> {
         if let Some(location) = self.datasets.get(&dataset) {
             return Ok(location.clone());
@@ -227,7 +227,7 @@ impl Master {
             )),
         };
         let leased = worker.map(|worker| Leased { worker, workers }).ok_or_else(none);
-        // Clients can do nothing about it.
+        // Logs the error, because only the operator of the service can resolve it.
         leased.inspect_err(|status| self.warnings.warn(status.message()))
     }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rates::Limit;
 
-/// To the master: a worker is there.
+/// Reports to the master that a worker is running.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Heartbeat {
     pub(crate) worker: WorkerState,
@@ -23,26 +23,26 @@ impl Question for Heartbeat {
 /// The master's answer to a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Orders {
-    /// To end when nobody reads its blocks any more.
+    /// Whether the worker must end as soon as no client reads its blocks.
     pub(crate) drain: bool,
-    /// The locations of the datasets that it may read; any if `None`.
+    /// The locations of the datasets that the worker may read, or `None` for any location.
     pub(crate) locations: Option<Vec<String>>,
 }
 
-/// A worker as the master sees it.
+/// The state of a worker that the master knows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct WorkerState {
-    /// `HOST:PORT`, by which clients reach it.
+    /// The address `HOST:PORT` at which clients reach the worker.
     pub(crate) address: String,
-    /// A random name of the process: another one may come to the same address.
+    /// The random name of the process, because another process may later have the same address.
     pub(crate) process: String,
     /// The version of the bytes of its batches, [`SAME_BYTES`](onefold_ikjt::service::protocol::SAME_BYTES).
     pub(crate) same_bytes: u32,
     pub(crate) threads: usize,
     pub(crate) memory_limit_bytes: u64,
-    /// Blocks that are asked for and not complete.
+    /// The number of blocks that are requested and not complete.
     pub(crate) blocks: usize,
-    /// Whether it gets no further blocks, and ends when those that it has were read.
+    /// Whether the worker gets no further blocks, and ends when its blocks have been read.
     pub(crate) draining: bool,
     #[serde(flatten)]
     pub(crate) figures: WorkerFigures,
@@ -51,22 +51,22 @@ pub(crate) struct WorkerState {
 /// A worker's counters since it was started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct WorkerFigures {
-    /// Batches that it computed.
+    /// The number of batches that the worker computed.
     pub(crate) batches_computed: u64,
-    /// Samples in them.
+    /// The number of samples in these batches.
     pub(crate) samples_computed: u64,
-    /// Batches that it sent, computed or kept.
+    /// The number of batches that the worker sent, including batches from the cache.
     pub(crate) batches_sent: u64,
-    /// Bytes of them.
+    /// The number of bytes of these batches.
     pub(crate) bytes_sent: u64,
-    /// Bytes of batches that wait in memory for clients.
+    /// The bytes of batches that wait in memory for clients.
     pub(crate) bytes_kept: u64,
-    /// What is kept for reads to come.
+    /// The statistics of the cache.
     #[serde(flatten)]
     pub(crate) cache: CacheFigures,
-    /// Processor time of the process.
+    /// The processor time of the process in seconds.
     pub(crate) cpu_seconds: f64,
-    /// Where the time of the reader's threads went.
+    /// The time of the reader's threads by stage.
     #[serde(flatten)]
     pub(crate) stages: StageFigures,
 }
@@ -76,13 +76,13 @@ pub(crate) struct WorkerFigures {
 pub(crate) struct WorkerRate {
     pub(crate) address: String,
     pub(crate) threads: usize,
-    /// Processor seconds a second.
+    /// The processor seconds per second.
     pub(crate) busy_threads: f64,
     pub(crate) samples_computed_per_second: f64,
     pub(crate) bytes_sent_per_second: f64,
-    /// Of the batches that were sent, those that were there already: another client had asked for them.
+    /// The share of the sent batches that were already available, because another client had requested them.
     pub(crate) shared_share: f64,
-    /// Seconds a second, summed over the reader's threads.
+    /// The seconds per second, summed over the reader's threads.
     pub(crate) stages: StageFigures,
 }
 
@@ -92,11 +92,11 @@ pub(crate) struct ClientRate {
     pub(crate) client: String,
     pub(crate) samples_per_second: f64,
     pub(crate) bytes_per_second: f64,
-    /// The share of the time in which its caller waits for a batch.
+    /// The share of the time in which the client's caller waits for a batch.
     pub(crate) waiting_share: f64,
 }
 
-/// To the master: what the service does.
+/// Asks the master for the status of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AskStatus {}
 
@@ -105,15 +105,15 @@ impl Question for AskStatus {
     type Answer = Status;
 }
 
-/// What the service does.
+/// The status of the service.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Status {
     pub(crate) version: String,
     pub(crate) uptime_seconds: f64,
-    /// Datasets by their names.
+    /// The locations of datasets, by name.
     pub(crate) datasets: BTreeMap<String, String>,
     pub(crate) leases: u64,
-    /// How many workers there should be.
+    /// The number of wanted workers.
     pub(crate) wanted_workers: usize,
     pub(crate) workers: Vec<WorkerState>,
     pub(crate) clients: Vec<ClientState>,
@@ -122,7 +122,7 @@ pub(crate) struct Status {
     pub(crate) limit: Limit,
 }
 
-/// To the master: a worker is to end when nobody reads its blocks any more.
+/// Tells the master that a worker must end as soon as no client reads its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Drain {
     /// The worker's address.

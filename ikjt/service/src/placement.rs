@@ -1,40 +1,40 @@
-//! Which worker computes what. Pure state: nothing here sends or waits.
+//! The assignment of blocks to workers. This module only keeps state; it does not send or wait.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::messages::{WorkerFigures, WorkerRate, WorkerState};
 
-/// A worker that has not named itself for so long is lost.
+/// The time without a report after which a worker is considered lost.
 const LOST_AFTER: Duration = Duration::from_secs(3);
 
-/// Rates are over one to two times this.
+/// Rates are averages over one to two times this duration.
 const RATES_OVER: Duration = Duration::from_secs(2);
 
-/// What was given to workers counts for about so long: as often they name their blocks.
+/// The time constant of the decay of [`Given`]. Workers report their blocks at the same interval.
 const LATELY: Duration = Duration::from_millis(500);
 
-/// The most keys whose workers are remembered: those that became known first are forgotten first.
+/// The maximal number of keys whose workers are stored. The oldest keys are dropped first.
 const MOST_KEYS: usize = 1 << 18;
 
-/// Blocks for each thread that a worker may have more than the one with the least to do, and still be given a block
-/// because it has read what that needs.
+/// The number of blocks per thread by which a worker may exceed the least loaded worker and still get a block because
+/// of its affinity.
 const MOST_AHEAD: f64 = 2.0;
 
-/// The workers that there are, and what each of them was asked to compute.
+/// The running workers, and the blocks that were assigned to them.
 #[derive(Debug, Default)]
 pub(crate) struct Placement {
     workers: BTreeMap<String, Worker>,
-    /// The worker of each key, and the keys in the order in which they were first asked for.
+    /// The worker of each key. `oldest` has the keys in the order of their first request.
     keys: HashMap<String, String>,
     oldest: VecDeque<String>,
-    /// Processes that are to end.
+    /// The processes that must end.
     drained: HashSet<String>,
     leases: u64,
     given: Given,
 }
 
-/// How many blocks workers were given lately. One that was given earlier counts less.
+/// The number of recently assigned blocks, which decays exponentially with time.
 #[derive(Debug, Default)]
 struct Given {
     blocks: f64,
@@ -56,12 +56,12 @@ impl Given {
     }
 }
 
-/// What something was a few seconds ago, to say how fast it changes.
+/// A value of a few seconds ago, for computing rates of change.
 #[derive(Debug, Clone)]
 pub(crate) struct Earlier<T> {
     pub(crate) what: T,
     pub(crate) when: Instant,
-    /// What comes next in its place.
+    /// The value that will replace it.
     newer: Option<(T, Instant)>,
 }
 
@@ -70,7 +70,7 @@ impl<T> Earlier<T> {
         Self { what, when, newer: None }
     }
 
-    /// After something was so at `when`.
+    /// Records the value `what` at the time `when`.
     pub(crate) fn then(self, what: T, when: Instant) -> Self {
         match self.newer {
             None => Self { newer: Some((what, when)), ..self },
@@ -86,9 +86,9 @@ impl<T> Earlier<T> {
 struct Worker {
     state: WorkerState,
     seen: Instant,
-    /// What it had done some seconds before.
+    /// The counters of some seconds before.
     earlier: Earlier<WorkerFigures>,
-    /// What it was given since it named its blocks last.
+    /// The number of blocks that were assigned since its last report.
     given: usize,
 }
 
@@ -115,9 +115,10 @@ impl Worker {
         }
     }
 
-    /// Blocks for each of its threads, if a thread finishes `rate` blocks a second. A worker that has said nothing for
-    /// half a second has finished some since: without them the one that was heard of last would seem to have the least to
-    /// do, and get one block after the other.
+    /// Estimates the number of blocks per thread that the worker still has to compute, if a thread completes `rate`
+    /// blocks per second. The estimate subtracts the blocks that were completed since the last report, which may be
+    /// half a second old. Otherwise the worker that reported last would seem to have the least work, and would get
+    /// one block after the other.
     fn load(&self, rate: f64, now: Instant) -> f64 {
         let named = (self.state.blocks + self.given) as f64 / self.state.threads.max(1) as f64;
         named - rate * now.duration_since(self.seen).as_secs_f64()
@@ -125,14 +126,14 @@ impl Worker {
 }
 
 impl Placement {
-    /// A worker names itself; whether it is to end.
+    /// Records the report of a worker. Returns whether the worker must drain.
     pub(crate) fn heard(&mut self, state: WorkerState, now: Instant) -> bool {
         let known = self.workers.remove(&state.address);
         let earlier = match known {
             Some(known) if known.state.process == state.process => {
                 known.earlier.then(known.state.figures, known.seen)
             }
-            // A process that has come to the address of another one begins anew.
+            // A new process at the address of an earlier one starts with new counters.
             Some(known) => {
                 self.drained.remove(&known.state.process);
                 Earlier::new(state.figures.clone(), now)
@@ -144,9 +145,9 @@ impl Placement {
         drain
     }
 
-    /// The worker for a key: the one that it had; or else that of `affinity`, unless it has much more to do
-    /// than others; or the one with the least to do. Workers to `avoid` are chosen only where there are no others. `None`
-    /// if no worker gives batches with the bytes of `same_bytes`.
+    /// Returns the worker for a key: the previous worker of the key; otherwise the worker of `affinity`, unless it
+    /// has much more work than others; otherwise the worker with the least work. Workers in `avoid` are chosen only
+    /// if there are no others. Returns `None` if no worker makes batches of the version `same_bytes`.
     pub(crate) fn lease(
         &mut self,
         key: &str,
@@ -168,7 +169,7 @@ impl Placement {
         };
         let is_avoided = |worker: &Worker| avoid.contains(&worker.state.address);
         let threads: usize = self.workers.values().map(|worker| worker.state.threads).sum();
-        // In the long run workers finish what they are given.
+        // In the long run, workers complete blocks at the rate at which they are assigned.
         let rate = self.given.per_second(now) / threads.max(1) as f64;
         let load = |worker: &Worker| worker.load(rate, now);
         let least = self
@@ -194,7 +195,7 @@ impl Placement {
         Some(chosen)
     }
 
-    /// Remembers the worker of a key; whether it has another one than before.
+    /// Stores the worker of a key. Returns whether it is another worker than before.
     fn remember(&mut self, key: &str, worker: &str) -> bool {
         match self.keys.get_mut(key) {
             Some(known) if known == worker => return false,
@@ -212,7 +213,7 @@ impl Placement {
         true
     }
 
-    /// A worker is to end. Whether there is such a worker.
+    /// Marks a worker as draining. Returns whether the worker exists.
     pub(crate) fn drain(&mut self, worker: &str, now: Instant) -> bool {
         let there = self.workers.get(worker).filter(|worker| worker.is_there(now));
         there.is_some_and(|worker| {
@@ -221,23 +222,23 @@ impl Placement {
         })
     }
 
-    /// The workers that are there.
+    /// Returns the running workers.
     pub(crate) fn workers(&self, now: Instant) -> Vec<WorkerState> {
         let there = self.workers.values().filter(|worker| worker.is_there(now));
         there.map(|worker| worker.state.clone()).collect()
     }
 
-    /// What the workers that are there do a second.
+    /// Returns the rates of the running workers.
     pub(crate) fn rates(&self, now: Instant) -> Vec<WorkerRate> {
         self.workers.values().filter(|worker| worker.is_there(now)).map(Worker::rate).collect()
     }
 
-    /// How many workers there are, with those that were lost since the last lease.
+    /// Returns the number of workers, including workers that were lost since the last lease.
     pub(crate) fn count(&self) -> usize {
         self.workers.len()
     }
 
-    /// How often a worker was asked for.
+    /// Returns the number of leases.
     pub(crate) fn leases(&self) -> u64 {
         self.leases
     }
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn who_was_heard_of_last_does_not_get_one_block_after_the_other() {
         let (mut placement, start) = (Placement::default(), Instant::now());
-        // Eight workers finish 100 blocks a second each, and 800 are given.
+        // Eight workers complete 100 blocks per second each, and 800 are assigned.
         let mut blocks = [20_usize; 8];
         for who in 0..8 {
             placement.heard(worker(&who.to_string(), 16, 20), start);
@@ -287,7 +288,7 @@ mod tests {
             let now = start + Duration::from_micros(1250) * lease as u32;
             blocks[lease % 8] = blocks[lease % 8].saturating_sub(1);
             if lease % 50 == 0 {
-                // Each names itself every half second, one after the other.
+                // Each worker reports every half second, one after the other.
                 let who = lease / 50 % 8;
                 placement.heard(worker(&who.to_string(), 16, blocks[who]), now);
             }
@@ -362,7 +363,7 @@ mod tests {
         };
         let first: Vec<_> = ["a", "b"].into_iter().map(|affinity| lease(0, affinity)).collect();
         assert_eq!(first, ["one", "two"]);
-        // The others follow, as long as they do not all come to one worker.
+        // Other jobs use the same workers, unless all of them would use one worker.
         assert_eq!([lease(1, "b"), lease(2, "b"), lease(1, "a")], ["two", "two", "one"]);
         let crowded: Vec<_> = (3..9).map(|job| lease(job, "b")).collect();
         assert!(crowded.contains(&"one".to_owned()), "{crowded:?}");

@@ -1,37 +1,38 @@
-//! The service's rates, and what limits them: pure functions of the figures that workers and clients report.
+//! The service's rates, and the factor that limits them. Pure functions of the figures that workers and clients
+//! report.
 
 use onefold_ikjt::StageFigures;
 use serde::{Deserialize, Serialize};
 
 use crate::messages::{ClientRate, Status, WorkerRate};
 
-/// Below this share of the time a client counts as not waiting.
+/// A client whose share of waiting is below this value counts as not waiting.
 const WAITS: f64 = 0.1;
 
-/// Workers that use more than this share of their threads have no time left.
+/// Workers whose share of busy threads is at least this value have no spare time.
 const BUSY: f64 = 0.75;
 
-/// The limit on how fast trainers get batches.
+/// The factor that limits the rate at which trainers receive batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Limit {
-    /// Nobody reads.
+    /// No client reads.
     #[default]
     Nothing,
     /// Trainers do not wait for batches.
     Trainer,
-    /// Workers read and verify files.
+    /// Workers mostly read and verify files.
     Storage,
-    /// Workers decode.
+    /// Workers mostly decode.
     Decode,
-    /// Workers deduplicate and preprocess.
+    /// Workers mostly deduplicate and preprocess.
     Transform,
-    /// Workers have time left, and so has their storage.
+    /// Workers and storage have spare time.
     Network,
 }
 
 impl Limit {
-    /// What limits clients of `clients`, which `workers` work for.
+    /// Determines the limit for `clients` that `workers` work for.
     pub(crate) fn of(workers: &[WorkerRate], clients: &[ClientRate]) -> Self {
         let waiting = clients.iter().map(|client| client.waiting_share).sum::<f64>();
         if clients.is_empty() {
@@ -55,7 +56,7 @@ impl Limit {
         }
     }
 
-    /// What to do about it.
+    /// Describes the limit and its remedy.
     pub(crate) fn explain(self) -> &'static str {
         match self {
             Self::Nothing => "Nobody reads.",
@@ -74,35 +75,35 @@ impl Limit {
     }
 }
 
-/// What `jobs --json` prints.
+/// The output of `jobs --json`.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct JobRates {
-    /// In the order of their datasets.
+    /// The jobs, in the order of their datasets.
     pub(crate) jobs: Vec<JobRate>,
 }
 
-/// What the clients of a job get.
+/// The rates of a job's clients.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct JobRate {
     /// The key of the job.
     pub(crate) job: String,
     /// The dataset's location.
     pub(crate) dataset: String,
-    /// Clients that read it now.
+    /// The number of clients that read it now.
     pub(crate) clients: usize,
-    /// All clients of the job together.
+    /// The samples per second that all clients of the job receive together.
     pub(crate) samples_per_second: f64,
-    /// The share of the time in which a client waits, in the mean of the clients.
+    /// The share of the time in which a client waits, as a mean over the clients.
     pub(crate) waiting_share: f64,
-    /// Samples that these clients have received so far.
+    /// The number of samples that these clients have received so far.
     pub(crate) samples: u64,
 }
 
 impl JobRates {
-    /// The jobs of a service.
+    /// Returns the jobs of a service.
     pub(crate) fn of(status: &Status) -> Self {
         let mut jobs: Vec<JobRate> = Vec::new();
-        // The clients of a job follow each other.
+        // The clients of a job are adjacent.
         for (client, rate) in status.clients.iter().zip(&status.client_rates) {
             if jobs.last().is_none_or(|job| job.job != client.job) {
                 let (job, dataset) = (client.job.clone(), client.dataset.clone());

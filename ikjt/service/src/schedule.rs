@@ -1,23 +1,24 @@
-//! Which blocks a worker computes next, and which batches it holds. Pure state: events come in, [actions](Action) go out,
-//! and the caller tells the time.
+//! The schedule of a worker: which blocks it computes next, and which batches it holds. This module only keeps state:
+//! events are inputs, [actions](Action) are outputs, and the caller passes the time.
 //!
 //! # Memory
 //!
 //! There are two budgets.
 //!
-//! - **Reading.** A run computes blocks that follow each other with one reader. It begins only if the memory that its
-//!   reader needs fits beside that of the other runs. A run that waits for room for its next batch is paused; if another
-//!   one could go on in its place, it ends, and its blocks are computed later from where it was.
-//! - **Batches**, those that wait for clients and those that the network has not taken yet. Jobs have equal shares. A
-//!   client that waits for its next batch, and has no other one under way, gets it whatever its job's share is: so every
-//!   client goes on. Room for it comes from batches that all clients have had, then from jobs with more than their share.
+//! - **Reading.** A run computes consecutive blocks with one reader. It begins only if the memory of its reader fits
+//!   beside the memory of the other runs. A run is paused while there is no room for its next batch. If another run
+//!   could proceed instead, the paused run ends, and its blocks are computed later from the same step.
+//! - **Batches** that wait for clients, and batches that the network has not taken yet. Jobs have equal shares. A
+//!   client that waits for its next batch and has no other batch under way gets it even if its job exceeds its share,
+//!   so every client makes progress. The room comes first from batches that all clients have received, then from jobs
+//!   that exceed their shares.
 //!
 //! # Clients of equal jobs
 //!
-//! A block that several clients read is computed once. Clients may be up to [`WINDOW`] blocks apart: complete blocks stay
-//! until the last one has had them. A client in front waits for those behind it at the end of the window, and also once
-//! these blocks take all of the job's share. It does not wait for one that takes nothing for [`PATIENCE`], or that begins
-//! far behind it.
+//! A block that several clients read is computed once. Clients may be up to [`WINDOW`] blocks apart: complete blocks
+//! are kept until the last client has received them. A client at the front waits for the clients behind it at the end
+//! of the window, and also if these blocks use up the job's share. It does not wait for a client that takes nothing
+//! for [`PATIENCE`], or that begins far behind it.
 
 mod clients;
 mod room;
@@ -33,102 +34,103 @@ use tonic::Status;
 
 use crate::sending::Message;
 
-/// Runs that compute at the same time. Each uses all threads; a second one computes while the first one waits for
-/// storage.
+/// The number of runs that compute at the same time. Each run uses all threads; the second one computes while the
+/// first one waits for storage.
 const COMPUTING: usize = 2;
 
-/// How many blocks clients of a job may be apart. A client that is behind by more, up to twice as many, is waited for.
+/// The number of blocks by which clients of a job may be apart. A client waits for others that are farther behind, up
+/// to twice this distance.
 const WINDOW: u64 = 16;
 
-/// A client that takes nothing for so long is not waited for.
+/// The time after which a client that takes nothing is no longer waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Limits of a worker's memory, in bytes.
+/// The limits of a worker's memory, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Bytes that all runs may use for reading.
+    /// The memory that all runs may use for reading.
     pub(crate) reading: u64,
-    /// Bytes of batches that wait for clients.
+    /// The memory for batches that wait for clients.
     pub(crate) batches: u64,
 }
 
-/// A client asks for the batches of a block.
+/// A client's request for the batches of a block.
 #[derive(Debug)]
 pub(crate) struct Request<T> {
     pub(crate) block: Block,
-    /// The first step that it wants; one of the block, or its end.
+    /// The first requested step: a step of the block, or its end.
     pub(crate) from: u64,
-    /// The client's name. It reads one epoch.
+    /// The client's name. A client reads one epoch.
     pub(crate) client: String,
-    /// The epoch that the client is in, which may be another one than the block's if all have the same batches.
+    /// The epoch that the client reads, which may differ from the block's epoch if all epochs have the same batches.
     pub(crate) pass: u64,
-    /// The bytes that computing the block takes.
+    /// The memory in bytes that computing the block takes.
     pub(crate) reading: u64,
-    /// A value of the caller, which actions for the block hand back.
+    /// A value of the caller, which actions for the block return.
     pub(crate) of_block: T,
-    /// All of its batches, if the cache had them.
+    /// All batches of the block, if they were in the cache.
     pub(crate) cached: Option<Vec<Message>>,
 }
 
-/// Work for the caller.
+/// An action that the caller must carry out.
 #[derive(Debug)]
 pub(crate) enum Action<T> {
-    /// Compute the batches of a run from a step on, up to the horizon.
+    /// Computes the batches of a run from a step on, up to the horizon.
     Start { run: u64, of_block: T, epoch: u64, from: u64, horizon: Horizon },
     /// Wakes the clients that wait for batches of a block.
     Wake(Arc<Notify>),
-    /// A run that waits for room offers its batch again: it is to end.
+    /// Wakes the paused runs, so that one that must end offers its batch again and is told to end.
     Close,
-    /// Nobody reads a block any more, and all of it is there: a cache may keep it. `made` is the processor time of its
+    /// Offers a complete block that no client reads any more to the cache. `made` is the processor time of its
     /// batches, if they were computed here.
     Keep { of_block: T, block: Block, batches: Vec<Message>, made: Option<Duration> },
 }
 
-/// The decision about a batch that was computed.
+/// The decision about a computed batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// There is room for it: [`Schedule::add`] it.
+    /// There is room for the batch: call [`Schedule::add`].
     Add,
-    /// There is no room now: offer it again after the next event.
+    /// There is no room at present: offer the batch again after the next event.
     Wait,
-    /// The run is to end.
+    /// The run must end.
     End,
 }
 
-/// The answer to a client that wants its next batch.
+/// The answer to a client that requests its next batch.
 #[derive(Debug)]
 pub(crate) enum Taken {
     Message(Message),
     Failed(Status),
-    /// It tries again when it is woken.
+    /// There is no batch yet. The client tries again when it is notified.
     Wait(Arc<Notify>),
     /// The block has no further batch.
     End,
 }
 
-/// See the [module](self).
+/// The schedule of a worker; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Schedule<T> {
     limits: Limits,
     entries: BTreeMap<u64, Entry<T>>,
-    /// The entry to which new clients of a block come.
+    /// The entry that new clients of a block join.
     by_block: HashMap<Block, u64>,
-    /// The entries of subscriptions.
+    /// The entry of each subscription.
     subscriptions: HashMap<u64, u64>,
     runs: BTreeMap<u64, Run>,
     jobs: HashMap<String, Job>,
-    /// Bytes that the network has not taken yet, of blocks that are not held any more, by subscription.
+    /// For each subscription, the bytes that the network has not taken yet of blocks that were removed.
     left: HashMap<u64, u64>,
-    /// Counts events, to tell earlier from later ones, and gives names.
+    /// A counter of events, which orders them and generates ids.
     clock: u64,
     actions: Vec<Action<T>>,
 }
 
 #[derive(Debug, Default)]
 struct Job {
-    /// When a run of it began last.
+    /// The time of the event at which a run of the job last began.
     begun: u64,
-    /// The bytes of its largest batch.
+    /// The size of its largest batch in bytes.
     largest: u64,
     /// Its clients, by name.
     clients: HashMap<String, Client>,
@@ -139,25 +141,26 @@ struct Job {
 struct Client {
     epoch: u64,
     pass: u64,
-    /// The last step that it has asked for.
+    /// The last step that it has requested.
     at: u64,
-    /// When it took something last.
+    /// The time at which it last took a batch.
     seen: Instant,
 }
 
-/// A block that clients read or wait for, or that one of them will come to.
+/// A block that clients read or wait for, or that one of them will request.
 #[derive(Debug)]
 struct Entry<T> {
     block: Block,
     of_block: T,
     reading: u64,
-    /// The step of the first of the batches.
+    /// The step of the first batch that is held.
     first: u64,
     batches: VecDeque<Message>,
     progress: Progress,
-    /// By subscription.
+    /// The clients that read the block, by subscription.
     takers: BTreeMap<u64, Taker>,
-    /// By subscription, also of those that have ended: steps and bytes of batches that the network has not taken yet.
+    /// For each subscription, including ended ones, the steps and bytes of batches that the network has not taken
+    /// yet.
     under_way: BTreeMap<u64, VecDeque<(u64, u64)>>,
     made: Option<Duration>,
     more: Arc<Notify>,
@@ -179,28 +182,28 @@ enum Progress {
     Failed(Status),
 }
 
-/// Blocks that follow each other, which are computed in one go: at the ends of a run a row group is decoded of which
+/// Consecutive blocks that are computed in one pass, because at the ends of a run row groups are decoded of which
 /// only a part is needed.
 #[derive(Debug)]
 struct Run {
     job: String,
     epoch: u64,
     reading: u64,
-    /// The step after its last block.
+    /// The end of its last block.
     end: u64,
     horizon: Horizon,
-    /// Its blocks that are not complete, in order, and the steps after their last ones.
+    /// Its incomplete blocks in order, each with the end of its steps.
     entries: VecDeque<(u64, u64)>,
-    /// Batches that were added.
+    /// The number of batches that were added.
     added: u64,
     /// Whether it waits for room.
     paused: bool,
-    /// Whether it is to end.
+    /// Whether it must end.
     closing: bool,
 }
 
 impl<T> Entry<T> {
-    /// A block from the step `from` on, or all of it if it was cached.
+    /// Creates the entry of a block from the step `from` on, or of the whole block if it was cached.
     fn new(request: Request<T>) -> Self {
         let Request { block, from, reading, of_block, cached, .. } = request;
         let made = cached.is_none().then_some(Duration::ZERO);
@@ -217,7 +220,7 @@ impl<T> Entry<T> {
         self.batches.iter().map(Message::bytes).sum()
     }
 
-    /// The step of the batch that is computed next.
+    /// Returns the step of the batch that is computed next.
     fn next_batch(&self) -> u64 {
         self.first + self.batches.len() as u64
     }
@@ -226,14 +229,14 @@ impl<T> Entry<T> {
         matches!(self.progress, Progress::Complete) && self.first == self.block.steps.start
     }
 
-    /// Bytes on their way to clients that the entry itself does not hold.
+    /// Returns the bytes of batches on their way to clients that the entry itself no longer holds.
     fn under_way(&self) -> u64 {
         let held = self.first..self.next_batch();
         let under_way = self.under_way.values().flatten();
         under_way.filter(|(step, _)| !held.contains(step)).map(|(_, bytes)| bytes).sum()
     }
 
-    /// The steps of the block, at least 1.
+    /// Returns the number of steps of the block, at least 1.
     fn length(&self) -> u64 {
         self.block.steps.end.saturating_sub(self.block.steps.start).max(1)
     }
@@ -267,28 +270,28 @@ impl<T: Clone> Schedule<T> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Whether there is something to do.
+    /// Returns whether there are actions to carry out.
     pub(crate) fn has_actions(&self) -> bool {
         !self.actions.is_empty()
     }
 
-    /// Blocks that clients read, or wait for.
+    /// Returns the number of blocks that clients read or wait for.
     pub(crate) fn active(&self) -> usize {
         self.entries.values().filter(|entry| !entry.takers.is_empty()).count()
     }
 
-    /// Whether some client reads a block, or will come to it.
+    /// Returns whether a client reads a block, or will request it.
     pub(crate) fn has(&self, block: &Block) -> bool {
         self.by_block.contains_key(block)
     }
 
-    /// Bytes of batches: those that are held, and those that the network has not taken yet.
+    /// Returns the bytes of batches that are held, and of batches that the network has not taken yet.
     pub(crate) fn used(&self) -> u64 {
         let held = self.entries.values().map(|entry| entry.bytes() + entry.under_way());
         held.sum::<u64>() + self.left.values().sum::<u64>()
     }
 
-    /// A client reads a block from now on; gives the name of its subscription.
+    /// Subscribes a client to a block, and returns the id of the subscription.
     pub(crate) fn subscribe(&mut self, request: Request<T>, now: Instant) -> u64 {
         let subscription = self.tick();
         let (block, client) = (request.block.clone(), request.client.clone());
@@ -313,7 +316,7 @@ impl<T: Clone> Schedule<T> {
             entry.takers.insert(subscription, taker);
         }
         self.subscriptions.insert(subscription, id);
-        // A run goes on unless others wait for their turn.
+        // Runs are extended unless another job's block waits.
         if !self.waiting(now).any(|(_, entry)| !entry.is_of(&job)) {
             let runs: Vec<u64> = self.runs.keys().copied().collect();
             runs.into_iter().for_each(|run| self.extend(run));
@@ -322,7 +325,7 @@ impl<T: Clone> Schedule<T> {
         subscription
     }
 
-    /// The client of a subscription wants its next batch.
+    /// Returns the next batch of a subscription, if it is available.
     pub(crate) fn take(&mut self, subscription: u64, now: Instant) -> Taken {
         let found = self.subscriptions.get(&subscription).copied();
         let found = found.and_then(|id| {
@@ -362,7 +365,7 @@ impl<T: Clone> Schedule<T> {
         Taken::Message(message)
     }
 
-    /// The network has taken the oldest batch, of `bytes`, of a subscription.
+    /// Records that the network has taken the oldest batch of a subscription, which has `bytes` bytes.
     pub(crate) fn sent(&mut self, subscription: u64, bytes: u64, now: Instant) {
         if let Some(left) = self.left.get_mut(&subscription) {
             *left = left.saturating_sub(bytes);
@@ -389,7 +392,7 @@ impl<T: Clone> Schedule<T> {
         self.begin(now);
     }
 
-    /// A client reads a block no more.
+    /// Ends a subscription.
     pub(crate) fn unsubscribe(&mut self, subscription: u64, now: Instant) {
         let id = self.subscriptions.get(&subscription);
         let Some(entry) = id.and_then(|id| self.entries.get_mut(id)) else { return };
@@ -403,7 +406,7 @@ impl<T: Clone> Schedule<T> {
         let clients = self.jobs.get_mut(&job).map(|job| &mut job.clients);
         if let Some(clients) = clients {
             if taker.next < end && !reads_more {
-                // It has ended, or asks other workers.
+                // The client has ended, or asks other workers.
                 clients.remove(&taker.client);
             } else if let Some(client) = clients.get_mut(&taker.client) {
                 client.at = client.at.max(taker.next);
@@ -414,7 +417,7 @@ impl<T: Clone> Schedule<T> {
         self.pass(now);
     }
 
-    /// Time has passed.
+    /// Updates the schedule after time has passed.
     pub(crate) fn pass(&mut self, now: Instant) {
         for job in self.jobs.values_mut() {
             job.clients.retain(|_, client| client.is_there(now));
@@ -431,7 +434,7 @@ impl<T: Clone> Schedule<T> {
         self.begin(now);
     }
 
-    /// A run has computed the batch of a step, of `bytes`: what is to become of it.
+    /// Decides what happens to a batch of `bytes` bytes that a run has computed.
     pub(crate) fn offer(&mut self, run: u64, step: u64, bytes: u64, now: Instant) -> Verdict {
         let Some(id) = self.entry_of(run, step) else { return self.close(run) };
         if let Some(job) = self.runs.get(&run).and_then(|run| self.jobs.get_mut(&run.job)) {
@@ -443,7 +446,7 @@ impl<T: Clone> Schedule<T> {
         if has_room {
             return Verdict::Add;
         }
-        // Somebody may wait for a block after this one.
+        // Other clients may wait for the blocks after this one, so another run may compute them.
         let later = known.entries.split_off(1);
         known.end = known.entries.front().map_or(known.end, |(_, end)| *end);
         for (id, _) in later {
@@ -452,7 +455,7 @@ impl<T: Clone> Schedule<T> {
                 entry.progress = Progress::Waiting;
             }
         }
-        // Another block may need less.
+        // Another block may need less memory.
         self.begin(now);
         match self.runs.get(&run).is_some_and(|run| !run.closing) {
             true => Verdict::Wait,
@@ -467,7 +470,7 @@ impl<T: Clone> Schedule<T> {
         Verdict::End
     }
 
-    /// Adds a batch for which there is room; it took `made` of processor time.
+    /// Adds a batch after [`Verdict::Add`]. Its processor time was `made`.
     pub(crate) fn add(&mut self, run: u64, step: u64, message: Message, made: Duration) {
         let id = self.entry_of(run, step);
         let Some(entry) = id.and_then(|id| self.entries.get_mut(&id)) else { return };
@@ -488,13 +491,13 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// A run has ended, and what it read with is free. Its blocks that are not complete wait for another one; the one
-    /// that failed fails.
+    /// Records that a run has ended and released its memory. Its incomplete blocks wait for another run. If the run
+    /// failed, its current block fails.
     pub(crate) fn ended(&mut self, run: u64, computed: Result<(), Status>, now: Instant) {
         let Some(run) = self.runs.remove(&run) else { return };
         let mut failed = match computed {
             Err(status) => Some(status),
-            // Nothing would come of another try either.
+            // Another try would end in the same way.
             Ok(()) if run.added == 0 && !run.closing => {
                 Some(Status::internal("the epoch ends before a block that was asked for"))
             }
@@ -503,7 +506,7 @@ impl<T: Clone> Schedule<T> {
         for (id, _) in run.entries {
             let running = |entry: &&mut Entry<T>| matches!(entry.progress, Progress::Running);
             let Some(entry) = self.entries.get_mut(&id).filter(running) else { continue };
-            // The failure of one block does not concern the next one.
+            // The failure of one block does not affect the next one.
             match failed.take() {
                 None => entry.progress = Progress::Waiting,
                 Some(status) => {
@@ -544,7 +547,7 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// The blocks that may be computed now.
+    /// Returns the blocks that may be computed now.
     fn waiting(&self, now: Instant) -> impl Iterator<Item = (&u64, &Entry<T>)> {
         let (share, needed) = (self.share(), self.needed_by_job(now));
         let may_begin = move |entry: &Entry<T>| {
@@ -554,14 +557,14 @@ impl<T: Clone> Schedule<T> {
             let job = entry.block.job.as_str();
             let needed = needed[job];
             let largest = self.jobs.get(job).map_or(0, |job| job.largest);
-            // To go on for a few batches only would cost more than it gives.
+            // Starting a run for a few batches only would cost more than it gains.
             let is_worth_it = needed <= share / 2 && needed.saturating_add(largest) <= share;
             (is_worth_it || self.is_awaited(entry, now)) && !self.is_held(entry, now)
         };
         self.entries.iter().filter(move |(_, entry)| may_begin(entry))
     }
 
-    /// Begins to compute waiting blocks: of the job whose turn it is, the first.
+    /// Starts computing waiting blocks, in turns over the jobs. The first block of a job comes first.
     fn begin(&mut self, now: Instant) {
         while self.runs.values().filter(|run| !run.paused).count() < COMPUTING {
             let turn = |entry: &Entry<T>| {
@@ -585,7 +588,7 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// Begins a run with a waiting block.
+    /// Starts a run with a waiting block.
     fn start(&mut self, id: u64) {
         let run = self.tick();
         let Some(entry) = self.entries.get_mut(&id) else { return };
@@ -611,7 +614,7 @@ impl<T: Clone> Schedule<T> {
         self.actions.push(Action::Start { run, of_block, epoch, from, horizon });
     }
 
-    /// Adds waiting blocks that follow a run's last one to the run.
+    /// Adds waiting blocks that follow the last block of a run to the run.
     fn extend(&mut self, run: u64) {
         let may_go_on = |run: &&mut Run| !run.closing && !run.paused;
         let Some(run) = self.runs.get_mut(&run).filter(may_go_on) else { return };
@@ -630,10 +633,10 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// The block of a run whose next batch is that of a step; `None` if nobody wants it any more.
+    /// Returns the block of a run whose next batch is the batch of `step`, or `None` if no client reads it any more.
     fn entry_of(&mut self, run: u64, step: u64) -> Option<u64> {
         let entries = &mut self.runs.get_mut(&run)?.entries;
-        // The entries before it are complete.
+        // The entries before this step are complete.
         while entries.front().is_some_and(|(_, end)| *end <= step) {
             entries.pop_front();
         }

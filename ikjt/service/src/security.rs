@@ -1,4 +1,4 @@
-//! What a process shows, and whom it answers.
+//! The credentials that a process uses, and the requests that it accepts.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
-/// How often the files of certificates and tokens are read again.
+/// The interval of reloading the files of certificates and tokens.
 const RELOAD: Duration = Duration::from_secs(5);
 
-/// The files that a process proves itself with, and knows others by.
+/// The files with a process's credentials, and with the credentials that it accepts.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct SecurityArguments {
     /// Certificate of this process (PEM); with it, all connections use TLS
@@ -38,10 +38,10 @@ pub(crate) struct SecurityArguments {
     worker_token_file: Option<PathBuf>,
 }
 
-/// What a process proves itself with, and knows others by.
+/// The credentials of a process, and the credentials that it accepts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Proof {
-    /// Certificates and token that a worker shows as a client of the master.
+    /// The certificates and token that a worker sends as a client of the master.
     pub(crate) security: Security,
     /// Whether connections use TLS.
     pub(crate) secure: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Proof {
 }
 
 impl SecurityArguments {
-    /// The same for another process, as arguments.
+    /// Returns the arguments that give another process the same files.
     pub(crate) fn to_arguments(&self) -> Vec<OsString> {
         let files = [
             ("--tls-certificate", &self.tls_certificate),
@@ -82,8 +82,7 @@ impl SecurityArguments {
         Ok(Proof { secure: security.identity.is_some(), security, token, worker_token })
     }
 
-    /// Waits until the files are others than those of `known`, and can be used. Files that are being replaced are read
-    /// again later.
+    /// Waits until the files differ from `known` and can be used. Files that are being replaced are read again later.
     pub(crate) async fn changed(&self, known: &Proof) -> Proof {
         loop {
             tokio::time::sleep(RELOAD).await;
@@ -95,7 +94,7 @@ impl SecurityArguments {
     }
 }
 
-/// The text of a token's file.
+/// Reads the token in a file.
 fn read_token(path: &Path) -> anyhow::Result<String> {
     let token = fs_err::read_to_string(path)?.trim().to_owned();
     if token.is_empty() {
@@ -106,7 +105,7 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
 }
 
 impl Proof {
-    /// How a server encrypts connections; `None` if it does not.
+    /// Returns the TLS configuration of a server, or `None` if it does not use TLS.
     pub(crate) fn server_tls(&self) -> Option<ServerTlsConfig> {
         let (certificate, key) = self.security.identity.as_ref()?;
         let tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
@@ -116,28 +115,28 @@ impl Proof {
         })
     }
 
-    /// Whether a server can be started with the certificates.
+    /// Returns whether a server can be started with the certificates.
     fn is_usable(&self) -> bool {
         self.server_tls().is_none_or(|tls| Server::builder().tls_config(tls).is_ok())
     }
 
-    /// Whom a server answers.
+    /// Returns the guard that checks a server's requests.
     pub(crate) fn guard(&self) -> Guard {
         let header = |token: &Option<String>| token.as_ref().map(|token| format!("Bearer {token}").into());
         Guard { token: header(&self.token), worker_token: header(&self.worker_token) }
     }
 }
 
-/// The role of a request's sender, by its token.
+/// The role of a request's sender, which its token determines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     /// It reads datasets.
     Client,
-    /// It is a process of the service, or its operator; it may do what clients may, too.
+    /// It is a process of the service, or its operator. It may also do everything that clients may.
     Worker,
 }
 
-/// Refuses senders whose messages have another version, and those without a token.
+/// Rejects requests with another version of the messages, and requests without a valid token.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
     token: Option<Arc<str>>,
@@ -145,8 +144,9 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// The role of somebody who sends this; `None` if he is not answered. One token alone is that of both roles; without
-    /// a token of clients, everybody is one.
+    /// Returns the role of a sender with this `authorization` header, or `None` if the request is rejected. If only
+    /// the token of clients is set, it is valid for both roles. If only the token of workers is set, every other
+    /// sender is a client. Without tokens every sender has both roles.
     pub(crate) fn role(&self, authorization: Option<&str>) -> Option<Role> {
         let has =
             |token: &str| authorization.is_some_and(|found| is_same(found.as_bytes(), token.as_bytes()));
@@ -161,11 +161,11 @@ impl Guard {
         }
     }
 
-    /// The role of a request's sender.
+    /// Returns the role of a request's sender.
     ///
     /// # Errors
     ///
-    /// `Unauthenticated` without a token, `FailedPrecondition` for another version of the messages.
+    /// `Unauthenticated` without a valid token, `FailedPrecondition` for another version of the messages.
     pub(crate) fn admit(&self, metadata: &MetadataMap) -> Result<Role, Status> {
         let text = |key| metadata.get(key).and_then(|value| value.to_str().ok());
         let Some(role) = self.role(text("authorization")) else {
@@ -188,7 +188,7 @@ impl Guard {
 }
 
 impl Role {
-    /// Refuses an action of workers to others.
+    /// Returns an error for an action of workers if the sender is a client.
     pub(crate) fn check_worker(self, action: &str) -> Result<(), Status> {
         match self {
             Self::Worker => Ok(()),
@@ -200,7 +200,7 @@ impl Role {
     }
 }
 
-/// Equality in a time that does not depend on where texts differ.
+/// Compares two texts in a time that does not depend on where they differ.
 fn is_same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b)) == 0
 }

@@ -1,7 +1,7 @@
-//! The part of Arrow Flight that the service speaks: `DoAction` for questions and `DoGet` for batches.
+//! Implements the part of Arrow Flight that the service uses: `DoAction` for questions and `DoGet` for batches.
 //!
-//! A gRPC library encodes a message into a buffer of its own, which for batches is a copy of everything that is sent. A
-//! message of Flight is a few bytes before the batch's memory, though, so both are handed on one after the other:
+//! A gRPC library encodes a message into a new buffer, which copies the whole batch. A message of Flight is just a
+//! few bytes followed by the batch's memory, so this module passes both on one after the other:
 //!
 //! ```text
 //! flag, length │ tag 3, length, header │ tag 1000, length │ body
@@ -34,21 +34,21 @@ use crate::flight::{Answers, Batches, of_json};
 use crate::jobs::to_status;
 use crate::security::{Guard, Role};
 
-/// The fields of `FlightData`.
+/// The field numbers of `FlightData`.
 const APP_METADATA: u32 = 3;
 const DATA_BODY: u32 = 1000;
 
-/// The most bytes of a request: of a job, whose pipeline may have tables.
+/// The maximal size of a request in bytes. The largest requests are jobs, whose pipelines may contain tables.
 const MOST_REQUEST_BYTES: usize = 64 << 20;
 
-/// gRPC headers that negotiate compression.
+/// The gRPC headers that negotiate compression.
 const ACCEPTS: &str = "grpc-accept-encoding";
 const ENCODING: &str = "grpc-encoding";
 
-/// A message of protocol buffers: its beginning, and its end.
+/// An encoded protocol buffers message in two parts.
 type Encoded = (Bytes, Bytes);
 
-/// A batch as it is sent.
+/// A batch in the form in which it is sent.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     pub(crate) header: Bytes,
@@ -60,7 +60,7 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) enum Sent {
     Batch(Message),
-    /// Why the next batch takes long.
+    /// The reason why the next batch is delayed.
     Notice(Notice),
 }
 
@@ -88,11 +88,11 @@ impl AsRef<[u8]> for Memory {
 }
 
 impl Message {
-    /// The message of a batch.
+    /// Creates the message of a batch.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the batch is larger than a message.
+    /// `InvalidArgument` if the batch exceeds the maximal size of a message.
     pub(crate) fn new(step: u64, batch: SentBatch) -> Result<Self, Status> {
         let SentBatch { memory: body, places, narrow } = batch;
         let bytes = body.len();
@@ -114,7 +114,7 @@ impl Message {
         (self.header.len() + self.body.len()) as u64
     }
 
-    /// What stands before the body in the encoded message.
+    /// Returns the part of the encoded message before the body.
     fn before_body(&self) -> BytesMut {
         let mut before = BytesMut::with_capacity(self.header.len() + 32);
         encode_key(APP_METADATA, WireType::LengthDelimited, &mut before);
@@ -130,7 +130,7 @@ impl Message {
     }
 }
 
-/// The parts of a message for gRPC.
+/// Returns the parts of a gRPC frame with a message.
 fn frames_of((before, body): Encoded, compressed: bool) -> Result<[Bytes; 2], Status> {
     let prefixed = |flag: u8, bytes: usize, first: &[u8]| {
         let mut prefixed = BytesMut::with_capacity(first.len() + 5);
@@ -153,10 +153,10 @@ fn frames_of((before, body): Encoded, compressed: bool) -> Result<[Bytes; 2], St
     Ok([prefixed(1, bytes.len(), &[]), bytes.into()])
 }
 
-/// The spaces after a header with which the body begins at a multiple of 64 in the encoded message: where a client
-/// receives that into memory of its own, it need not copy the batch to align it.
+/// Returns the number of spaces after a header with which the body begins at a multiple of 64 in the encoded message.
+/// If a client receives the message into aligned memory, it does not have to copy the batch.
 fn padding(header: usize, body: usize) -> usize {
-    // A field of protocol buffers is its tag, its length and its bytes; the body's tag, 1000, takes two bytes.
+    // A field of protocol buffers is its tag, its length and its bytes. The tag of the body, 1000, takes two bytes.
     let length_bytes = |length: usize| (usize::BITS - length.leading_zeros()).max(1).div_ceil(7) as usize;
     let start = |padding: usize| {
         let header = header + padding;
@@ -165,7 +165,7 @@ fn padding(header: usize, body: usize) -> usize {
     (0..128).find(|padding| start(*padding).is_multiple_of(64)).unwrap_or(0)
 }
 
-/// The routes, for those whom `guard` admits.
+/// Returns the routes for requests that `guard` admits.
 pub(crate) fn routes<A: Answers>(answers: Arc<A>, guard: Guard) -> Router {
     Router::new()
         .route("/arrow.flight.protocol.FlightService/DoAction", post(act::<A>))
@@ -202,7 +202,7 @@ async fn get<A: Answers>(
     }
 }
 
-/// The answer to a question, as JSON.
+/// Returns the answer to a question in JSON.
 async fn answered<A: Answers>(answers: &A, guard: Guard, request: Request) -> Result<Bytes, Status> {
     let (arrow_flight::Action { r#type: action, body }, role) = received(&guard, request).await?;
     if answers.is_for_workers(&action) {
@@ -214,19 +214,19 @@ async fn answered<A: Answers>(answers: &A, guard: Guard, request: Request) -> Re
     answer.map(Bytes::from).ok_or_else(unknown)
 }
 
-/// The batches that a request asks for.
+/// Returns the batches that a request asks for.
 async fn batches<A: Answers>(answers: &A, guard: Guard, request: Request) -> Result<Batches, Status> {
     let (ticket, _): (arrow_flight::Ticket, Role) = received(&guard, request).await?;
     answers.get(of_json(&ticket.ticket)?).await
 }
 
-/// Whether the client accepts a compressed answer.
+/// Returns whether the client accepts a compressed answer.
 fn takes_compressed(request: &Request) -> bool {
     let accepts = request.headers().get_all(ACCEPTS).iter().filter_map(|value| value.to_str().ok());
     accepts.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "zstd")
 }
 
-/// The message of a request, if `guard` admits its sender, and his role.
+/// Decodes a request if `guard` admits its sender, and returns the message and the sender's role.
 async fn received<M: prost::Message + Default>(guard: &Guard, request: Request) -> Result<(M, Role), Status> {
     let (parts, body) = request.into_parts();
     let role = guard.admit(&MetadataMap::from_headers(parts.headers))?;
@@ -242,7 +242,7 @@ async fn received<M: prost::Message + Default>(guard: &Guard, request: Request) 
     Ok((M::decode(message).map_err(|error| wrong(&error))?, role))
 }
 
-/// An answer of these messages.
+/// Returns a response with these messages.
 fn response(
     messages: impl Stream<Item = Result<Encoded, Status>> + Send + 'static,
     compressed: bool,
@@ -256,7 +256,7 @@ fn response(
     response
 }
 
-/// The frames of an answer, and at its end the status.
+/// Returns the frames of an answer, followed by the status.
 fn frames(
     messages: impl Stream<Item = Result<Encoded, Status>> + Send,
     compressed: bool,
@@ -273,7 +273,7 @@ fn frames(
     };
     let parts = messages.flat_map(move |message| stream::iter(of_message(message)));
     let ended = stream::once(async { Err(Status::ok("")) });
-    // The first status is the last thing that is sent.
+    // The first status ends the answer.
     parts.chain(ended).scan(false, |over, part| {
         let next = match part {
             _ if *over => None,
@@ -289,7 +289,7 @@ fn frames(
 
 fn trailers(status: &Status) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // A message that does not fit a header is left out.
+    // A message that does not fit into a header is omitted.
     if status.add_header(&mut headers).is_err() {
         headers.insert(Status::GRPC_STATUS, HeaderValue::from_static("13"));
     }

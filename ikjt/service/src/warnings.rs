@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a warning is repeated, at most.
+/// The least interval between repetitions of a warning.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// The most warnings that are written within that time.
+/// The maximal number of warnings in this interval.
 const MOST: usize = 20;
 
-/// Writes each warning once a minute: clients ask again and again for what fails.
+/// Writes each warning at most once a minute, because clients repeat requests that fail.
 #[derive(Debug, Default)]
 pub(crate) struct Warnings(Mutex<HashMap<String, Instant>>);
 

@@ -1,4 +1,4 @@
-//! A worker: reads datasets and sends batches.
+//! A worker, which reads datasets and sends batches.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::SocketAddr;
@@ -33,13 +33,13 @@ use crate::schedule::{Limits, Request};
 use crate::security::{Proof, SecurityArguments};
 use crate::warnings::Warnings;
 
-/// How often a worker names itself.
+/// The interval at which a worker reports to the master.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// How long a request waits for the master's first answer, which says what may be read.
+/// The time for which a request waits for the master's first answer, which names the datasets that may be read.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long a worker that is to end waits for clients that still read from it.
+/// The time for which a draining worker waits for clients that still read from it.
 const DRAINING: Duration = Duration::from_secs(60);
 
 /// The arguments of `worker`.
@@ -73,7 +73,7 @@ pub(crate) struct WorkerArguments {
     pub(crate) security: SecurityArguments,
 }
 
-/// Runs a worker until it is told to end, or to drain.
+/// Runs a worker until it receives a signal to end, or has drained.
 pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyhow::Result<()> {
     if arguments.host.is_none() && arguments.listen.ip().is_unspecified() {
         let message = format!(
@@ -85,8 +85,8 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     }
     let proof = arguments.security.load()?;
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
-    // One half for reading. The other one is for batches that wait for clients, and for the cache; an eighth of it is left
-    // to the program itself.
+    // One half of the memory is for reading. The other half is for batches that wait for clients and for the cache,
+    // except one eighth of it for the program itself.
     let half = arguments.memory_limit / 2;
     let limits = Limits { reading: half - half / 4, batches: half - half / 8 };
     let disk = arguments.cache_dir.as_deref().map(|folder| (folder, arguments.cache_limit));
@@ -126,8 +126,8 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     ended
 }
 
-/// Tells the master again and again that the worker is there. Ends only with what the master refuses, unless files with
-/// other certificates or tokens have come meanwhile.
+/// Reports to the master periodically. Ends only with an error that the master returns, unless the files with
+/// certificates or tokens have changed.
 async fn name_itself(arguments: &WorkerArguments, mut proof: Proof, worker: &Worker) -> anyhow::Result<()> {
     let master = &arguments.master;
     let mut network = Network::new(&proof.security, proof.secure)?;
@@ -165,7 +165,7 @@ async fn name_itself(arguments: &WorkerArguments, mut proof: Proof, worker: &Wor
     }
 }
 
-/// Lets what depends on time see that it passes.
+/// Informs the blocks and jobs that time passes, and reports disk failures of the cache.
 async fn pass(worker: &Worker, cache: &Cache) {
     loop {
         tokio::time::sleep(HEARTBEAT).await;
@@ -178,10 +178,10 @@ async fn pass(worker: &Worker, cache: &Cache) {
     }
 }
 
-/// Waits until nobody can write to stdin any more.
+/// Waits until stdin is closed.
 async fn stdin_closed() {
     let (sender, closed) = tokio::sync::oneshot::channel();
-    // A thread of its own, because a runtime that ends waits for those that read for it.
+    // Uses a separate thread, because a runtime that shuts down waits for its own blocking threads.
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         let _ = sender.send(());
@@ -189,7 +189,7 @@ async fn stdin_closed() {
     let _ = closed.await;
 }
 
-/// Waits until the worker was told to end and nobody reads from it any more.
+/// Waits until the worker must drain and no client reads from it any more.
 async fn drained(worker: &Worker, until_stdin_closes: bool) {
     tokio::select! {
         () = stdin_closed(), if until_stdin_closes => worker.draining.store(true, Relaxed),
@@ -201,7 +201,7 @@ async fn drained(worker: &Worker, until_stdin_closes: bool) {
         } => (),
     }
     let idle = async {
-        // The master hears of it first.
+        // The master must learn first that the worker drains.
         loop {
             tokio::time::sleep(2 * HEARTBEAT).await;
             if worker.blocks.active() == 0 {
@@ -224,23 +224,23 @@ struct Worker {
     jobs: Jobs,
     blocks: Arc<Blocks>,
     draining: AtomicBool,
-    /// Which datasets it may read, as the master says.
+    /// The datasets that the worker may read, which the master determines.
     allowed: watch::Sender<Allowed>,
     warnings: Arc<Warnings>,
 }
 
-/// Datasets that a worker may read.
+/// The datasets that a worker may read.
 #[derive(Debug, Clone, PartialEq)]
 enum Allowed {
-    /// The master has not said it yet.
+    /// The master has not answered yet.
     Unknown,
     Any,
-    /// Datasets at or below these locations.
+    /// The datasets at these locations.
     These(Vec<String>),
 }
 
 impl Allowed {
-    /// Refuses a location.
+    /// Returns an error for a location that may not be read.
     fn check(&self, location: &str) -> Result<(), Status> {
         let refused = |message: &str, hint: &str| {
             let message = format!("a worker does not read `{location}`: {message}");
@@ -276,7 +276,7 @@ impl Worker {
         }
     }
 
-    /// Refuses a location that the worker may not read.
+    /// Returns an error for a location that the worker may not read. Waits for the master's first answer.
     async fn check(&self, location: &str) -> Result<(), Status> {
         let mut allowed = self.allowed.subscribe();
         let known = allowed.wait_for(|allowed| *allowed != Allowed::Unknown);
@@ -339,7 +339,7 @@ impl Worker {
         }
     }
 
-    /// The batches of a block, on their way to a client.
+    /// Subscribes a client to the batches of a block.
     async fn subscribe(&self, ticket: Ticket) -> Result<Subscription, Status> {
         let Ticket { block, from, client, pass } = ticket;
         let opened = self.jobs.opened(&block.job).await?;
@@ -377,20 +377,20 @@ impl Answers for Worker {
     }
 }
 
-/// Tells the operator what this process cannot read: a client cannot do anything about it.
+/// Warns the operator about data that this process cannot read, because a client cannot resolve this.
 fn warn(warnings: &Warnings, status: &Status) {
     let is_of_storage = matches!(status.code(), Code::FailedPrecondition | Code::Unavailable);
-    // Other statuses carry no fault.
+    // Other statuses contain no fault.
     if is_of_storage && !status.details().is_empty() {
         warnings.warn(status.message());
     }
 }
 
-/// The share of an epoch's steps that come before a block, from 0 to 1.
+/// Returns the share of an epoch's steps before a block, from 0 to 1.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the epoch has no such block, or the block no step `from`.
+/// [`Error::Fault`] if the epoch has no such block, or `from` is not a step of the block.
 fn share_before(block: &Block, from: u64, steps: u64) -> onefold_ikjt::Result<f32> {
     let Range { start, end } = block.steps;
     match start < end && end <= steps && (start..=end).contains(&from) {

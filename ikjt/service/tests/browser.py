@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Looks at the status page with Chromium, while a reader reads through a service; all commands must be built.
+"""Tests the status page with Chromium while a reader reads through a service; all commands must be built.
 
     browser.py [OUT]    OUT: a folder for the screenshots and the small dataset (target/browser by default)
 
-It fails if the page does not show the job, the workers, their rates and what limits, does not refresh itself, loads
-anything from elsewhere, or has an error in the browser's console. Chromium is the first of $CHROMIUM, `chromium` and
-`google-chrome` that is installed.
+The test fails if the page does not show the job, the workers, their rates and the limiting factor, does not refresh
+itself, loads anything from other servers, or has an error in the browser's console. Chromium is the first of
+$CHROMIUM, `chromium` and `google-chrome` that is installed.
 """
 
 import base64
@@ -44,8 +44,8 @@ def find_chromium():
 
 
 def free_port():
-    """A port at which nothing listens. It lies below those that the system gives to `connect` and to `bind` with port
-    0, so that no other process gets it before it is used."""
+    """Returns a port on which no process listens. It is below the ports that the system assigns to `connect` and to
+    `bind` with port 0, so no other process gets it before it is used."""
     for tried in range(20_000):
         port = 12_000 + (os.getpid() * 199 + tried) % 20_000
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -59,7 +59,7 @@ def run(program, *arguments):
 
 
 class Browser:
-    """A page in Chromium, which is spoken to over its DevTools pipe: JSON objects that end with a zero byte."""
+    """A page in Chromium, controlled over the DevTools pipe. Messages are JSON objects that end with a zero byte."""
 
     def __init__(self, chromium, profile):
         (child_in, self.into), (self.out, child_out) = os.pipe(), os.pipe()
@@ -109,7 +109,7 @@ class Browser:
             self.events.append(message)
 
     def value(self, expression):
-        """What the page has for an expression; `None` while it loads."""
+        """Returns the value of an expression in the page, or `None` while the page loads."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True).get("result", {}).get("value")
 
     def screenshot(self, file):
@@ -124,7 +124,7 @@ class Browser:
 
 
 class Reader:
-    """Reads one job after the other: another seed is another job, whose batches no worker has kept."""
+    """Reads one job after the other. Each job has another seed, so no worker has cached its batches."""
 
     def __init__(self, url):
         bench = f'"{TARGET}/release/onefold-read" bench "{url}" --batch-size 32 --quiet'
@@ -137,17 +137,17 @@ class Reader:
 
 
 def number(text):
-    """The number at the beginning of a cell, as `12,345` or `1.5 MiB/s`."""
+    """Returns the number at the beginning of a cell, such as `12,345` or `1.5 MiB/s`."""
     return float(text.split()[0].replace(",", ""))
 
 
 def missing(browser, status):
-    """What the page should show and does not, while somebody reads."""
+    """Returns the names of the parts that the page should show while a client reads, but does not show."""
     text, tables = browser.value("document.body ? document.body.innerText : ''") or "", browser.value(TABLES) or []
     rows = [row for table in tables for row in table[1:]]
     clients = [row for row in rows if row[0].endswith("/data") and len(row) == 6]
     workers = [row for row in rows if row[0].split()[0] in [worker["address"] for worker in status["workers"]]]
-    # The job stays, whatever clients come and go.
+    # The job stays the same, but its clients change.
     jobs = {client["job"][:8] for client in status["clients"]}
     found = {
         "the heading": "Preprocessing service" in text,
@@ -167,7 +167,7 @@ def missing(browser, status):
 
 
 def wait(what, holds):
-    """Waits until nothing that `holds` names is missing any more."""
+    """Waits until `holds` returns no missing parts."""
     until = time.monotonic() + SECONDS
     while (left := holds()) and time.monotonic() < until:
         time.sleep(0.1)
@@ -176,7 +176,7 @@ def wait(what, holds):
 
 
 def check_events(browser, url):
-    """Nothing is loaded from elsewhere, and nothing goes wrong in the page."""
+    """Checks that the page loads nothing from other servers, and that no error occurs in it."""
     requests = {event["request"]["url"] for event in browser.of("Network.requestWillBeSent")}
     elsewhere = sorted(request for request in requests if not request.startswith((url, "data:")))
     if elsewhere:

@@ -8,16 +8,16 @@ use proptest::prelude::*;
 
 use crate::{Batch, BatchParts, Feature, Group, KeptValues};
 
-/// What a sample has of one feature.
+/// The ids of one sample for one feature.
 pub(crate) type List = Vec<i64>;
 
-/// What a group means: every sample's list of every feature.
+/// Returns the list of every sample and feature of a group, `[samples][features]`.
 pub(crate) fn lists(group: &Group) -> Vec<Vec<List>> {
     let sample = |i| group.features().iter().map(|feature| feature.row(group.row_of(i)).to_vec()).collect();
     (0..group.samples()).map(sample).collect()
 }
 
-/// What a batch says of one sample.
+/// The values of one sample, independent of how the batch is deduplicated.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) dense: Vec<f32>,
@@ -25,11 +25,11 @@ pub(crate) struct Sample {
     pub(crate) weight: Option<f32>,
     pub(crate) timestamp: Option<i64>,
     pub(crate) kept: Vec<Option<String>>,
-    /// By group, by feature.
+    /// The lists, `[groups][features]`.
     pub(crate) lists: Vec<Vec<List>>,
 }
 
-/// What a batch means.
+/// Returns the samples of a batch, for comparisons.
 pub(crate) fn samples(batch: &Batch) -> Vec<Sample> {
     let groups: Vec<_> = batch.groups().iter().map(lists).collect();
     let row = |matrix: &[f32], width: usize, i: usize| matrix[i * width..(i + 1) * width].to_vec();
@@ -44,20 +44,20 @@ pub(crate) fn samples(batch: &Batch) -> Vec<Sample> {
     (0..batch.size()).map(sample).collect()
 }
 
-/// What batches that can be put together have in common.
+/// The properties that batches must share to be concatenated.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     dense: usize,
     labels: usize,
     weights: bool,
     timestamps: bool,
-    /// Of every kept column, whether it holds texts.
+    /// For every kept column, whether it holds texts.
     kept: Vec<bool>,
-    /// By group, its features.
+    /// The number of features of each group.
     groups: Vec<usize>,
 }
 
-/// Random shapes: one to three groups of one to three features.
+/// Generates random shapes: one to three groups of one to three features.
 pub(crate) fn shapes() -> impl Strategy<Value = Shape> {
     let groups = prop::collection::vec(1_usize..=3, 1..=3);
     let kept = prop::collection::vec(any::<bool>(), 0..3);
@@ -73,7 +73,7 @@ pub(crate) fn shapes() -> impl Strategy<Value = Shape> {
     )
 }
 
-/// Batches of a shape and up to 12 samples.
+/// Generates batches of `shape` with up to 12 samples.
 pub(crate) fn batches_of(shape: Shape) -> impl Strategy<Value = Batch> {
     (0_usize..=12).prop_flat_map(move |size| {
         let shape = shape.clone();
@@ -101,7 +101,7 @@ pub(crate) fn batches_of(shape: Shape) -> impl Strategy<Value = Batch> {
     })
 }
 
-/// Kept column number `index`, `k0` or `k1`, with nulls.
+/// Generates the kept column `k{index}`, with nulls.
 fn kept_values(index: usize, is_text: bool, size: usize) -> impl Strategy<Value = KeptValues> {
     prop::collection::vec(prop::option::of(any::<i64>()), size).prop_map(move |values| {
         let values: ArrayRef = if is_text {
@@ -114,17 +114,17 @@ fn kept_values(index: usize, is_text: bool, size: usize) -> impl Strategy<Value 
     })
 }
 
-/// Random batches.
+/// Generates random batches.
 pub(crate) fn batches() -> impl Strategy<Value = Batch> {
     shapes().prop_flat_map(batches_of)
 }
 
-/// Random groups: plain, exact and partial ones.
+/// Generates random groups: plain, exactly deduplicated and partially deduplicated (with overlapping rows).
 pub(crate) fn groups() -> impl Strategy<Value = Group> {
     (1_usize..=3, 0_usize..=16).prop_flat_map(|(features, size)| groups_of(0, features, size))
 }
 
-/// Group number `index`, `g0` with `f0_0`, `f0_1`..., of `size` samples.
+/// Generates group `g{index}` with the features `f{index}_0`, `f{index}_1`, ... and `size` samples.
 fn groups_of(index: usize, features: usize, size: usize) -> impl Strategy<Value = Group> {
     inverses(size).prop_flat_map(move |(inverse, rows)| {
         let inverse: Option<ScalarBuffer<i32>> = inverse.map(Into::into);
@@ -134,12 +134,12 @@ fn groups_of(index: usize, features: usize, size: usize) -> impl Strategy<Value 
     })
 }
 
-/// An inverse index, or none, and the number of rows.
+/// Generates an inverse index (`None` for a plain group) and the number of rows.
 fn inverses(size: usize) -> impl Strategy<Value = (Option<Vec<i32>>, usize)> {
     let steps = move |most: i32| prop::collection::vec(0..=most, size);
     prop_oneof![
         Just((None, size)),
-        // In order, as from a folded dataset (steps of at most 1) or after samples were dropped.
+        // Row numbers in ascending order, as in a folded dataset (steps of at most 1) or after samples were dropped.
         (1..3_i32).prop_flat_map(steps).prop_map(|steps| {
             let ends = steps.iter().scan(0, |row, step| {
                 *row += step;
@@ -149,7 +149,7 @@ fn inverses(size: usize) -> impl Strategy<Value = (Option<Vec<i32>>, usize)> {
             let rows = inverse.last().map_or(0, |row| *row as usize + 1);
             (Some(inverse), rows)
         }),
-        // In any order, with rows that no sample uses.
+        // Row numbers in any order, including rows that no sample uses.
         (1..=size.max(1)).prop_flat_map(move |rows| {
             let inverse = prop::collection::vec(0..rows as i32, size);
             inverse.prop_map(move |inverse| (Some(inverse), rows))
@@ -157,7 +157,7 @@ fn inverses(size: usize) -> impl Strategy<Value = (Option<Vec<i32>>, usize)> {
     ]
 }
 
-/// How the rows of a random feature stand in its values.
+/// How the rows of a random feature lie in its values.
 #[derive(Debug, Clone, Copy)]
 enum Layout {
     OneAfterTheOther,
@@ -180,7 +180,7 @@ fn features_of(name: String, rows: usize) -> impl Strategy<Value = Feature> {
 }
 
 impl Layout {
-    /// Makes `(offset, size)` of random numbers.
+    /// Turns pairs of random numbers into the `(offset, size)` of rows. May replace `ids`.
     fn place(self, ids: &mut Vec<i64>, slices: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
         let mut end = 0;
         match self {

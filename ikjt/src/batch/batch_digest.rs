@@ -1,4 +1,4 @@
-//! A digest of what a batch means: the proof that two ways of reading give the same samples.
+//! A digest of a batch's samples. Equal digests show that two ways of reading give the same samples.
 
 use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
 use onefold_datasets::{SESSION_COLUMN, Schema, TIME_COLUMN};
@@ -6,12 +6,13 @@ use onefold_datasets::{SESSION_COLUMN, Schema, TIME_COLUMN};
 use crate::batch::record_batch::WEIGHTS;
 use crate::{Batch, Group};
 
-/// The digest of a batch's samples, as if every sample carried its lists: equal for all ways to deduplicate them.
-/// `schema` is that of the batch, whose columns it names.
+/// Returns the digest of a batch's samples. It does not depend on how the samples are deduplicated. `schema` is the
+/// schema of the batch and supplies the column names.
 ///
-/// Digests add up: that of a batch is the sum over its samples, and that of an epoch is the sum over its batches,
-/// whichever rank has which. Of a whole dataset, read with timestamps and all kept columns and without preprocessing, it
-/// is the digest that `onefold-ingest verify` computes. Every distinct list is hashed once.
+/// Digests are additive: the digest of a batch is the sum over its samples, and the digest of an epoch is the sum
+/// over its batches, in any distribution over ranks. For a whole dataset that is read with timestamps and all kept
+/// columns and without preprocessing, the sum is the digest that `onefold-ingest verify` computes. Every distinct
+/// list is hashed once.
 pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     let mut samples = vec![SampleDigest::default(); batch.size()];
     let mut add_floats = |names: &[&str], floats: &[f32]| {
@@ -24,14 +25,14 @@ pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     add_floats(&schema.dense.iter().map(String::as_str).collect::<Vec<_>>(), batch.dense());
     add_floats(&schema.labels.iter().map(String::as_str).collect::<Vec<_>>(), batch.labels());
     if let Some(weights) = batch.weights() {
-        // Sampling makes weights where the dataset has none.
+        // Sampling adds weights even if the dataset has none.
         add_floats(&[schema.weight.as_deref().unwrap_or(WEIGHTS)], weights);
     }
     if let Some(times) = batch.timestamps() {
         let seed = ColumnSeed::new(TIME_COLUMN);
         samples.iter_mut().zip(times.iter()).for_each(|(sample, time)| sample.add(seed.integer(*time)));
     }
-    // The id of a session, which a build gives it, is no part of a digest.
+    // The digest excludes session ids, because a build assigns them.
     for column in batch.kept().iter().filter(|column| *column.name != *SESSION_COLUMN) {
         ColumnSeed::new(&column.name).add_kept(&column.values, &mut samples);
     }
@@ -44,7 +45,7 @@ pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     digest
 }
 
-/// By row of a group, the part of its lists.
+/// Returns, for each row of a group, the sum of the hashes of its lists.
 fn row_parts(group: &Group) -> Vec<u128> {
     let mut parts = vec![0_u128; group.rows()];
     for feature in group.features() {
@@ -127,7 +128,7 @@ mod tests {
         }
     }
 
-    /// By the functions that the writer's digests are defined with.
+    /// Computes the expected digest with the functions that the dataset writer uses.
     #[test]
     fn it_is_the_digest_of_a_dataset() {
         let lists = [vec![7, 8], vec![7, 8], vec![]];

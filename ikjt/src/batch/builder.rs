@@ -1,4 +1,4 @@
-//! A feature that grows at its end.
+//! A builder of features that appends rows.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -7,9 +7,9 @@ use std::sync::Arc;
 use crate::batch::operations::UsedValues;
 use crate::{Error, Feature, Result};
 
-/// The buffers of a feature to be: values are appended, then rows that are slices of them.
+/// The buffers of a feature under construction: values, and rows that are slices of the values.
 ///
-/// Capacity is given in advance, and [`check_values`] bounds it, so offsets fit 32 bits.
+/// The capacity is given in advance and checked with [`check_values`], so offsets fit 32 bits.
 #[derive(Debug)]
 pub(crate) struct FeatureBuilder {
     values: Vec<i64>,
@@ -17,9 +17,11 @@ pub(crate) struct FeatureBuilder {
     sizes: Vec<i32>,
 }
 
+/// Returns `total`, the number of values of `place`, as `usize`.
+///
 /// # Errors
 ///
-/// [`Error::Invariant`] if the `total` values of `place` are more than 32-bit offsets address.
+/// [`Error::Invariant`] if there are more values than 32-bit offsets can address.
 pub(crate) fn check_values(place: impl Display, total: u64) -> Result<usize> {
     match i32::try_from(total) {
         Ok(total) => Ok(total as usize),
@@ -33,7 +35,7 @@ pub(crate) fn check_values(place: impl Display, total: u64) -> Result<usize> {
 }
 
 impl FeatureBuilder {
-    /// An empty feature.
+    /// Creates an empty builder for `values` values and `rows` rows.
     pub(crate) fn with_capacity(values: usize, rows: usize) -> Self {
         Self {
             values: Vec::with_capacity(values),
@@ -42,7 +44,7 @@ impl FeatureBuilder {
         }
     }
 
-    /// Appends rows of `source` with these offsets and sizes, which use the values `used`.
+    /// Appends rows of `source`, given by their offsets and sizes. `used` lists the values that these rows use.
     pub(crate) fn append<'a>(
         &mut self,
         source: &Feature,
@@ -53,7 +55,7 @@ impl FeatureBuilder {
         let base = self.values.len();
         match used {
             UsedValues::One(span) => self.offsets.extend(rebased(offsets, span, base)),
-            // Below the capacity, which `check_values` has bounded.
+            // The sums are below the capacity, which `check_values` has limited to `i32`.
             UsedValues::Several { offsets, .. } => {
                 self.offsets.extend(offsets.iter().map(|offset| base as i32 + offset));
             }
@@ -64,19 +66,20 @@ impl FeatureBuilder {
         }
     }
 
-    /// The feature.
+    /// Returns the finished feature.
     pub(crate) fn finish(self, name: Arc<str>) -> Feature {
         Feature::trusted(name, self.values.into(), self.offsets.into(), self.sizes.into())
     }
 }
 
-/// Offsets into values of which `span` moves to `base`. An empty row may stand outside the span: it moves into it.
+/// Maps offsets into the values `span` to offsets into a buffer in which `span` begins at `base`. An empty row may
+/// have an offset outside the span; its offset is clamped to the span.
 pub(crate) fn rebased<'a>(
     offsets: impl Iterator<Item = &'a i32>,
     span: &Range<usize>,
     base: usize,
 ) -> impl Iterator<Item = i32> {
-    // A row's offset is the first value of the span; the last one may be where no offset is.
+    // `start` fits `i32`, because it is the offset of a row. `end` may exceed `i32::MAX`.
     let start = span.start as i32;
     let end = i32::try_from(span.end).unwrap_or(i32::MAX);
     offsets.map(move |offset| (*offset).clamp(start, end) - start + base as i32)

@@ -1,28 +1,30 @@
 //! Exact deduplication of a group's rows.
 //!
-//! RecD's InverseKeyedJaggedTensor (Zhao et al., MLSys 2023) from a plain one. Data clustered by session repeats
-//! mostly from one sample to the next, so a row is first compared with the one before it, which costs one
-//! comparison and no hash; only where a list changes is the row looked up among the distinct ones of the batch.
-//! Rows of a folded row group have been compared with the one before already: each is looked up once, however many
-//! samples have it, and they go on sharing the ids that they share.
+//! Turns a plain KJT into RecD's InverseKeyedJaggedTensor (Zhao et al., MLSys 2023). In data clustered by session
+//! most rows repeat the row of the previous sample. A row is therefore compared with the previous row first, which
+//! needs no hash. Only a row that differs is looked up among the distinct rows of the batch. The rows of a folded row
+//! group already differ from their predecessors: each row is looked up once, independent of the number of samples
+//! that use it, and rows that share ids keep sharing them.
 
 use crate::{Feature, Group, Result};
 
-/// The same samples with every distinct row once, in the order in which the rows first occur.
+/// Returns the same samples with every distinct row stored once, in the order in which the rows first occur.
 ///
 /// Two samples share a row exactly if all features of the group have equal ids in both. The new features hold their
-/// rows one after the other, without gaps. `deduplicate(g).expand()` equals `g.expand()`.
+/// rows contiguously, without gaps. `deduplicate(g).expand()` equals `g.expand()`.
 ///
 /// # Panics
 ///
-/// If the distinct rows of a feature, whose lists may share ids in `group`, have more ids than `i32` counts.
+/// If the distinct rows of a feature have more than `i32::MAX` ids in total. This can happen if the lists share ids
+/// in `group`.
 pub fn deduplicate(group: &Group) -> Group {
     deduplicate_shared(group)
         .and_then(Group::compact)
         .expect("the distinct rows have no more ids than `i32` counts")
 }
 
-/// [`deduplicate`], to be compacted later (see [`Feature::select`]), with an error instead of the panic.
+/// Does the same as [`deduplicate`], but defers the compaction (see [`Feature::select`]) and returns an error instead
+/// of panicking.
 pub(crate) fn deduplicate_shared(group: &Group) -> Result<Group> {
     let (features, samples) = (group.features(), group.samples());
     let rows = (0..samples).map(|sample| group.row_of(sample));
@@ -32,12 +34,12 @@ pub(crate) fn deduplicate_shared(group: &Group) -> Result<Group> {
     Ok(Group::trusted(name, Some(inverse.into()), distinct.len(), rows))
 }
 
-/// [`deduplicate`] for rows that share ids: they go on sharing them. Ids that no distinct row uses are dropped, so the
-/// rest are never more than those of the distinct rows one after the other.
+/// Deduplicates rows that share ids, and keeps the sharing. Ids that no distinct row uses are dropped, so the result
+/// never has more ids than the distinct rows stored contiguously.
 ///
-/// `group` is as [`Group::slice`] leaves it: it has no row without a sample, rows are numbered in the order of their
-/// first use, and every id is used. Its rows are searched and not its samples, which are several times as many in data
-/// clustered by session. A group in which no row repeats keeps its buffers.
+/// `group` must be in the form that [`Group::slice`] produces: every row has a sample, rows are numbered in the order
+/// of their first use, and every id is used. The search visits rows instead of samples, because data clustered by
+/// session has several times as many samples as rows. A group without repeated rows keeps its buffers.
 pub(crate) fn deduplicate_windows(group: &Group) -> Group {
     let rows = group.rows();
     let (numbers, distinct) = distinct_rows(group.features(), 0..rows, rows);
@@ -46,17 +48,19 @@ pub(crate) fn deduplicate_windows(group: &Group) -> Group {
         Some(inverse) => inverse.iter().map(|row| numbers[*row as usize]).collect(),
         None => numbers.into(),
     };
-    // A group has at most `i32::MAX` rows, which `Feature` checks.
+    // A group has at most `i32::MAX` rows; `Feature` checks this.
     group.of_rows(inverse, distinct.iter().map(|row| *row as i32).collect())
 }
 
-/// The number of each row's distinct row, and the distinct rows, at most `most`, in the order in which they occur.
+/// Returns the number of the distinct row for each row, and the distinct rows (at most `most`) in the order in which
+/// they first occur.
 fn distinct_rows(
     features: &[Feature],
     rows: impl ExactSizeIterator<Item = usize> + Clone,
     most: usize,
 ) -> (Vec<i32>, Vec<usize>) {
-    // Most rows that differ do so in a few places of every list. Where they do not, the whole rows are hashed.
+    // In most data, different rows differ in the sampled ids of some list. If too many samples collide, whole rows
+    // are hashed.
     let few = rows.len() / 8 + 8;
     number_rows(features, rows.clone(), (most, few), |row| hash_row(features, row, sampled))
         .or_else(|| {
@@ -65,7 +69,8 @@ fn distinct_rows(
         .expect("the second time has no limit")
 }
 
-/// [`distinct_rows`] by one hash; `None` after more than `limit` collisions.
+/// Does the work of [`distinct_rows`] with the hash function `hash`. Returns `None` after more than `limit`
+/// collisions.
 fn number_rows(
     features: &[Feature],
     rows: impl ExactSizeIterator<Item = usize>,
@@ -98,12 +103,12 @@ fn equal_rows(features: &[Feature], a: usize, b: usize) -> bool {
     features.iter().all(|feature| feature.row(a) == feature.row(b))
 }
 
-/// At most three ids of a list: the first, the middle and the last.
+/// Returns at most three ids of a list: the first, the middle and the last.
 fn sampled(ids: &[i64]) -> impl Iterator<Item = &i64> {
     ids.first().into_iter().chain(ids.get(ids.len() / 2)).chain(ids.last())
 }
 
-/// A hash of a row's lengths and of some ids of each list: multiply and rotate, as in FxHash.
+/// Hashes a row's lengths and the ids of each list that `some` selects, by multiplying and rotating as in `FxHash`.
 fn hash_row<'a, I>(features: &'a [Feature], row: usize, some: impl Fn(&'a [i64]) -> I) -> u64
 where
     I: Iterator<Item = &'a i64>,
@@ -118,7 +123,8 @@ where
     state ^ (state >> 32)
 }
 
-/// Open addressing from hashes to distinct rows; at most half full, so that a probe ends soon.
+/// An open-addressing hash table from hashes to distinct rows. At most half of it is full, so that probe sequences
+/// stay short.
 struct Index {
     /// `(hash, slot)`; a negative slot is free.
     entries: Vec<(u64, i32)>,
@@ -129,7 +135,8 @@ impl Index {
         Self { entries: vec![(0, -1); (2 * rows).next_power_of_two().max(2)] }
     }
 
-    /// The number of the distinct row that `equal` accepts, or a new one for `row`.
+    /// Returns the number of the distinct row that `equal` accepts. If there is none, adds `row` as a new distinct
+    /// row.
     fn find_or_insert(
         &mut self,
         hash: u64,
@@ -142,7 +149,7 @@ impl Index {
         loop {
             let (other, slot) = self.entries[entry];
             if slot < 0 {
-                // A group has at most `i32::MAX` rows, which `Feature` checks.
+                // A group has at most `i32::MAX` rows; `Feature` checks this.
                 let slot = distinct.len() as i32;
                 self.entries[entry] = (hash, slot);
                 distinct.push(row);
@@ -165,7 +172,7 @@ mod tests {
     use super::*;
     use crate::batch::arbitrary;
 
-    /// The definition, as slow as it is plain.
+    /// A slow, simple reference implementation: the inverse index and the distinct rows.
     fn naive(group: &Group) -> (Vec<i32>, Vec<Vec<Vec<i64>>>) {
         let mut seen: HashMap<Vec<Vec<i64>>, i32> = HashMap::new();
         let mut rows = Vec::new();
@@ -183,7 +190,7 @@ mod tests {
     }
 
     fn groups() -> impl Strategy<Value = Group> {
-        // Few different ids and lengths, so that rows repeat, near and far.
+        // Few different ids and lengths, so that rows repeat at short and long distances.
         let row = prop::collection::vec(prop::collection::vec(-1_i64..3, 0..4), 1..=3);
         (1_usize..=3, prop::collection::vec(row, 0..40)).prop_map(|(features, rows)| {
             let feature = |f: usize| {
@@ -235,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_session_that_comes_back_costs_nothing_and_windows_stay() {
-        // Two sessions of one user with another user's between them, as a folded row group stores them.
+        // Two sessions of one user with another user's session between them, as a folded row group stores them.
         let values = vec![1_i64, 2, 3, 4, 8, 9, 1, 2, 3, 4];
         let feature = Feature::try_new("w", values, vec![0, 1, 4, 6, 7], vec![3, 3, 2, 3, 3]).unwrap();
         let inverse = vec![0, 1, 1, 2, 3, 4, 4];
@@ -258,7 +265,7 @@ mod tests {
 
     #[test]
     fn rows_that_differ_in_few_places_stay_apart() {
-        // Sampled ids are equal in all of them; so many collisions lead to hashes of whole rows.
+        // The sampled ids are equal in all rows, so the number of collisions exceeds the limit.
         let rows: Vec<Vec<i64>> = (0..200).map(|i| [vec![7], vec![i % 100], vec![7; 30]].concat()).collect();
         let group = Group::try_new("g", None, vec![Feature::from_rows("x", &rows).unwrap()]).unwrap();
         let features = group.features();

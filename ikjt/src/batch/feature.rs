@@ -9,8 +9,8 @@ use crate::{Error, Result};
 
 /// The lists of one sparse feature, one per row of its group.
 ///
-/// Row `u` is `values[offsets[u] .. offsets[u] + sizes[u]]`. Rows may overlap and may stand in any order,
-/// which is what makes a sliding window cost only its new items. Cloning shares the buffers.
+/// Row `u` is `values[offsets[u] .. offsets[u] + sizes[u]]`. Rows may overlap and may be in any order, so a sliding
+/// window stores only its new items. Cloning shares the buffers.
 #[derive(Debug, Clone)]
 pub struct Feature {
     name: Arc<str>,
@@ -23,12 +23,12 @@ pub struct Feature {
 pub(crate) type FeatureParts = (Arc<str>, ScalarBuffer<i64>, ScalarBuffer<i32>, ScalarBuffer<i32>);
 
 impl Feature {
-    /// A feature of these buffers.
+    /// Creates a feature from its buffers.
     ///
     /// # Errors
     ///
     /// [`Error::Invariant`] if
-    /// - `offsets` and `sizes` differ in length, or there are more rows than `i32` counts,
+    /// - `offsets` and `sizes` differ in length, or there are more than `i32::MAX` rows,
     /// - an offset or a size is negative, or a row ends after the last value.
     pub fn try_new(
         name: impl Into<Arc<str>>,
@@ -42,7 +42,7 @@ impl Feature {
         Ok(feature)
     }
 
-    /// A feature of buffers whose invariants the caller has made sure of; unit tests check them.
+    /// Creates a feature from buffers whose invariants the caller guarantees. Only unit tests check them.
     pub(crate) fn trusted(
         name: Arc<str>,
         values: ScalarBuffer<i64>,
@@ -55,22 +55,22 @@ impl Feature {
         feature
     }
 
-    /// A feature whose row `u` is a copy of `rows[u]`.
+    /// Creates a feature whose row `u` is a copy of `rows[u]`.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if there are more ids or rows than `i32` counts.
+    /// [`Error::Invariant`] if there are more than `i32::MAX` ids or rows.
     pub fn from_rows(name: impl Into<Arc<str>>, rows: &[impl AsRef<[i64]>]) -> Result<Self> {
         let values: Vec<i64> = rows.iter().flat_map(|row| row.as_ref()).copied().collect();
         Self::from_lengths(name, values, rows.iter().map(|row| row.as_ref().len()))
     }
 
-    /// A feature whose rows stand one after the other in `values` (a KJT's values and lengths).
+    /// Creates a feature whose rows are contiguous in `values` (the values and lengths of a KJT).
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if there are more ids or rows than `i32` counts, or the lengths do not sum to the
-    /// number of values.
+    /// [`Error::Invariant`] if there are more than `i32::MAX` ids or rows, or the lengths do not sum to the number of
+    /// values.
     pub fn from_lengths(
         name: impl Into<Arc<str>>,
         values: impl Into<ScalarBuffer<i64>>,
@@ -118,38 +118,38 @@ impl Feature {
         Ok(())
     }
 
-    /// The feature's name.
+    /// Returns the feature's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name, shared.
+    /// Returns the name as a shared pointer.
     pub(crate) fn shared_name(&self) -> Arc<str> {
         Arc::clone(&self.name)
     }
 
-    /// The same lists under another name.
+    /// Returns the same lists under another name.
     pub(crate) fn with_name(self, name: Arc<str>) -> Self {
         Self { name, ..self }
     }
 
-    /// The name, values, offsets and sizes.
+    /// Returns the name, values, offsets and sizes.
     pub(crate) fn into_parts(self) -> FeatureParts {
         (self.name, self.values, self.offsets, self.sizes)
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.sizes.len()
     }
 
-    /// Where row `row` stands in [`values`](Self::values).
+    /// Returns the range of row `row` in [`values`](Self::values).
     pub(crate) fn span(&self, row: usize) -> Range<usize> {
         let offset = self.offsets[row] as usize;
         offset..offset + self.sizes[row] as usize
     }
 
-    /// The ids of row `row`.
+    /// Returns the ids of row `row`.
     ///
     /// # Panics
     ///
@@ -159,36 +159,36 @@ impl Feature {
         &self.values[self.offsets[row] as usize..][..self.sizes[row] as usize]
     }
 
-    /// All ids; rows are slices of it.
+    /// Returns the buffer of all ids; rows are slices of it.
     pub fn values(&self) -> &ScalarBuffer<i64> {
         &self.values
     }
 
-    /// Where each row starts in [`values`](Self::values).
+    /// Returns the start of each row in [`values`](Self::values), `[rows]`.
     pub fn offsets(&self) -> &ScalarBuffer<i32> {
         &self.offsets
     }
 
-    /// How many ids each row has.
+    /// Returns the number of ids of each row, `[rows]`.
     pub fn sizes(&self) -> &ScalarBuffer<i32> {
         &self.sizes
     }
 
-    /// The bytes of the feature's buffers.
+    /// Returns the size of the feature's buffers in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         8 * (self.values.len() + self.sizes.len()) as u64
     }
 
-    /// The ids of all rows together, counting an id as often as a row holds it.
+    /// Returns the sum of the row sizes. An id that several rows share counts once per row.
     pub fn total_size(&self) -> u64 {
         self.sizes.iter().map(|&size| size as u64).sum()
     }
 
-    /// The rows `rows`, copied one after the other.
+    /// Returns a feature of copies of `rows`, stored contiguously.
     ///
     /// # Panics
     ///
-    /// If a row is out of range, or the copy would have more ids than `i32` counts.
+    /// If a row is out of range, or the copy would have more than `i32::MAX` ids.
     pub fn gather(&self, rows: impl IntoIterator<Item = usize> + Clone) -> Self {
         let sizes: Vec<i32> = rows.clone().into_iter().map(|row| self.sizes[row]).collect();
         let total: usize = sizes.iter().map(|&size| size as usize).sum();
@@ -210,7 +210,7 @@ impl Feature {
     }
 }
 
-/// Where rows of these sizes start if they stand one after the other.
+/// Returns the offset of each row if rows of these sizes are stored contiguously.
 pub(crate) fn starts(sizes: &[i32]) -> Vec<i32> {
     let starts = sizes.iter().scan(0, |end, &size| {
         *end += size;
@@ -219,7 +219,7 @@ pub(crate) fn starts(sizes: &[i32]) -> Vec<i32> {
     starts.collect()
 }
 
-/// Features are equal if their names and rows are, wherever the rows stand in the buffers.
+/// Features are equal if their names and rows are equal, independent of where the rows lie in the buffers.
 impl PartialEq for Feature {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name

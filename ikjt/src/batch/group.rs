@@ -6,7 +6,7 @@ use arrow::buffer::ScalarBuffer;
 
 use crate::{Error, Feature, Result};
 
-/// Sparse features deduplicated together: an IKJT, or a plain KJT if there is no inverse index.
+/// Sparse features that are deduplicated together: an IKJT, or a plain KJT if there is no inverse index.
 ///
 /// Sample `i` has row `inverse[i]` of every feature, or row `i` if the inverse index is `None`.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,12 +18,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group of these features.
+    /// Creates a group of these features.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if there is no feature, the features differ in their number of rows, or an entry
-    /// of `inverse` is not the number of a row.
+    /// [`Error::Invariant`] if there is no feature, the features differ in their number of rows, or an entry of
+    /// `inverse` is not a valid row number.
     pub fn try_new(
         name: impl Into<Arc<str>>,
         inverse: Option<ScalarBuffer<i32>>,
@@ -49,7 +49,7 @@ impl Group {
         Ok(Self { name, inverse, rows, features })
     }
 
-    /// A group of parts whose invariants the caller has made sure of; unit tests check them.
+    /// Creates a group from parts whose invariants the caller guarantees. Only unit tests check them.
     pub(crate) fn trusted(
         name: Arc<str>,
         inverse: Option<ScalarBuffer<i32>>,
@@ -65,37 +65,37 @@ impl Group {
         group
     }
 
-    /// The name, inverse index, number of rows and features.
+    /// Returns the name, inverse index, number of rows and features.
     pub(crate) fn into_parts(self) -> (Arc<str>, Option<ScalarBuffer<i32>>, usize, Vec<Feature>) {
         (self.name, self.inverse, self.rows, self.features)
     }
 
-    /// The group's name.
+    /// Returns the group's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name, shared.
+    /// Returns the name as a shared pointer.
     pub(crate) fn shared_name(&self) -> Arc<str> {
         Arc::clone(&self.name)
     }
 
-    /// The inverse index, one row number per sample; `None` if row and sample are the same.
+    /// Returns the inverse index, one row number per sample, or `None` if sample `i` has row `i`.
     pub fn inverse(&self) -> Option<&ScalarBuffer<i32>> {
         self.inverse.as_ref()
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn samples(&self) -> usize {
         self.inverse.as_ref().map_or(self.rows, |inverse| inverse.len())
     }
 
-    /// The row of sample `sample`.
+    /// Returns the row of sample `sample`.
     ///
     /// # Panics
     ///
@@ -107,17 +107,17 @@ impl Group {
         }
     }
 
-    /// The features, in the schema's order.
+    /// Returns the features, in the schema's order.
     pub fn features(&self) -> &[Feature] {
         &self.features
     }
 
-    /// The ids of all samples, as if every sample carried its lists.
+    /// Returns the total number of ids over all samples, as if every sample stored its own lists.
     pub fn sample_values(&self) -> u64 {
         self.features.iter().map(|feature| self.sample_values_of(feature)).sum()
     }
 
-    /// The ids of all samples of `feature`, which is one of this group's.
+    /// Returns the total number of ids over all samples for `feature`, which must belong to this group.
     pub(crate) fn sample_values_of(&self, feature: &Feature) -> u64 {
         match &self.inverse {
             None => feature.total_size(),
@@ -125,18 +125,18 @@ impl Group {
         }
     }
 
-    /// The ids of all rows.
+    /// Returns the total number of ids over all rows.
     pub fn row_values(&self) -> u64 {
         self.features.iter().map(Feature::total_size).sum()
     }
 
-    /// The bytes of the group's buffers.
+    /// Returns the size of the group's buffers in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let inverse = self.inverse.as_ref().map_or(0, |inverse| inverse.len());
         4 * inverse as u64 + self.features.iter().map(Feature::bytes).sum::<u64>()
     }
 
-    /// The group as a plain KJT, every sample with a copy of its lists: what the group means.
+    /// Returns the group as a plain KJT, in which every sample has its own copy of its lists.
     pub fn expand(&self) -> Self {
         let samples = (0..self.samples()).map(|sample| self.row_of(sample));
         let features = self.features.iter().map(|feature| feature.gather(samples.clone())).collect();

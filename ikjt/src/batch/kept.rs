@@ -1,4 +1,4 @@
-//! Columns that a batch carries beside its features: to join predictions back, or to group by.
+//! Columns that a batch carries besides its features, for example to join predictions back or to group by.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use arrow::datatypes::{DataType, Int64Type};
 
 use crate::{Error, Result};
 
-/// One column that a batch carries beside its features: a [kept column](onefold_datasets::Schema::kept) of the dataset,
-/// or its `session_id`.
+/// One column that a batch carries besides its features: a [kept column](onefold_datasets::Schema::kept) of the
+/// dataset, or its `session_id`.
 #[derive(Debug, Clone)]
 pub struct KeptValues {
     /// The column's name.
     pub name: Arc<str>,
-    /// A value for every sample, `[B]`: `Int64` or `Utf8`, where nulls are allowed.
+    /// A value for every sample, `[B]`, of type `Int64` or `Utf8`. Nulls are allowed.
     pub values: ArrayRef,
 }
 
@@ -25,12 +25,12 @@ impl PartialEq for KeptValues {
 }
 
 impl KeptValues {
-    /// A column of these values.
+    /// Creates a column from its name and values.
     pub fn new(name: impl Into<Arc<str>>, values: ArrayRef) -> Self {
         Self { name: name.into(), values }
     }
 
-    /// That the column can belong to a batch of `samples` samples.
+    /// Checks that the column can belong to a batch of `samples` samples.
     pub(crate) fn check(&self, samples: usize) -> Result<()> {
         let wrong = |message: String| Err(Error::invariant(format!("kept column `{}`", self.name), message));
         if self.values.len() != samples {
@@ -42,7 +42,7 @@ impl KeptValues {
         }
     }
 
-    /// The value of a sample as text; `None` for a null.
+    /// Returns the value of a sample as text, or `None` for a null.
     ///
     /// # Panics
     ///
@@ -55,7 +55,7 @@ impl KeptValues {
         })
     }
 
-    /// The bytes of the samples `start..end`: 8 for each value, and those of texts.
+    /// Returns the size of the samples `start..end` in bytes: 8 per value, plus the text bytes.
     pub(crate) fn bytes(&self, start: usize, end: usize) -> u64 {
         let texts = self.values.as_string_opt::<i32>().map_or(0, |texts| {
             let ends = texts.value_offsets();
@@ -64,32 +64,31 @@ impl KeptValues {
         8 * (end - start) as u64 + texts
     }
 
-    /// The values of some samples, in this order.
+    /// Returns the values of the given samples, in the given order.
     ///
     /// # Panics
     ///
-    /// If there is no such sample.
+    /// If there is no such sample, or repeated samples have more bytes of texts than 32-bit offsets can address.
     pub(crate) fn take(&self, samples: &UInt32Array) -> Self {
         let taken = take(&self.values, samples, None);
-        // Fewer or as many texts as there are, so offsets fit.
         let values = taken.unwrap_or_else(|error| panic!("kept column `{}`: {error}", self.name));
         Self { name: Arc::clone(&self.name), values }
     }
 
-    /// The values of `count` samples from `start` on, shared.
+    /// Returns the values of `count` samples from `start` on. The result shares the buffers.
     ///
     /// # Panics
     ///
-    /// If there are not so many.
+    /// If there are fewer samples.
     pub(crate) fn slice(&self, start: usize, count: usize) -> Self {
         Self { name: Arc::clone(&self.name), values: self.values.slice(start, count) }
     }
 
-    /// The values of all pieces of this column, one piece after the other.
+    /// Concatenates pieces of the column `name`.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the types differ, or 32-bit offsets do not address the texts.
+    /// [`Error::Invariant`] if the types differ, or 32-bit offsets cannot address the texts.
     pub(crate) fn concat(name: &Arc<str>, pieces: &[ArrayRef]) -> Result<Self> {
         let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
         let values = concat(&pieces).map_err(|error| {

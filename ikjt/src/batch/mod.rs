@@ -1,4 +1,4 @@
-//! Batches: what they are made of, and what can be done to them.
+//! Batches and the operations on them.
 
 #[cfg(test)]
 pub(crate) mod arbitrary;
@@ -35,7 +35,7 @@ use crate::{Error, Result};
 /// The parts of a [`Batch`].
 #[derive(Debug, Clone)]
 pub struct BatchParts {
-    /// Samples, B.
+    /// The number of samples, B.
     pub size: usize,
     /// Dense features, `[B, D]` row-major.
     pub dense: ScalarBuffer<f32>,
@@ -43,15 +43,15 @@ pub struct BatchParts {
     pub labels: ScalarBuffer<f32>,
     /// Sample weights, `[B]`.
     pub weights: Option<ScalarBuffer<f32>>,
-    /// Sample times in microseconds since 1970, UTC, `[B]`; only where something asks for them.
+    /// Sample times in microseconds since 1970, UTC, `[B]`. Present only if the reader requests them.
     pub timestamps: Option<ScalarBuffer<i64>>,
-    /// Columns beside the features, `[B]` each; only those that something asks for.
+    /// Kept columns, `[B]` each. Only the requested ones are present.
     pub kept: Vec<KeptValues>,
     /// Sparse features by group.
     pub groups: Vec<Group>,
 }
 
-/// B samples: dense features, labels, weights, and sparse features by group.
+/// A batch of B samples: dense features, labels, weights, and sparse features by group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     size: usize,
@@ -64,13 +64,13 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch of these parts.
+    /// Creates a batch from its parts.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the dense features or labels are no multiple of the batch size, or a group, the
-    /// weights, the timestamps or a kept column have another number of samples, or a kept column has a type that none
-    /// may have.
+    /// [`Error::Invariant`] if the length of the dense features or labels is not a multiple of the batch size, if a
+    /// group, the weights, the timestamps or a kept column have another number of samples, or if a kept column has an
+    /// unsupported type.
     pub fn try_new(parts: BatchParts) -> Result<Self> {
         let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = parts;
         for (place, length) in [("dense features", dense.len()), ("labels", labels.len())] {
@@ -95,7 +95,7 @@ impl Batch {
         Ok(Self { size, dense, labels, weights, timestamps, kept, groups })
     }
 
-    /// A batch of parts whose invariants the caller has made sure of; unit tests check them.
+    /// Creates a batch from parts whose invariants the caller guarantees. Only unit tests check them.
     pub(crate) fn trusted(parts: BatchParts) -> Self {
         #[cfg(test)]
         Self::try_new(parts.clone()).unwrap();
@@ -103,59 +103,60 @@ impl Batch {
         Self { size, dense, labels, weights, timestamps, kept, groups }
     }
 
-    /// The batch's parts.
+    /// Returns the batch's parts.
     pub fn into_parts(self) -> BatchParts {
         let Self { size, dense, labels, weights, timestamps, kept, groups } = self;
         BatchParts { size, dense, labels, weights, timestamps, kept, groups }
     }
 
-    /// The number of samples, B.
+    /// Returns the number of samples, B.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Dense features, `[B, D]` row-major.
+    /// Returns the dense features, `[B, D]` row-major.
     pub fn dense(&self) -> &ScalarBuffer<f32> {
         &self.dense
     }
 
-    /// D, the number of dense features.
+    /// Returns D, the number of dense features.
     pub fn dense_width(&self) -> usize {
         self.dense.len().checked_div(self.size).unwrap_or(0)
     }
 
-    /// Labels, `[B, L]` row-major.
+    /// Returns the labels, `[B, L]` row-major.
     pub fn labels(&self) -> &ScalarBuffer<f32> {
         &self.labels
     }
 
-    /// L, the number of labels.
+    /// Returns L, the number of labels.
     pub fn label_width(&self) -> usize {
         self.labels.len().checked_div(self.size).unwrap_or(0)
     }
 
-    /// Sample weights, `[B]`.
+    /// Returns the sample weights, `[B]`, if there are any.
     pub fn weights(&self) -> Option<&ScalarBuffer<f32>> {
         self.weights.as_ref()
     }
 
-    /// Sample times in microseconds since 1970, UTC, `[B]`, if the reader was asked for them.
+    /// Returns the sample times in microseconds since 1970, UTC, `[B]`, if they were requested.
     pub fn timestamps(&self) -> Option<&ScalarBuffer<i64>> {
         self.timestamps.as_ref()
     }
 
-    /// Columns beside the features, those that the reader was asked for.
+    /// Returns the kept columns that were requested.
     pub fn kept(&self) -> &[KeptValues] {
         &self.kept
     }
 
-    /// Sparse features by group.
+    /// Returns the sparse features by group.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// The bytes of the batch's buffers: 8 an id, a timestamp, a kept value and a row of a feature, 4 a float and an
-    /// entry of an inverse index, and those of kept texts. Buffers that are shared with other batches count in full.
+    /// Returns the size of the batch's buffers in bytes: 8 per id, timestamp, kept value and row of a feature, 4 per
+    /// float and entry of an inverse index, plus the bytes of kept texts. Buffers that are shared with other batches
+    /// count in full.
     pub fn bytes(&self) -> u64 {
         let floats = self.dense.len() + self.labels.len() + self.weights.as_ref().map_or(0, |w| w.len());
         let times = self.timestamps.as_ref().map_or(0, |times| times.len());
@@ -163,7 +164,8 @@ impl Batch {
         4 * floats as u64 + 8 * times as u64 + kept + self.groups.iter().map(Group::bytes).sum::<u64>()
     }
 
-    /// That the batch has the features, labels and groups of `schema`, and weights if `has_weights`.
+    /// Checks that the batch has the features, labels and groups of `schema`, and has weights exactly if
+    /// `has_weights`.
     pub(crate) fn check_schema(&self, schema: &Schema, has_weights: bool) -> Result<()> {
         let expect = |place: &str, expected: usize, found: usize| match expected == found {
             true => Ok(()),
@@ -185,7 +187,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The batch with every group expanded: what the batch means.
+    /// Returns the batch with every group expanded to a plain KJT.
     pub fn expand(&self) -> Self {
         Self { groups: self.groups.iter().map(Group::expand).collect(), ..self.clone() }
     }

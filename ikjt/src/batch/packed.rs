@@ -1,4 +1,4 @@
-//! A batch as one allocation, key-major: what Python looks into, and what the preprocessing service sends.
+//! A batch as one allocation, key-major. Python views this memory, and the preprocessing service sends it.
 //!
 //! ```text
 //! dense │ labels │ weights │ timestamps │ kept columns │ inverse indices by group
@@ -6,10 +6,11 @@
 //!   by group and feature, without gaps
 //! ```
 //!
-//! A kept column is a bitmap of the samples that have a value, if some have none, and its values as Arrow has them.
-//! Sections begin at multiples of 64 bytes. Sizes stand one after the other over all groups and features, and so do
-//! ids: the `lengths` and `values` of a KeyedJaggedTensor of one group, or of all of them, are views. Lists stand in
-//! the order of their rows; only windows that share ids keep the offsets that they have.
+//! A kept column consists of a validity bitmap, present only if it has nulls, and its values in Arrow's format.
+//! Sections begin at multiples of 64 bytes. The sizes of all groups and features are contiguous, and so are the ids.
+//! Therefore the `lengths` and `values` of a KeyedJaggedTensor of one group, or of all groups, are views of the
+//! memory. Lists are stored in the order of their rows. Only features with windows that share ids keep their own
+//! offsets.
 
 use std::sync::Arc;
 
@@ -20,45 +21,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
-/// Where sections begin: enough for any type here, and for a cache line. Arrow aligns its buffers so, too.
+/// The alignment of sections in bytes: enough for every type used here, and a cache line. Arrow uses the same
+/// alignment.
 const ALIGNMENT: usize = 64;
 
-/// Ids that are narrowed or widened at a time: so many fit into the L1 cache.
+/// The number of ids that are narrowed or widened at a time; they fit into the L1 cache.
 const BLOCK: usize = 1024;
 
-/// A batch as one allocation.
+/// A batch in one contiguous allocation.
 #[derive(Debug, Clone)]
 pub struct PackedBatch {
-    /// At least 64 bytes at an address that is a multiple of 64.
+    /// At least 64 bytes, at an address that is a multiple of 64.
     memory: Buffer,
     places: Places,
 }
 
-/// Where the parts of a batch stand in its memory; offsets in bytes.
+/// The places of a batch's parts in its memory. Offsets are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Places {
-    /// Samples.
+    /// The number of samples, B.
     pub size: usize,
-    /// Dense features of a sample.
+    /// The number of dense features per sample, D.
     pub dense_width: usize,
-    /// Labels of a sample.
+    /// The number of labels per sample, L.
     pub label_width: usize,
-    /// `f32`, `[B, D]` row-major.
+    /// The offset of the dense features: `f32`, `[B, D]` row-major.
     pub dense: usize,
-    /// `f32`, `[B, L]` row-major.
+    /// The offset of the labels: `f32`, `[B, L]` row-major.
     pub labels: usize,
-    /// `f32`, `[B]`.
+    /// The offset of the sample weights: `f32`, `[B]`.
     pub weights: Option<usize>,
-    /// `i64`, `[B]`.
+    /// The offset of the sample times: `i64`, `[B]`.
     pub timestamps: Option<usize>,
-    /// Columns that are no features.
+    /// The kept columns.
     pub kept: Vec<KeptPlaces>,
-    /// `i32`, over all features.
+    /// The offset of the list sizes of all features: `i32`.
     pub sizes: usize,
-    /// `i32`, over all features; where a list starts among its feature's ids.
+    /// The offset of the list offsets of all features: `i32`. Each is the start of a list among the ids of its
+    /// feature.
     pub offsets: usize,
-    /// `i64`, over all features.
+    /// The offset of the ids of all features: `i64`.
     pub values: usize,
     /// The groups, in order.
     pub groups: Vec<GroupPlaces>,
@@ -70,11 +73,11 @@ pub struct Places {
 pub struct KeptPlaces {
     /// The column's name.
     pub name: String,
-    /// Validity bitmap, least significant bit first. `None` if every sample has a value.
+    /// The offset of the validity bitmap, least significant bit first. `None` if every sample has a value.
     pub validity: Option<usize>,
-    /// `i64` of every sample; of texts `i32`, where each begins, and where the last one ends.
+    /// The offset of the values: `i64`, `[B]` for integers; for texts the `i32` text offsets, `[B + 1]`.
     pub values: usize,
-    /// Offset and length of the UTF-8 of texts, in bytes.
+    /// The offset and length of the UTF-8 texts in bytes. `None` for integers.
     pub texts: Option<(usize, usize)>,
 }
 
@@ -84,9 +87,9 @@ pub struct KeptPlaces {
 pub struct GroupPlaces {
     /// The group's name.
     pub name: String,
-    /// Its rows.
+    /// The number of rows.
     pub rows: usize,
-    /// `i32`, of every sample.
+    /// The offset of the inverse index: `i32`, `[B]`. `None` for a plain group.
     pub inverse: Option<usize>,
     /// The features, in order.
     pub features: Vec<FeaturePlaces>,
@@ -98,25 +101,25 @@ pub struct GroupPlaces {
 pub struct FeaturePlaces {
     /// The feature's name.
     pub name: String,
-    /// Its ids.
+    /// The number of ids.
     pub values: usize,
-    /// Whether its lists stand one after the other: no list shares an id with another one.
+    /// Whether the lists are contiguous in the order of the rows, so that no two lists share ids.
     pub packed: bool,
 }
 
 /// How the lists of a feature are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lists {
-    /// They stand one after the other already.
+    /// The lists are already contiguous; the ids are copied as one block.
     Packed,
-    /// Each is copied to its place.
+    /// Each list is copied separately, so that the lists become contiguous.
     Scattered,
-    /// They go on sharing ids.
+    /// Lists share ids; ids and offsets are copied unchanged.
     Overlapping,
 }
 
 impl Lists {
-    /// How the lists of `feature` are copied, which share ids in the copy only if they may.
+    /// Decides how the lists of `feature` are copied. Lists may share ids in the copy only if `overlaps` is set.
     fn of(feature: &Feature, overlaps: bool) -> Self {
         let mut next = 0;
         let mut packed = true;
@@ -133,16 +136,17 @@ impl Lists {
 }
 
 impl PackedBatch {
-    /// A copy of a batch in memory of its own. `widths` are the dense features and labels of a sample, which a batch
-    /// without samples does not know; `overlaps` says whether lists that share ids go on to.
+    /// Copies a batch into a new allocation. `widths` are the numbers of dense features and labels per sample, which
+    /// cannot be derived from a batch without samples. `overlaps` says whether lists that share ids keep sharing
+    /// them.
     pub fn copy_of(batch: &Batch, widths: (usize, usize), overlaps: bool) -> Self {
         let kinds = kinds(batch, overlaps);
         let places = places(batch, widths, &kinds);
         Self { memory: copy::<i64>(batch, &places, &kinds), places }
     }
 
-    /// A batch of these bytes, which are copied unless they begin at a multiple of 64; [`unpack`](Self::unpack) checks
-    /// what they are.
+    /// Creates a packed batch from bytes and places. Copies the bytes if they do not begin at a multiple of 64 or are
+    /// fewer than 64. Only [`unpack`](Self::unpack) checks their content.
     pub fn new(memory: Buffer, places: Places) -> Self {
         let aligned = memory.as_ptr().align_offset(ALIGNMENT) == 0 && memory.len() >= ALIGNMENT;
         let copy = || {
@@ -154,17 +158,17 @@ impl PackedBatch {
         Self { memory: if aligned { memory } else { copy() }, places }
     }
 
-    /// The bytes: at least 64, at an address that is a multiple of 64.
+    /// Returns the bytes: at least 64, at an address that is a multiple of 64.
     pub fn memory(&self) -> &Buffer {
         &self.memory
     }
 
-    /// Where the parts of the batch stand in the memory.
+    /// Returns the places of the batch's parts in the memory.
     pub fn places(&self) -> &Places {
         &self.places
     }
 
-    /// The batch of bytes that were [sent](SentBatch); `narrow` says whether their ids have 32 bits.
+    /// Creates a packed batch from the bytes of a [`SentBatch`]; `narrow` says whether their ids have 32 bits.
     ///
     /// # Errors
     ///
@@ -193,11 +197,11 @@ impl PackedBatch {
         Ok(Self { memory: sections.0.into(), places })
     }
 
-    /// The batch that stands in the memory, without a copy.
+    /// Returns the batch in this memory as views, without copying.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if what stands there is no batch.
+    /// [`Error::Invariant`] if the memory does not contain a valid batch.
     pub fn unpack(&self) -> Result<Batch> {
         let (view, places) = (View(&self.memory), &self.places);
         let size = places.size;
@@ -216,20 +220,20 @@ impl PackedBatch {
     }
 }
 
-/// A batch for a network: a [`PackedBatch`] but that its ids have 32 bits in place of 64 if all of them fit. Most of a
-/// batch is ids, and those of tables fit.
+/// A batch in the form that is sent over a network: a [`PackedBatch`] whose ids have 32 instead of 64 bits if all ids
+/// fit. Ids are the largest part of a batch, and the ids of embedding tables usually fit.
 #[derive(Debug, Clone)]
 pub struct SentBatch {
     /// The bytes.
     pub memory: Buffer,
-    /// Where the parts of the batch will stand once its ids have 64 bits.
+    /// The places of the batch's parts after its ids are widened to 64 bits.
     pub places: Places,
     /// Whether ids have 32 bits.
     pub narrow: bool,
 }
 
 impl SentBatch {
-    /// A copy of a batch, as [`PackedBatch::copy_of`] makes it.
+    /// Copies a batch as [`PackedBatch::copy_of`] does, with narrow ids if possible.
     pub fn copy_of(batch: &Batch, widths: (usize, usize), overlaps: bool) -> Self {
         let kinds = kinds(batch, overlaps);
         let places = places(batch, widths, &kinds);
@@ -244,12 +248,12 @@ impl SentBatch {
     }
 }
 
-/// How ids are written.
+/// A type in which ids are written.
 trait Id {
-    /// The bytes of an id.
+    /// The size of an id in bytes.
     const BYTES: usize;
 
-    /// Appends ids.
+    /// Appends `ids` to `memory`.
     fn put(memory: &mut MutableBuffer, ids: &[i64]);
 }
 
@@ -273,13 +277,13 @@ impl Id for u32 {
     }
 }
 
-/// How the lists of every feature are copied, by group.
+/// Returns how the lists of each feature are copied, `[groups][features]`.
 fn kinds(batch: &Batch, overlaps: bool) -> Vec<Vec<Lists>> {
     let of_group = |group: &Group| group.features().iter().map(|f| Lists::of(f, overlaps)).collect();
     batch.groups().iter().map(of_group).collect()
 }
 
-/// The memory of a batch whose ids are of type `I`.
+/// Writes a batch with ids of type `I` to memory.
 fn copy<I: Id>(batch: &Batch, places: &Places, kinds: &[Vec<Lists>]) -> Buffer {
     let ids: usize = features_of(&places.groups).map(|feature| feature.values).sum();
     let bytes = (places.values + I::BYTES * ids).max(1).next_multiple_of(ALIGNMENT);
@@ -294,12 +298,12 @@ fn features_of(groups: &[GroupPlaces]) -> impl Iterator<Item = &FeaturePlaces> {
     groups.iter().flat_map(|group| &group.features)
 }
 
-/// The ids of all features.
+/// Returns the number of ids of all features, or `None` if it overflows.
 fn values_of(places: &Places) -> Option<usize> {
     features_of(&places.groups).map(|feature| feature.values).try_fold(0, usize::checked_add)
 }
 
-/// Where the parts of `batch` will stand.
+/// Computes the places of the parts of `batch`.
 fn places(batch: &Batch, widths: (usize, usize), kinds: &[Vec<Lists>]) -> Places {
     let size = batch.size();
     let mut end = 0_usize;
@@ -350,7 +354,7 @@ fn places(batch: &Batch, widths: (usize, usize), kinds: &[Vec<Lists>]) -> Places
     }
 }
 
-/// Where the texts of a kept column begin, and where the last one ends; `None` if it has integers.
+/// Returns the text offsets of a kept column, `[B + 1]`, or `None` if it contains integers.
 fn text_offsets(column: &KeptValues) -> Option<&[i32]> {
     column.values.as_string_opt::<i32>().map(StringArray::value_offsets)
 }
@@ -364,22 +368,22 @@ fn feature_places(feature: &Feature, kind: Lists) -> FeaturePlaces {
     }
 }
 
-/// The memory of a batch as it is written, from its first byte to its last one.
+/// The memory of a batch while it is written, from the first byte to the last.
 struct Sections(MutableBuffer);
 
 impl Sections {
-    /// Zeros up to `place`, which is not before the end.
+    /// Appends zeros up to `place`, which must not be before the current end.
     fn end_at(&mut self, place: usize) {
         self.0.resize(place, 0);
     }
 
-    /// A section of these values.
+    /// Writes a section of `values` that begins at `start`.
     fn put<T: ArrowNativeType>(&mut self, start: usize, values: &[T]) {
         self.end_at(start);
         self.0.extend_from_slice(values);
     }
 
-    /// Copies everything but the ids: dense features, labels, weights, timestamps, kept columns, inverse indices.
+    /// Copies dense features, labels, weights, timestamps, kept columns and inverse indices.
     fn copy_samples(&mut self, batch: &Batch, places: &Places) {
         self.put(places.dense, batch.dense());
         self.put(places.labels, batch.labels());
@@ -418,7 +422,7 @@ impl Sections {
         }
     }
 
-    /// Sizes, offsets and ids.
+    /// Copies sizes, offsets and ids.
     fn copy_lists<I: Id>(&mut self, batch: &Batch, places: &Places, kinds: &[Vec<Lists>]) {
         let features = || {
             let of_group = batch.groups().iter().zip(kinds);
@@ -437,7 +441,7 @@ impl Sections {
         features().for_each(|(feature, kind)| self.copy_ids::<I>(feature, kind));
     }
 
-    /// The starts of lists of these sizes that stand one after the other.
+    /// Writes the offsets of contiguous lists of these sizes.
     fn copy_starts(&mut self, sizes: &[i32]) {
         let mut next = 0;
         for size in sizes {
@@ -446,7 +450,7 @@ impl Sections {
         }
     }
 
-    /// The ids of a feature.
+    /// Copies the ids of a feature.
     fn copy_ids<I: Id>(&mut self, feature: &Feature, kind: Lists) {
         match kind {
             Lists::Packed | Lists::Overlapping => I::put(&mut self.0, feature.values()),
@@ -455,14 +459,14 @@ impl Sections {
     }
 }
 
-/// Bytes that may be anything: a network or Python may have written them.
+/// A view of untrusted bytes, which may come from a network or from Python.
 struct View<'a>(&'a Buffer);
 
-/// Where the lists of the next feature stand.
+/// The places of the next feature's lists.
 struct NextLists {
-    /// The lists before them.
+    /// The number of lists before them.
     lists: usize,
-    /// The byte of their first id.
+    /// The byte at which their first id begins.
     values: usize,
 }
 
@@ -499,7 +503,7 @@ impl View<'_> {
         Group::try_new(group.name.as_str(), inverse, features)
     }
 
-    /// The kept column `places` of `size` samples.
+    /// Reads the kept column at `places`, for `size` samples.
     fn kept(&self, places: &KeptPlaces, size: usize) -> Result<KeptValues> {
         let bits = places.validity.map(|start| self.at::<u8>(start, size.div_ceil(8))).transpose()?;
         let nulls = bits.map(|bits| NullBuffer::new(BooleanBuffer::new(bits.into_inner(), 0, size)));

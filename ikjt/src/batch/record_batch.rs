@@ -9,8 +9,9 @@
 //! | `timestamps` | `Timestamp(µs, "UTC")` | sample times, if there are any |
 //! | a kept column's name | `Int64` or `Utf8`, nullable | its values |
 //!
-//! A feature's field names its group in its metadata, and that of a kept column says so there. No buffer is copied, the
-//! inverse index of a group is one buffer in all its columns, and rows that overlap go on overlapping: list views may.
+//! The metadata of a feature's field names its group; the metadata of a kept column's field marks it as kept. No
+//! buffer is copied. The inverse index of a group is one buffer that all its columns share. Rows that share values
+//! keep sharing them, which list views allow.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,23 +26,24 @@ use arrow::error::ArrowError;
 
 use crate::{Batch, Error, Feature, Group, KeptValues, Result};
 
-/// The key under which the metadata of a feature's field name its group.
+/// The metadata key of a feature's field. Its value is the name of the feature's group.
 pub const GROUP_KEY: &str = "onefold.group";
-/// The key in the metadata of a kept column's field.
+/// The metadata key that marks the field of a kept column.
 pub const KEPT_KEY: &str = "onefold.kept";
 const DENSE: &str = "dense";
 const LABELS: &str = "labels";
-/// The column of sample weights.
+/// The name of the column of sample weights.
 pub(crate) const WEIGHTS: &str = "weights";
 const TIMESTAMPS: &str = "timestamps";
 
 impl Batch {
-    /// The batch as a record batch of one row per sample, without a copy of any buffer.
+    /// Returns the batch as a record batch with one row per sample, without copying buffers.
     ///
-    /// Features are columns of `ListView<Int64>`, or `Dictionary<Int32, ListView<Int64>>` where the group has an
-    /// inverse index, and name their group in the field's metadata under [`GROUP_KEY`]. `dense` and `labels` are
-    /// fixed-size lists of `Float32`, `weights` are `Float32` and `timestamps` are `Timestamp(Microsecond, "UTC")`; kept
-    /// columns are as they are, with [`KEPT_KEY`] in their fields' metadata. What a batch does not have is left out.
+    /// Features are columns of type `ListView<Int64>`, or `Dictionary<Int32, ListView<Int64>>` if the group has an
+    /// inverse index. The field's metadata names the feature's group under [`GROUP_KEY`]. `dense` and `labels` are
+    /// fixed-size lists of `Float32`, `weights` are `Float32` and `timestamps` are `Timestamp(Microsecond, "UTC")`.
+    /// Kept columns keep their type, and their fields' metadata has [`KEPT_KEY`]. Absent parts of the batch have no
+    /// column.
     ///
     /// # Errors
     ///
@@ -78,12 +80,12 @@ fn wrong(column: &str, message: impl std::fmt::Display) -> Error {
     Error::invariant(format!("column `{column}`"), message)
 }
 
-/// An error of Arrow, which batches with our invariants cannot cause.
+/// Converts an error of Arrow. Batches that satisfy our invariants do not cause any.
 fn refused(column: &str) -> impl Fn(ArrowError) -> Error {
     move |error| wrong(column, error.to_string())
 }
 
-/// Columns of a record batch to be.
+/// The columns of a record batch under construction.
 #[derive(Default)]
 struct Columns {
     fields: Vec<Field>,
@@ -132,7 +134,7 @@ fn matrix_column(name: &str, matrix: &ScalarBuffer<f32>, width: usize) -> Result
     Ok(Arc::new(lists.map_err(refused(name))?))
 }
 
-/// The rows of a feature, under the inverse index of its group.
+/// Returns the rows of a feature as list views, in a dictionary with the group's inverse index as keys if it has one.
 fn list_column(group: &Group, feature: &Feature) -> Result<ArrayRef> {
     let ids = Arc::new(Int64Array::new(feature.values().clone(), None));
     let (offsets, sizes) = (feature.offsets().clone(), feature.sizes().clone());
@@ -154,7 +156,7 @@ mod tests {
     use crate::BatchParts;
     use crate::batch::arbitrary::batches;
 
-    /// A column of a record batch.
+    /// Returns a column of a record batch.
     fn column<'a>(rows: &'a RecordBatch, name: &str) -> &'a ArrayRef {
         rows.column_by_name(name).unwrap()
     }
@@ -162,7 +164,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_arrow_reads_in_the_columns_is_what_samples_have(batch in batches()) {
-            // Arrow expands dictionaries and copies list views by its own code.
+            // Arrow's own code expands the dictionaries and copies the list views.
             let rows = batch.to_record_batch().unwrap();
             prop_assert_eq!(rows.num_rows(), batch.size());
             for group in batch.groups() {

@@ -1,4 +1,4 @@
-//! How much deduplication saves.
+//! Statistics of deduplication.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{Batch, Feature, Group};
 
-/// Figures of one or several batches, by group and by feature.
+/// Counts of one or several batches, by group and by feature.
 ///
 /// ```
 /// use onefold_ikjt::{Batch, BatchParts, Feature, Group, Statistics, deduplicate};
@@ -32,39 +32,40 @@ pub struct Statistics {
     groups: BTreeMap<String, GroupStatistics>,
 }
 
-/// Figures of one group, whose features are counted together, and of its features.
+/// Counts of one group (all features together) and of each of its features.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct GroupStatistics {
-    /// All features together.
+    /// The counts of all features together.
     #[serde(flatten)]
     pub figures: Figures,
-    /// By feature.
+    /// The counts of each feature, by name.
     pub features: BTreeMap<String, Figures>,
 }
 
-/// Counts of batches. The factors follow from them, and are serialised with them.
+/// Counts over batches. The dedupe factors are derived from them and serialized with them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(into = "Report")]
 pub struct Figures {
-    /// Samples.
+    /// The number of samples.
     pub samples: u64,
-    /// Distinct rows, or samples where nothing was deduplicated.
+    /// The number of distinct rows, or of samples in groups that are not deduplicated.
     pub rows: u64,
-    /// Ids of all samples, as if every sample carried its lists.
+    /// The total number of ids over all samples, as if every sample stored its own lists.
     pub sample_values: u64,
-    /// Ids of all rows, as if every row carried its lists.
+    /// The total number of ids over all rows, as if every row stored its own lists.
     pub row_values: u64,
-    /// Ids that are stored: those that windows share with the row before count once.
+    /// The number of ids that are stored. Ids that a window shares with the previous row count once.
     pub stored_values: u64,
 }
 
 impl Figures {
-    /// Samples' ids per id of the distinct rows: what exact deduplication saves. 1 if there are no ids.
+    /// Returns `sample_values / row_values`, the saving of exact deduplication, or 1 if there are no ids.
     pub fn dedupe_factor(&self) -> f64 {
         ratio(self.sample_values, self.row_values).unwrap_or(1.0)
     }
 
-    /// Samples' ids per id stored: what windows save on top of it. 1 if there are no ids.
+    /// Returns `sample_values / stored_values`, the saving of exact deduplication and windows together, or 1 if there
+    /// are no ids.
     pub fn partial_dedupe_factor(&self) -> f64 {
         ratio(self.sample_values, self.stored_values).unwrap_or(1.0)
     }
@@ -82,7 +83,7 @@ fn ratio(a: u64, b: u64) -> Option<f64> {
     (b > 0).then(|| a as f64 / b as f64)
 }
 
-/// [`Figures`] as people and programs read them.
+/// The serialized form of [`Figures`], with the factors.
 #[derive(Serialize)]
 struct Report {
     samples: u64,
@@ -109,14 +110,14 @@ impl From<Figures> for Report {
 }
 
 impl Statistics {
-    /// Counts a batch.
+    /// Adds the counts of a batch.
     pub fn add(&mut self, batch: &Batch) {
         for group in batch.groups() {
             self.groups.entry(group.name().to_owned()).or_default().add(group);
         }
     }
 
-    /// By group.
+    /// Returns the counts of each group, by name.
     pub fn groups(&self) -> &BTreeMap<String, GroupStatistics> {
         &self.groups
     }
@@ -143,7 +144,7 @@ impl GroupStatistics {
     }
 }
 
-/// The values that rows take if each shares with the row before what the buffers let it share.
+/// Counts the values that are stored for the rows if each row shares values only with the row before it.
 fn stored_values(feature: &Feature) -> u64 {
     let (mut segment, mut stored) = (0..0, 0);
     for span in (0..feature.rows()).map(|row| feature.span(row)).filter(|span| !span.is_empty()) {
@@ -153,7 +154,7 @@ fn stored_values(feature: &Feature) -> u64 {
         stored += span.end.saturating_sub(segment.end) as u64;
         segment.end = segment.end.max(span.end);
     }
-    // Rows that share values with rows farther away are counted more than once.
+    // This sum counts values more than once if a row shares them with a row that is not adjacent.
     stored.min(feature.values().len() as u64)
 }
 
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn stored_are_the_values_that_rows_use() {
-        // Of twenty values: five for a window with a row within it, and two that no window reaches.
+        // Seven of the twenty values are used: five by a window and a row within it, and two by the last row.
         let (offsets, sizes) = (vec![0, 1, 2, 10], vec![4, 1, 3, 2]);
         let feature = Feature::try_new("x", vec![0; 20], offsets, sizes).unwrap();
         assert_eq!(stored_values(&feature), 5 + 2);

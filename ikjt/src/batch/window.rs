@@ -1,7 +1,8 @@
-//! Partial deduplication: rows that slide over shared values.
+//! Partial deduplication: rows that are overlapping slices of shared values.
 //!
-//! A history that gains an item and drops the oldest one is a new row, but nearly all of it stands in the row before.
-//! RecD (Zhao et al., MLSys 2023) names these *partial* duplicates. Here the row becomes a slice of the same values:
+//! A history that gains an item and drops the oldest one is a new row, but almost all of its items are in the
+//! previous row. RecD (Zhao et al., MLSys 2023) calls these *partial* duplicates. Here such a row becomes a slice of
+//! the same values:
 //!
 //! ```text
 //! row 0  [1, 2, 3]             values   [1, 2, 3, 4, 5]
@@ -13,13 +14,13 @@ use onefold_datasets::overlap;
 
 use crate::{Feature, Group};
 
-/// The group with rows that share the values in which they overlap: an IKJT becomes a partial one.
+/// Returns the group with rows that share overlapping values: turns an IKJT into a partial IKJT.
 ///
-/// A row that starts with the last items stored so far stores only what comes after them, and a row that stands within
-/// the row before it stores nothing. Every other row is stored whole. The rows and the inverse index are the same, and
-/// `fold_windows(g).expand()` equals `g.expand()`. A feature in which that saves nothing keeps its buffers, so no
-/// feature has more values than before. Time is linear in the rows' ids. The way back is
-/// [`deduplicate`](crate::deduplicate).
+/// If a row starts with the last items stored so far, only the items after them are stored. If a row is contained in
+/// the previous row, nothing is stored. Every other row is stored whole. The rows and the inverse index do not
+/// change, and `fold_windows(g).expand()` equals `g.expand()`. A feature for which this saves no values keeps its
+/// buffers, so no feature grows. Time is linear in the number of ids of the rows. [`deduplicate`](crate::deduplicate)
+/// reverses the operation.
 ///
 /// ```
 /// use onefold_ikjt::{Feature, Group, fold_windows};
@@ -36,19 +37,19 @@ pub fn fold_windows(group: &Group) -> Group {
     Group::trusted(group.shared_name(), group.inverse().cloned(), group.rows(), features.collect())
 }
 
-/// The feature with fewer values; `None` if folding does not save any.
+/// Folds one feature. Returns `None` if this saves no values.
 fn fold_feature(feature: &Feature) -> Option<Feature> {
     let (values, offsets) = fold(feature)?;
     let sizes = feature.sizes().clone();
     Some(Feature::trusted(feature.shared_name(), values.into(), offsets.into(), sizes))
 }
 
-/// Stores the rows of `feature` anew; `None` if that takes no fewer values than now.
+/// Computes the folded values and offsets of `feature`. Returns `None` if they are not fewer than the current values.
 fn fold(feature: &Feature) -> Option<(Vec<i64>, Vec<i32>)> {
     let limit = feature.values().len().min(i32::MAX as usize);
     let mut stored: Vec<i64> = Vec::new();
     let mut offsets = Vec::with_capacity(feature.rows());
-    // Where the last row that is not empty was stored.
+    // The place at which the last non-empty row is stored.
     let mut previous = 0..0;
     for row in 0..feature.rows() {
         let next = feature.row(row);
@@ -74,14 +75,14 @@ fn fold(feature: &Feature) -> Option<(Vec<i64>, Vec<i32>)> {
     Some((stored, offsets))
 }
 
-/// Where `pattern`, which is not empty, first stands in `text` (Knuth, Morris and Pratt 1977).
+/// Returns the first position of `pattern` in `text` (Knuth, Morris and Pratt 1977). `pattern` must not be empty.
 fn find(text: &[i64], pattern: &[i64]) -> Option<usize> {
     if text.len() == pattern.len() {
         return (text == pattern).then_some(0);
     }
     let possible = &text[..(text.len() + 1).checked_sub(pattern.len())?];
     let start = possible.iter().position(|item| *item == pattern[0])?;
-    // By prefix of the pattern: the longest shorter prefix that ends it.
+    // For each prefix of the pattern, the length of its longest proper prefix that is also a suffix of it.
     let mut failure = vec![0; pattern.len()];
     let mut state = 0;
     for i in 1..pattern.len() {
@@ -112,7 +113,7 @@ mod tests {
     use crate::batch::arbitrary::{groups, lists};
     use crate::deduplicate;
 
-    /// Lists of a window over a random walk: items come at the end and go at the start.
+    /// Generates lists of a window over a random walk: items are appended at the end and dropped at the start.
     fn sliding() -> impl Strategy<Value = Vec<Vec<i64>>> {
         let steps = prop::collection::vec((prop::collection::vec(0_i64..3, 0..4), 0_usize..4), 0..30);
         steps.prop_map(|steps| {
@@ -126,7 +127,7 @@ mod tests {
         })
     }
 
-    /// How many values the rows need, found the slow way.
+    /// Counts the values that the rows need, with a simple quadratic algorithm.
     fn naive(rows: &[Vec<i64>]) -> usize {
         let (mut stored, mut previous): (Vec<i64>, &[i64]) = (vec![], &[]);
         for row in rows.iter().filter(|row| !row.is_empty()) {
@@ -194,7 +195,8 @@ mod tests {
 
     #[test]
     fn repetitive_rows_take_linear_time() {
-        // Each row stands nearly everywhere in the one before; trying every place would be 10^11 comparisons.
+        // Each long row contains almost the whole next row at almost every position, so a naive search takes 10^11
+        // comparisons.
         let long = [vec![0; 1_000_000], vec![1]].concat();
         let short = [vec![0; 500_000], vec![2]].concat();
         let feature = Feature::from_rows("x", &[long, short.clone(), short]).unwrap();

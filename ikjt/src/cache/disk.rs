@@ -1,4 +1,4 @@
-//! The part of a cache that is on a local disk: a file for each item, written by a thread of its own.
+//! The on-disk part of a cache: one file per item. A separate thread writes the files.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -18,35 +18,35 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 use super::Item;
 use crate::Result;
 
-/// Items that wait to be written, at most. Where the disk is slower than the cache, items are lost, which costs only
-/// time.
+/// The maximal number of items in the write queue. If the disk is too slow, further items are not written, which
+/// costs only time.
 const QUEUE: usize = 1024;
 
-/// The folders below the given one that processes take, each for itself.
+/// The maximal number of processes that share a parent folder. Each process takes one folder below it.
 const MOST_PROCESSES: usize = 1024;
 
-/// Is told the number of an item's file.
+/// A callback that receives the number of an item's file after the file is written.
 type Written = Box<dyn FnOnce(u64) + Send>;
 
-/// Items in files of a folder that is this process's alone.
+/// Items in files of a folder that only this process uses.
 #[derive(Debug)]
 pub(super) struct Disk {
     folder: PathBuf,
     limit: u64,
     queue: SyncSender<(Item, u64, Written)>,
-    /// Bytes of items that wait to be written, and how many there may be beside one item.
+    /// The total size of the queued items in bytes.
     queued: Arc<AtomicU64>,
     most_queued: u64,
-    /// Whether nothing is written any more; locked while a file is written.
+    /// Whether the disk part is closed, so that nothing more is written. Locked while a file is written.
     closed: Arc<Mutex<bool>>,
-    /// Why the last item could not be written.
+    /// The error of the last item that could not be written.
     failure: Arc<Mutex<Option<io::Error>>>,
     _lock: DirectoryLock,
 }
 
 impl Disk {
-    /// Takes the first folder below `parent` that no other process has, and empties it. Items of `most_queued` bytes, and
-    /// one, may wait to be written.
+    /// Takes the first folder below `parent` that no other process uses, and empties it. The write queue accepts up
+    /// to `most_queued` bytes, or one item of any size.
     pub(super) fn open(parent: &Path, limit: u64, most_queued: u64) -> Result<Self> {
         let (folder, lock) = take_folder(parent)?;
         remove_items(&folder)?;
@@ -61,11 +61,11 @@ impl Disk {
         Ok(Self { folder, limit, queue, queued, most_queued, closed, failure, _lock: lock })
     }
 
-    /// Removes everything; nothing is written any more.
+    /// Removes all items and stops writing.
     pub(super) fn close(&self) {
         let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
         *closed = true;
-        // What cannot be removed is removed by the next process.
+        // The next process removes files that cannot be removed now.
         let _ = remove_items(&self.folder);
     }
 
@@ -73,12 +73,13 @@ impl Disk {
         self.limit
     }
 
-    /// Why an item could not be written since the last call.
+    /// Returns the last write error since the previous call, if there was any.
     pub(super) fn take_failure(&self) -> Option<io::Error> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Writes an item of `bytes` if the disk keeps up; `written` is told the number of its file.
+    /// Queues an item of `bytes` bytes for writing, unless it exceeds the limit or the queue is full. Calls `written`
+    /// with the number of its file.
     pub(super) fn write(&self, item: Item, bytes: u64, written: impl FnOnce(u64) + Send + 'static) {
         let waiting = self.queued.load(Ordering::Relaxed);
         if bytes > self.limit || (waiting > 0 && waiting.saturating_add(bytes) > self.most_queued) {
@@ -90,19 +91,19 @@ impl Disk {
         }
     }
 
-    /// Whether all that was to be written is on disk, and told.
+    /// Returns whether all queued items are written and their callbacks have run.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.queued.load(Ordering::Acquire) == 0
     }
 
-    /// The item in a file; `None` if it cannot be read.
+    /// Reads the item in a file. Returns `None` if it cannot be read or is damaged.
     pub(super) fn read(&self, file: u64) -> Option<Item> {
         decode(fs_err::read(path(&self.folder, file)).ok()?)
     }
 
     pub(super) fn remove(&self, file: u64) {
-        // What cannot be removed is removed by the next process.
+        // The next process removes a file that cannot be removed now.
         let _ = fs_err::remove_file(path(&self.folder, file));
     }
 }
@@ -124,7 +125,7 @@ fn remove_items(folder: &Path) -> io::Result<()> {
 }
 
 fn take_folder(parent: &Path) -> Result<(PathBuf, DirectoryLock)> {
-    // The folders on the way are made, so a `~` that the shell did not expand would become one.
+    // Rejects a path with a `~` that the shell did not expand, because missing folders are created.
     onefold_storage::absolute(parent)?;
     for number in 0..MOST_PROCESSES {
         let folder = parent.join(format!("cache-{number}"));
@@ -143,7 +144,7 @@ fn path(folder: &Path, file: u64) -> PathBuf {
     folder.join(format!("{file}.item"))
 }
 
-/// Writes items until nobody can send any more.
+/// Writes items until the sender is dropped or the disk part is closed.
 fn write_all(
     folder: &Path,
     items: &Receiver<(Item, u64, Written)>,
@@ -162,7 +163,7 @@ fn write_all(
         drop(item);
         match result {
             Ok(()) => written(file),
-            // The disk may be full. What was written of the file is no item.
+            // The disk may be full. An incomplete file is not an item.
             Err(error) => {
                 drop(fs_err::remove_file(path));
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
@@ -172,7 +173,7 @@ fn write_all(
     }
 }
 
-/// Writes, and counts what is written into a checksum.
+/// A writer that computes the checksum of the written bytes.
 struct Summed<W> {
     output: W,
     sum: Xxh3Default,
@@ -190,8 +191,8 @@ impl<W: Write> Write for Summed<W> {
     }
 }
 
-/// The item, a byte that says what it is, and the XXH3 of both. The byte stands behind the item, so that columns begin
-/// where memory is aligned.
+/// Writes the item, a byte that identifies its form, and the XXH3 hash of both. The byte follows the item, so that
+/// columns begin at aligned addresses after reading.
 fn encode(item: &Item, output: impl Write) -> io::Result<()> {
     let mut output = Summed { output: io::BufWriter::new(output), sum: Xxh3Default::new() };
     match item {
@@ -285,7 +286,7 @@ mod tests {
     fn what_cannot_be_written_is_told() {
         let directory = tempfile::tempdir().unwrap();
         let disk = Disk::open(directory.path(), 100, 100).unwrap();
-        // A folder is where the first file would be.
+        // A folder has the name of the first file, so that the write fails.
         fs_err::create_dir(path(&disk.folder, 0)).unwrap();
         disk.write(Item::Bytes(Vec::new()), 1, |_| panic!("it was not written"));
         while !disk.is_idle() {

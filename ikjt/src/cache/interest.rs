@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 
 use super::Chunk;
 
-/// A job that has asked for nothing for so long may have ended.
+/// The time without requests after which a job is considered idle, because it may have ended.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
 
-/// What the reads of a job that may have ended count.
+/// The weight of reads by an idle job.
 const IDLE: f64 = 0.1;
 
-/// What a read in a next epoch counts, which the job may not have.
+/// The expected reads in the next epoch, which the job may not have.
 const NEXT_EPOCH: f64 = 0.5;
 
-/// What a read counts that happens only if the job is started again.
+/// The expected reads that happen only if the job is restarted.
 const STARTED_AGAIN: f64 = 0.1;
 
-/// The row groups that one job reads in an epoch, and its progress.
+/// The row groups that one job reads in an epoch, and the job's progress.
 #[derive(Debug)]
 pub struct Interest {
-    /// By file and row group, the share of the epoch before it: from 0 to 1.
+    /// For each file and row group, its position in the epoch, from 0 to 1.
     shares: HashMap<(Arc<str>, usize), f32>,
     columns: HashSet<String>,
-    /// Whether another epoch has the same batches, so that it needs no columns if they are kept.
+    /// Whether the next epoch has the same batches. Then it does not need the columns if the batches are cached.
     repeats: bool,
-    /// How far behind the job still needs columns, as a part of the epoch: what ends in the middle of row groups
-    /// goes on with them.
+    /// How far behind its position the job still needs columns, as a share of the epoch: a block that ends within a
+    /// row group is followed by a block that needs the same row group.
     still_needed: f32,
     now: Mutex<Now>,
 }
@@ -39,8 +39,8 @@ struct Now {
 }
 
 impl Interest {
-    /// The interest in `columns` of these row groups, given by the path of a file and their number in it, with the
-    /// shares of the epoch before them.
+    /// Creates the interest in `columns` of the given row groups. The keys of `shares` are the path of a file and the
+    /// number of a row group in it; the values are positions in the epoch, from 0 to 1.
     pub(crate) fn new(
         shares: HashMap<(Arc<str>, usize), f32>,
         columns: HashSet<String>,
@@ -55,19 +55,20 @@ impl Interest {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The job is at `share` of its epoch.
+    /// Records that the job has reached the position `share` of its epoch.
     pub fn reached(&self, share: f32) {
         *self.now() = Now { share, when: Instant::now() };
     }
 
-    /// The job is at a row group.
+    /// Records that the job has reached a row group.
     pub(crate) fn reached_row_group(&self, file: &Arc<str>, row_group: usize) {
         if let Some(share) = self.shares.get(&(Arc::clone(file), row_group)) {
             self.reached(*share);
         }
     }
 
-    /// How often the job is expected to read a column, and how far away the next time is.
+    /// Returns how often the job is expected to read a column, and the distance to the next read as a share of the
+    /// epoch.
     pub(super) fn columns(&self, chunk: &Chunk, now: Instant) -> (f64, f32) {
         let share = self.shares.get(&(Arc::clone(&chunk.file), chunk.row_group));
         match share.filter(|_| self.columns.contains(&*chunk.column)) {
@@ -79,12 +80,14 @@ impl Interest {
         }
     }
 
-    /// How often the job is expected to read the batches at `share`, and how far away the next time is.
+    /// Returns how often the job is expected to read the batches at `share`, and the distance to the next read as a
+    /// share of the epoch.
     pub(super) fn batches(&self, share: f32, now: Instant) -> (f64, f32) {
         self.expected(share, 0.0, if self.repeats { NEXT_EPOCH } else { STARTED_AGAIN }, now)
     }
 
-    /// Expected reads of `share`: 1 while it is ahead (or within `behind`), else `again`.
+    /// Returns the expected reads at `share`, and the distance to the next one. The expectation is 1 if the position
+    /// is ahead of the job, or at most `behind` behind it, and otherwise `again`.
     fn expected(&self, share: f32, behind: f32, again: f64, now: Instant) -> (f64, f32) {
         let Now { share: at, when } = *self.now();
         let (reads, distance) = match share > at - behind {

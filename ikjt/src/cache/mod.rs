@@ -1,14 +1,15 @@
-//! What readers and a preprocessing service have made and may need again: encoded columns of remote files, decoded
-//! columns, and packed batches; in memory, and on a local disk.
+//! A cache of data that readers and a preprocessing service have made and may need again: encoded columns of remote
+//! files, decoded columns, and packed batches. Items are in memory or on a local disk.
 //!
-//! What to keep is decided for all three forms together. Each job says which row groups it reads, and how far it is. So
-//! for every item it is known how many jobs will read it; and it is measured what the seconds are that a byte of each form
-//! saves. What is worth least for a byte goes first; of equal items, the one that is read last. From memory it goes to the
-//! disk if a disk gives it back faster than it is made. (Seneca, FAST 2025, divides a cache among the three forms by a model
-//! of their costs; Cachew, ATC 2022, chooses one of them for each job.)
+//! One policy covers all three forms. Each job reports which row groups it reads and its progress, which determines
+//! how many jobs will read each item. The cache also measures the seconds that a cached byte of each form saves. The
+//! item that saves the least time per byte is evicted first; among equal items, the one that is read last. An item
+//! that is evicted from memory moves to the disk if reading it from there is faster than making it again. (Seneca,
+//! FAST 2025, divides a cache among the three forms by a cost model; Cachew, ATC 2022, chooses one of them for each
+//! job.)
 //!
-//! A column that several jobs need at the same time is decoded once: the first one claims it, and the others are
-//! told when it is there.
+//! If several jobs need a column at the same time, it is decoded once: the first job claims it, and the others are
+//! notified when it is decoded.
 
 mod disk;
 mod interest;
@@ -27,26 +28,28 @@ use self::disk::Disk;
 pub use self::interest::Interest;
 use crate::Result;
 
-/// Columns are kept only if at least so many reads are expected: memory that nothing is put into costs nothing.
+/// The least expected reads of an item that is worth storing. Unused memory costs nothing, so other columns are not
+/// kept.
 const LEAST_READS: f64 = 0.25;
 
-/// When memory is needed, this part of the limit is freed in addition, so that not every item causes a search.
+/// The fraction of the limit (1 / this number) that is freed beyond the needed memory, so that not every new item
+/// causes a search.
 const FREED_TOGETHER: u64 = 32;
 
-/// The most items that are compared when one has to be evicted. Of more items, a sample of this size is compared:
-/// comparing all of them under the lock would block other users of the cache for long.
+/// The maximal number of items that are compared to find items to evict. If there are more, a sample of this size is
+/// compared, because comparing all of them under the lock would block other users of the cache for too long.
 const COMPARED: usize = 4096;
 
-/// What waits to be written to disk takes at most the limit divided by this, and one item.
+/// The write queue holds at most the memory limit divided by this number, or one item.
 const QUEUED_SHARE: u64 = 16;
 
-/// What seconds to make a byte are taken to be until they are measured: 200 MB a second.
+/// The assumed seconds to make a byte until there are measurements: 200 MB/s.
 const FIRST_RATE: f64 = 5e-9;
 
-/// Steps of a job that are computed together.
+/// Consecutive steps of a job that are computed together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Block {
-    /// A name for the job, which decides the bytes of its batches.
+    /// The name of the job. Jobs with equal names have equal batches.
     pub job: String,
     /// The epoch.
     pub epoch: u64,
@@ -57,7 +60,7 @@ pub struct Block {
 /// A column of a row group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Chunk {
-    /// The path of the data file in its dataset: no two writers make the same one.
+    /// The path of the data file in its dataset. Paths are unique, because writers never reuse a name.
     pub(crate) file: Arc<str>,
     /// The number of the row group in the file.
     pub(crate) row_group: usize,
@@ -65,7 +68,7 @@ pub(crate) struct Chunk {
     pub(crate) column: Arc<str>,
 }
 
-/// The key of an item, and its form.
+/// The key of an item. The variant is the form of the item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Encoded(Chunk),
@@ -90,7 +93,7 @@ enum Form {
     Batches,
 }
 
-/// Something that is stored.
+/// The content of a stored item.
 #[derive(Debug, Clone)]
 enum Item {
     Bytes(Vec<Bytes>),
@@ -106,20 +109,20 @@ impl Item {
     }
 }
 
-/// Figures of a cache.
+/// Statistics of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheFigures {
-    /// Bytes in memory.
+    /// The size of the items in memory, in bytes.
     pub cached_bytes: u64,
-    /// Bytes on disk.
+    /// The size of the items on disk, in bytes.
     pub cached_bytes_on_disk: u64,
-    /// Encoded columns that need not be fetched from an object store.
+    /// The number of encoded columns that came from the cache instead of an object store.
     pub encoded_hits: u64,
-    /// Columns that need not be decoded.
+    /// The number of columns that did not have to be decoded.
     pub decoded_hits: u64,
-    /// Blocks of batches that need not be computed.
+    /// The number of blocks of batches that did not have to be computed.
     pub block_hits: u64,
-    /// Hits of all forms that came from disk.
+    /// The number of hits of all forms that came from disk.
     pub disk_hits: u64,
 }
 
@@ -136,14 +139,14 @@ struct State {
     items: HashMap<Key, Stored>,
     memory: u64,
     on_disk: u64,
-    /// Bytes within the limit that are not the cache's.
+    /// The number of bytes within the limit that are used for other purposes than the cache.
     others: u64,
     interests: Vec<Weak<Interest>>,
     rates: Rates,
     figures: CacheFigures,
-    /// Columns that are being decoded, and who waits for them.
+    /// The columns that are being decoded, and the waiters for each of them.
     claimed: HashMap<Chunk, Vec<Waiter>>,
-    /// How often items were compared.
+    /// How often items were compared. Successive comparisons use different samples of the items.
     comparisons: usize,
 }
 
@@ -153,11 +156,11 @@ struct Stored {
     memory: Option<Item>,
     file: Option<u64>,
     bytes: u64,
-    /// Whose batches these are, and where in the epoch they are read.
+    /// For batches, the interest of the job that they belong to, and their position in the epoch.
     owner: Option<(Weak<Interest>, f32)>,
 }
 
-/// Is given a column, or told that it must be decoded again.
+/// A callback that receives a decoded column, or `None` if the receiver must decode it.
 pub(crate) struct Waiter(Box<dyn FnOnce(Option<ArrayRef>) + Send>);
 
 impl Waiter {
@@ -172,7 +175,7 @@ impl std::fmt::Debug for Waiter {
     }
 }
 
-/// Seconds that a byte takes, on average over what was measured.
+/// The average seconds per byte over the measurements.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rate {
     seconds: f64,
@@ -181,7 +184,7 @@ struct Rate {
 
 impl Rate {
     fn add(&mut self, seconds: f64, bytes: u64) {
-        // What was long ago counts less: storage may become slower, pipelines longer.
+        // Halves the weight of old measurements, because the speed of storage and pipelines changes over time.
         if self.bytes > 1e9 {
             (self.seconds, self.bytes) = (self.seconds / 2.0, self.bytes / 2.0);
         }
@@ -199,7 +202,7 @@ struct Rates {
     encoded: Rate,
     decoded: Rate,
     batches: Rate,
-    /// Reading from disk.
+    /// The rate of reading from disk.
     disk: Rate,
 }
 
@@ -221,7 +224,8 @@ impl Rates {
     }
 }
 
-/// What keeping an item saves: seconds for a byte, and how far away the next read is, as a part of an epoch.
+/// The value of keeping an item: the expected reads, the seconds saved per byte, and the distance to the next read as
+/// a share of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Worth {
     reads: f64,
@@ -230,7 +234,7 @@ struct Worth {
 }
 
 impl Worth {
-    /// The item that is worth less first.
+    /// Orders items by value; the item to evict first is the least.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.seconds.total_cmp(&other.seconds).then(other.distance.total_cmp(&self.distance))
     }
@@ -259,8 +263,8 @@ impl State {
         Worth { reads, seconds: reads * self.rates.get(key.form()), distance }
     }
 
-    /// Items of which `is_there` says that they may go, the least worth first. Where there are many, other ones in each of
-    /// some calls.
+    /// Returns the items for which `is_there` is true, in ascending order of value. If there are more than
+    /// [`COMPARED`], it returns a sample of them, and successive calls return different samples.
     fn by_worth(&mut self, is_there: fn(&Stored) -> bool) -> Vec<(Worth, Key)> {
         let now = Instant::now();
         let there = || self.items.iter().filter(move |(_, stored)| is_there(stored));
@@ -273,7 +277,7 @@ impl State {
         items
     }
 
-    /// Takes an item out of memory; it stays known if it is on disk.
+    /// Removes an item from memory. Its entry remains if the item is also on disk.
     fn forget_memory(&mut self, key: &Key) -> Option<Item> {
         let stored = self.items.get_mut(key)?;
         let (item, bytes, stays) = (stored.memory.take()?, stored.bytes, stored.file.is_some());
@@ -284,7 +288,7 @@ impl State {
         Some(item)
     }
 
-    /// Takes an item off the disk; the number of its file.
+    /// Removes an item's file from its entry, and returns the number of the file. The caller deletes the file.
     fn forget_file(&mut self, key: &Key) -> Option<u64> {
         let stored = self.items.get_mut(key)?;
         let (file, bytes, stays) = (stored.file.take()?, stored.bytes, stored.memory.is_some());
@@ -296,15 +300,16 @@ impl State {
     }
 }
 
-/// An item that leaves memory for the disk.
+/// An item that moves from memory to the disk.
 type Leaving = (Key, Item, Option<(Weak<Interest>, f32)>);
 
 impl Cache {
-    /// A cache of at most `memory_limit` bytes in memory and, below a folder, so many on disk.
+    /// Creates a cache of at most `memory_limit` bytes in memory and, if `disk` is given, of at most a number of
+    /// bytes below a folder.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if the folder cannot be made or cleared.
+    /// [`Error::Io`](crate::Error::Io) if the folder cannot be created or cleared.
     pub fn new(memory_limit: u64, disk: Option<(&Path, u64)>) -> Result<Arc<Self>> {
         let open = |(folder, limit)| Disk::open(folder, limit, memory_limit / QUEUED_SHARE);
         let disk = disk.map(open).transpose()?;
@@ -315,23 +320,25 @@ impl Cache {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The cache's figures.
+    /// Returns the cache's figures.
     pub fn figures(&self) -> CacheFigures {
         let state = self.state();
         CacheFigures { cached_bytes: state.memory, cached_bytes_on_disk: state.on_disk, ..state.figures }
     }
 
-    /// Why something could not be written to the disk since the last call. It is lost, which costs only time.
+    /// Returns the last error of writing to the disk since the previous call. The item is lost, which costs only
+    /// time.
     pub fn take_disk_failure(&self) -> Option<std::io::Error> {
         self.disk.as_ref()?.take_failure()
     }
 
-    /// Removes what is on disk; nothing comes there any more. Dropping the cache does so, too.
+    /// Removes all items on disk, and stops writing to it. Dropping the cache does the same.
     pub fn close(&self) {
         self.disk.iter().for_each(Disk::close);
     }
 
-    /// Bytes within the limit that are used otherwise; the cache gives up what it has above the rest.
+    /// Sets the number of bytes within the limit that are used for other purposes, and evicts items that no longer
+    /// fit.
     pub fn leave(self: &Arc<Self>, others: u64) {
         let mut state = self.state();
         state.others = others;
@@ -343,14 +350,15 @@ impl Cache {
         }
     }
 
-    /// A job's interest counts from here on, as long as it lives.
+    /// Registers a job's interest. It counts until it is dropped.
     pub(crate) fn add_interest(&self, interest: &Arc<Interest>) {
         let mut state = self.state();
         state.interests.retain(|interest| interest.strong_count() > 0);
         state.interests.push(Arc::downgrade(interest));
     }
 
-    /// Frees `bytes` of memory: what is worth least, and less than `than`. What is to go to the disk.
+    /// Frees at least `bytes` of memory if possible, by evicting the items of the least value that are less valuable
+    /// than `than`. Returns the evicted items that should move to the disk.
     fn free(&self, state: &mut State, bytes: u64, than: Option<Worth>) -> Vec<Leaving> {
         let wanted = bytes.saturating_add(self.memory_limit / FREED_TOGETHER);
         let (mut freed, mut leaving) = (0, Vec::new());
@@ -380,8 +388,8 @@ impl Cache {
         }
     }
 
-    /// Keeps an item if it is worth more than what has to go for it. `made` says what it took to make, unless the item
-    /// comes from a cache.
+    /// Stores an item, unless that would evict more valuable items. `made` is the time that it took to make the item,
+    /// or `None` if the item comes from another cache.
     fn put(
         self: &Arc<Self>,
         key: Key,
@@ -410,7 +418,8 @@ impl Cache {
             let new = Stored { memory: None, file: None, bytes, owner: None };
             let stored = state.items.entry(key).or_insert(new);
             (stored.memory, stored.owner) = (Some(item), owner);
-            // One number for memory and disk, though a column may take other bytes when it comes from there.
+            // Uses the size recorded first for memory and disk, though a column that is read from disk may have
+            // another size.
             let bytes = stored.bytes;
             state.memory += bytes;
         } else if worth.reads >= LEAST_READS && !state.items.contains_key(&key) {
@@ -420,7 +429,7 @@ impl Cache {
         self.write(leaving);
     }
 
-    /// An item in memory or, if it is to be read now, on disk.
+    /// Returns an item from memory or, by reading it now, from disk.
     fn get(&self, key: &Key) -> Option<Item> {
         let file = {
             let mut state = self.state();
@@ -440,7 +449,7 @@ impl Cache {
                 state.rates.disk.add(started.elapsed().as_secs_f64(), item.bytes());
                 state.count(key.form(), true);
             }
-            // The file was removed meanwhile, or damaged.
+            // The file was removed in the meantime, or is damaged.
             None => {
                 state.forget_file(key);
             }
@@ -448,7 +457,7 @@ impl Cache {
         item
     }
 
-    /// Writes items to the disk, as far as it keeps up.
+    /// Queues items for writing to the disk. Items that do not fit into the queue are lost.
     fn write(self: &Arc<Self>, leaving: Vec<Leaving>) {
         let Some(disk) = &self.disk else { return };
         for (key, item, owner) in leaving {
@@ -461,7 +470,7 @@ impl Cache {
         }
     }
 
-    /// An item is on disk now. What is worth least there goes.
+    /// Records that an item is on disk, and evicts the least valuable files if the limit is exceeded.
     fn written(&self, key: Key, bytes: u64, owner: Option<(Weak<Interest>, f32)>, file: u64) {
         let Some(disk) = &self.disk else { return };
         let mut state = self.state();
@@ -505,10 +514,11 @@ impl State {
     }
 }
 
-/// Batches of blocks.
+/// Operations on blocks of batches.
 impl Cache {
-    /// Keeps the parts of a block, which the job with this interest reads after the share `share` of its epoch. They took
-    /// `made` to compute; `None` if they come from a cache, because the costs of computing are learned from it.
+    /// Stores the parts of a block. The job with this interest reads the block at the position `share` of its epoch.
+    /// `made` is the time that it took to compute the block. It is `None` if the parts come from another cache,
+    /// because the cache learns the cost of computing from it.
     pub fn put_block(
         self: &Arc<Self>,
         block: Block,
@@ -519,7 +529,7 @@ impl Cache {
         self.put(Key::Batches(block), Item::Bytes(parts), Some((Arc::downgrade(interest), share)), made);
     }
 
-    /// Takes the parts of a block; they are no longer the cache's.
+    /// Returns the parts of a block, and removes them from the memory of the cache.
     pub fn take_block(&self, block: &Block) -> Option<Vec<Bytes>> {
         let key = Key::Batches(block.clone());
         let item = self.get(&key)?;
@@ -531,19 +541,20 @@ impl Cache {
     }
 }
 
-/// Where a column is.
+/// The state of a column in the cache.
 pub(crate) enum Found {
-    /// In memory.
+    /// The column is in memory.
     Here(ArrayRef),
-    /// On disk: [`Cache::column`] reads it.
+    /// The column is on disk; [`Cache::column`] reads it.
     OnDisk,
-    /// Somebody is decoding it, and the waiter will be told.
+    /// Another caller is decoding the column; the waiter will be called.
     Coming,
-    /// It must be decoded; others wait for it meanwhile.
+    /// The caller must decode the column; other callers may wait for it.
     Claimed(Claim),
 }
 
-/// The right to decode a column. Dropped, it tells those who wait to decode it themselves.
+/// The right to decode a column. If it is dropped without [`fulfil`](Self::fulfil), the waiters are told to decode
+/// the column themselves.
 #[derive(Debug)]
 pub(crate) struct Claim {
     cache: Arc<Cache>,
@@ -551,7 +562,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// The column is decoded, which took `made`.
+    /// Stores the decoded column and passes it to the waiters. Decoding took `made`.
     pub(crate) fn fulfil(self, column: &ArrayRef, made: Duration) {
         let chunk = self.chunk.clone();
         self.cache.put(Key::Decoded(chunk), Item::Column(Arc::clone(column)), None, Some(made));
@@ -574,11 +585,11 @@ impl Drop for Claim {
     }
 }
 
-/// Columns of row groups.
+/// Operations on columns of row groups.
 impl Cache {
-    /// Finds columns, and claims those that are not there and that nobody has claimed: all at the same time, so that
-    /// whoever waits for a column waits for somebody who came earlier, and no two wait for each other. `waiter` makes what
-    /// is told of a column that somebody else is decoding.
+    /// Looks up columns, and claims those that are neither cached nor claimed by another caller. All columns are
+    /// handled under one lock, so callers wait only for earlier callers, and no two callers wait for each other.
+    /// `waiter` creates the callback for a column that another caller is decoding.
     pub(crate) fn find(
         self: &Arc<Self>,
         chunks: Vec<Chunk>,
@@ -609,7 +620,7 @@ impl Cache {
         chunks.into_iter().map(found).collect()
     }
 
-    /// A decoded column.
+    /// Returns a decoded column from memory or disk.
     pub(crate) fn column(&self, chunk: &Chunk) -> Option<ArrayRef> {
         match self.get(&Key::Decoded(chunk.clone()))? {
             Item::Column(column) => Some(column),
@@ -617,7 +628,7 @@ impl Cache {
         }
     }
 
-    /// The bytes of an encoded column.
+    /// Returns the bytes of an encoded column.
     pub(crate) fn encoded(&self, chunk: &Chunk) -> Option<Bytes> {
         match self.get(&Key::Encoded(chunk.clone()))? {
             Item::Bytes(parts) => parts.into_iter().next(),
@@ -625,7 +636,7 @@ impl Cache {
         }
     }
 
-    /// Keeps the bytes of an encoded column, which took `made` to fetch.
+    /// Stores the bytes of an encoded column. Fetching them took `made`.
     pub(crate) fn put_encoded(self: &Arc<Self>, chunk: Chunk, bytes: Bytes, made: Duration) {
         self.put(Key::Encoded(chunk), Item::Bytes(vec![bytes]), None, Some(made));
     }

@@ -11,12 +11,12 @@ fn chunk(row_group: usize, column: &str) -> Chunk {
     Chunk { file: "file".into(), row_group, column: column.into() }
 }
 
-/// A column of about a kilobyte.
+/// Returns a column of about one kilobyte.
 fn column(value: i64) -> ArrayRef {
     Arc::new(Int64Array::from(vec![value; 116]))
 }
 
-/// The interest in one column of ten row groups, in this order.
+/// Adds the interest in one column of ten row groups, in the order `order`.
 fn interest(cache: &Cache, order: &[usize], column: &str, repeats: bool) -> Arc<Interest> {
     let place = |(i, row_group): (usize, &usize)| (("file".into(), *row_group), i as f32 / 10.0);
     let columns = HashSet::from([column.to_owned()]);
@@ -38,7 +38,7 @@ fn decode(cache: &Arc<Cache>, row_group: usize, name: &str) {
     claimed(cache, chunk(row_group, name)).fulfil(&column(row_group as i64), Duration::from_millis(1));
 }
 
-/// The row groups whose column is in memory.
+/// Returns the row groups whose column `name` is in memory.
 fn in_memory(cache: &Cache, name: &str) -> Vec<usize> {
     let state = cache.state();
     let is_there = |row_group: &usize| {
@@ -56,7 +56,7 @@ fn columns_that_nobody_will_read_are_not_kept() {
     interest.reached(0.35);
     (0..10).for_each(|row_group| decode(&cache, row_group, "a"));
     decode(&cache, 9, "b");
-    // Of another epoch it has the batches.
+    // Row groups 0 to 3 are behind the job, and the next epoch needs their batches instead.
     assert_eq!(in_memory(&cache, "a"), [4, 5, 6, 7, 8, 9]);
     assert!(in_memory(&cache, "b").is_empty());
 }
@@ -79,10 +79,10 @@ fn what_is_read_least_and_last_goes_first() {
     one.reached(0.95);
     (0..4).for_each(|row_group| decode(&cache, row_group, "a"));
     assert_eq!(in_memory(&cache, "a"), [0, 1, 2, 3]);
-    // All are needed in the next epoch only, the fifth one after the others.
+    // All columns are needed only in the next epoch, the fifth one after the others.
     decode(&cache, 4, "a");
     assert_eq!(in_memory(&cache, "a"), [0, 1, 2, 3]);
-    // A second job comes to the fifth one next. Of the others, the fourth is needed last.
+    // A second job reads the fifth column next. Among the others, the fourth is needed last.
     let two = interest(&cache, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], "a", false);
     two.reached(0.35);
     decode(&cache, 4, "a");
@@ -179,7 +179,7 @@ fn a_column_is_decoded_once_and_others_wait_for_it() {
     claims.next().unwrap().fulfil(&column(7), Duration::ZERO);
     assert_eq!(told.try_recv().unwrap(), ("a".into(), Some(column(7))));
     assert!(told.try_recv().is_err());
-    // What fails is told, so that others decode it themselves.
+    // A dropped claim is reported, so that others decode the column themselves.
     drop(claims);
     assert_eq!(told.try_recv().unwrap(), ("b".into(), None));
     let again = cache.find(vec![chunk(0, "b")], waiter);
@@ -194,7 +194,7 @@ fn what_leaves_memory_is_read_from_disk_as_far_as_it_fits() {
     interest.reached(0.95);
     for row_group in (0..10).rev() {
         decode(&cache, row_group, "a");
-        // The disk keeps up.
+        // Waits until the disk has written the item.
         let started = Instant::now();
         while !cache.disk.as_ref().unwrap().is_idle() {
             assert!(started.elapsed() < Duration::from_secs(120), "the disk does not keep up");
@@ -213,7 +213,7 @@ fn what_leaves_memory_is_read_from_disk_as_far_as_it_fits() {
     assert!(figures.cached_bytes_on_disk <= 3 * KILOBYTE + 512 && figures.disk_hits == 3, "{figures:?}");
     cache.leave(u64::MAX);
     assert_eq!(cache.figures().cached_bytes, 0);
-    // A file that is damaged is as if it were not there.
+    // A damaged file counts as missing.
     let files: Vec<_> = fs_err::read_dir(directory.path().join("cache-0")).unwrap().collect();
     for file in files {
         fs_err::write(file.unwrap().path(), "something else").unwrap();

@@ -1,4 +1,4 @@
-//! `onefold-read bench`: how fast a dataset's batches come, and where the time goes.
+//! `onefold-read bench`: measures the rate of a dataset's batches, and the time of each stage.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ struct Bench {
     samples: u64,
     batches: u64,
     batch_size: usize,
-    /// Ids of all samples, as if every sample carried its lists.
+    /// The total number of ids over all samples, as if every sample stored its own lists.
     values: u64,
     dedupe_factor: BTreeMap<String, f64>,
     partial_dedupe_factor: BTreeMap<String, f64>,
@@ -117,7 +117,7 @@ fn describe(bench: &Bench) -> String {
     text
 }
 
-/// The shares of the threads' time; the rest is waiting.
+/// Returns the shares of the stages in the threads' time. The rest is waiting.
 fn describe_stages(stages: &StageFigures, thread_seconds: f64) -> String {
     let shares = [
         ("verify", stages.verify_seconds),

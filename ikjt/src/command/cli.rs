@@ -141,7 +141,7 @@ impl Reading {
         Ok(Reader::open(&self.dataset, request, &workers)?)
     }
 
-    /// With batches that carry all columns that the dataset keeps, and their samples' times if `timestamps`.
+    /// Opens the dataset with all its kept columns, and with sample times if `timestamps` is set.
     pub(crate) fn open_with_kept(&self, timestamps: bool) -> anyhow::Result<Reader> {
         let schema = load_snapshot(&self.dataset, self.at)?.schema;
         let kept = schema.kept_names().map(str::to_owned).collect();

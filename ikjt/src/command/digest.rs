@@ -1,4 +1,4 @@
-//! `onefold-read digest`: what is read, as a number that does not depend on the way it is read.
+//! `onefold-read digest`: prints a digest of the samples that does not depend on the way they are read.
 
 use std::fmt::Write as _;
 use std::time::Instant;

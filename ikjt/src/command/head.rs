@@ -1,4 +1,4 @@
-//! `onefold-read head`: samples of a batch for a person to look at.
+//! `onefold-read head`: shows samples of a batch.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,14 +19,14 @@ struct Head {
     shown: Vec<Shown>,
 }
 
-/// One sample, by feature name.
+/// One sample. Values are by feature name, rows by group name.
 #[derive(Debug, Serialize)]
 struct Shown {
     labels: BTreeMap<String, f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<f32>,
     dense: BTreeMap<String, f32>,
-    /// The columns that the dataset keeps beside the features; a null has no text.
+    /// The kept columns; a null is `None`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     kept: BTreeMap<String, Option<String>>,
     rows: BTreeMap<String, usize>,
@@ -100,7 +100,7 @@ fn describe(head: &Head, batch: &Batch, number: u64) -> String {
     text
 }
 
-/// One sample; a group whose row is that of the sample above says so instead of repeating the lists.
+/// Describes one sample. If a group has the same row as the sample above, its lists are not repeated.
 fn describe_sample(text: &mut String, batch: &Batch, head: &Head, i: usize, sample: &Shown) {
     let pairs = |map: &BTreeMap<String, f32>| {
         map.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" ")
@@ -134,7 +134,7 @@ fn describe_sample(text: &mut String, batch: &Batch, head: &Head, i: usize, samp
     }
 }
 
-/// The dedupe factor, and what windows add to it if there are any.
+/// Describes the dedupe factor, and the factor with windows if it is different.
 pub(crate) fn describe_factors(figures: &Figures) -> String {
     let mut text = format!("dedupe factor {:.2}", figures.dedupe_factor());
     if figures.stored_values < figures.row_values {

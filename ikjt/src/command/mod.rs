@@ -1,4 +1,4 @@
-//! The commands of `onefold-read`: samples of a dataset's batches, how fast they come, and their digests.
+//! The commands of `onefold-read`: showing samples of batches, measuring the rate of reading, and computing digests.
 
 mod bench;
 mod cli;
@@ -13,10 +13,10 @@ use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 
 use cli::{Cli, Command};
 
-/// The program, to be called in another program's process.
+/// The program, which other programs can call in their process.
 pub const PROGRAM: Program = Program::of::<Cli>();
 
-/// Runs the program with its arguments, whose first is its name.
+/// Runs the program. The first argument is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     PROGRAM.main(arguments)
 }

@@ -1,4 +1,4 @@
-//! The keys of one `[[step]]`, taken one by one.
+//! The keys of one `[[step]]`, which parsers take out one by one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,33 +10,33 @@ use toml::{Table, Value};
 
 use super::problem::{Checked, Problem};
 
-/// The keys of a step.
+/// The remaining keys of a step.
 #[derive(Debug)]
 pub(super) struct Arguments<'a> {
     table: Table,
     files: &'a mut TableFiles,
 }
 
-/// The texts of the files that steps name.
+/// The texts of the files that steps refer to.
 #[derive(Debug)]
 pub(super) struct TableFiles {
-    /// The directory to which names are relative; `None` if all files that there are were read before.
+    /// The directory that file names are relative to. `None` if the texts came with the steps.
     directory: Option<PathBuf>,
     texts: BTreeMap<String, String>,
 }
 
 impl TableFiles {
-    /// Files that are read when a step names them.
+    /// Creates a store that reads each file when a step refers to it.
     pub(super) fn of_directory(directory: PathBuf) -> Self {
         Self { directory: Some(directory), texts: BTreeMap::new() }
     }
 
-    /// Files that were read before, by their names.
+    /// Creates a store of texts that are known already, by file name.
     pub(super) fn known(texts: BTreeMap<String, String>) -> Self {
         Self { directory: None, texts }
     }
 
-    /// The text of a file.
+    /// Returns the text of a file.
     pub(super) fn text(&mut self, name: &str) -> Checked<&str> {
         if let Some(directory) = self.directory.as_ref().filter(|_| !self.texts.contains_key(name)) {
             let text = fs_err::read_to_string(directory.join(name)).map_err(|error| {
@@ -49,24 +49,24 @@ impl TableFiles {
         self.texts.get(name).map(String::as_str).ok_or_else(missing)
     }
 
-    /// All files that were read.
+    /// Returns the texts of all files that were read, by name.
     pub(super) fn into_texts(self) -> BTreeMap<String, String> {
         self.texts
     }
 }
 
-/// A number, as it was written.
+/// A number as it is written in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Number {
-    /// Without a fraction.
+    /// A number without a fraction.
     Integer(i64),
-    /// With one, or `inf`.
+    /// A number with a fraction, or `inf`.
     Real(f64),
 }
 
 impl Number {
-    /// The number for a dense feature.
+    /// Returns the number as a value of a dense feature.
     pub(super) fn real(self) -> f32 {
         match self {
             Self::Integer(value) => value as f32,
@@ -74,7 +74,7 @@ impl Number {
         }
     }
 
-    /// The number for a list of ids.
+    /// Returns the number as an id, or a problem with `key` if it is not an integer.
     pub(super) fn id(self, key: &str) -> Checked<i64> {
         match self {
             Self::Integer(value) => Ok(value),
@@ -95,7 +95,7 @@ impl<'a> Arguments<'a> {
         self.files
     }
 
-    /// Refuses every key that is not in `known`.
+    /// Returns a problem if there is a key that is not in `known`.
     pub(super) fn refuse_unknown(&self, known: &[&str]) -> Checked<()> {
         match self.table.keys().find(|key| !known.contains(&key.as_str())) {
             None => Ok(()),
@@ -115,7 +115,7 @@ impl<'a> Arguments<'a> {
         })
     }
 
-    /// An integer of `least..=most`; `default` where it is not given, and required if that is `None`.
+    /// Takes an integer in `least..=most`. If the key is absent, returns `default`, or a problem if that is `None`.
     pub(super) fn integer(
         &mut self,
         key: &str,
@@ -136,7 +136,7 @@ impl<'a> Arguments<'a> {
         ))
     }
 
-    /// A number that is finite as `f32`; as [`integer`](Self::integer) otherwise.
+    /// Takes a number that is finite as `f32`. If the key is absent, behaves like [`integer`](Self::integer).
     pub(super) fn finite(&mut self, key: &str, default: Option<f64>) -> Checked<f32> {
         let value = match default {
             Some(default) => self.optional::<f64>(key)?.unwrap_or(default),
@@ -146,7 +146,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// `value` as `f32`, if that is finite.
+/// Returns `value` as `f32`, or a problem with `key` if the result is not finite.
 pub(super) fn finite(key: &str, value: f64) -> Checked<f32> {
     let single = value as f32;
     if single.is_finite() {

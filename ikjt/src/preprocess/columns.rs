@@ -1,23 +1,23 @@
-//! The dense features of a batch as columns, as far as steps look at them.
+//! The dense features of a batch. Features that steps read or change are stored as columns.
 
 use arrow::buffer::ScalarBuffer;
 
-/// Dense features: the row-major matrix that came in, and the columns that steps took out of it or made.
+/// Dense features: the row-major input matrix, and columns for the features that steps changed or added.
 #[derive(Debug)]
 pub(super) struct DenseColumns {
     matrix: ScalarBuffer<f32>,
     width: usize,
-    /// By feature; `None` if the feature is still as it came.
+    /// The column of each feature; `None` if the feature is unchanged.
     columns: Vec<Option<Vec<f32>>>,
 }
 
 impl DenseColumns {
-    /// `matrix` is `[B, width]` row-major.
+    /// Creates the columns of `matrix`, which is `[B, width]` row-major.
     pub(super) fn new(matrix: ScalarBuffer<f32>, width: usize) -> Self {
         Self { matrix, width, columns: vec![None; width] }
     }
 
-    /// A copy of a feature, one number for each of `samples` samples.
+    /// Returns a copy of a feature, one value for each of `samples` samples.
     pub(super) fn copy(&self, feature: usize, samples: usize) -> Vec<f32> {
         match &self.columns[feature] {
             Some(column) => column.clone(),
@@ -25,7 +25,7 @@ impl DenseColumns {
         }
     }
 
-    /// Replaces a feature, or adds it if it is the next.
+    /// Replaces a feature, or appends it if `feature` is the number of features.
     pub(super) fn set(&mut self, feature: usize, column: Vec<f32>) {
         if feature == self.columns.len() {
             self.columns.push(None);
@@ -33,7 +33,7 @@ impl DenseColumns {
         self.columns[feature] = Some(column);
     }
 
-    /// The `[size, D]` matrix.
+    /// Returns the `[size, D]` matrix, row-major.
     pub(super) fn into_matrix(self, size: usize) -> ScalarBuffer<f32> {
         if self.columns.iter().all(Option::is_none) {
             return self.matrix;

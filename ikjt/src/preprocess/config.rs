@@ -1,4 +1,4 @@
-//! `preprocess.toml`: the steps, each checked by itself.
+//! `preprocess.toml`: parses the steps and checks each one on its own.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,10 +24,11 @@ use crate::{Error, Result};
 /// The version of `preprocess.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;
 
-/// A `preprocess.toml` whose steps are each valid by themselves;
-/// [`Preprocessor::try_new`](super::Preprocessor::try_new) checks them against a schema.
+/// A parsed `preprocess.toml`. Each step is valid on its own; [`Preprocessor::try_new`](super::Preprocessor::try_new)
+/// checks the steps against a schema.
 ///
-/// Serialised, it is its text with the files that it names, so that another host reads the same steps.
+/// The serialized form contains the text of the file and of the files that it refers to, so that another host reads
+/// the same steps.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "Source", into = "Source")]
 pub struct PreprocessConfig {
@@ -35,20 +36,20 @@ pub struct PreprocessConfig {
     source: Arc<Source>,
 }
 
-/// What a [`PreprocessConfig`] is made of.
+/// The serialized form of a [`PreprocessConfig`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Source {
-    /// Where the text comes from, for errors.
+    /// The path of the file, for error messages.
     path: PathBuf,
     text: String,
-    /// The texts of the files that steps name.
+    /// The texts of the files that steps refer to, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     files: BTreeMap<String, String>,
-    /// Whether the `sampling` steps of the text are left out.
+    /// Whether the `sampling` steps are removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     without_sampling: bool,
-    /// Whether only they are there.
+    /// Whether all other steps are removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     only_sampling: bool,
 }
@@ -73,42 +74,42 @@ impl From<PreprocessConfig> for Source {
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) location: StepLocation,
-    /// Names and globs.
+    /// Names of features, or globs.
     pub(super) inputs: Vec<String>,
-    /// The generated feature; without one the inputs change.
+    /// The name of the new feature. If `None`, the step changes its inputs.
     pub(super) output: Option<String>,
     pub(super) op: Op,
 }
 
-/// What a step does.
+/// The operation of a step.
 #[derive(Debug, Clone)]
 pub(super) enum Op {
-    /// List to list, id by id.
+    /// Maps each id of a list.
     PerValue(ValueOp),
-    /// The first or the last ids of a list.
+    /// Keeps the first or the last ids of a list.
     Cut(Cut),
-    /// List to list, row by row.
+    /// Maps each list as a whole.
     PerRow(RowOp),
-    /// Dense to dense.
+    /// Maps a dense feature to a dense feature.
     Dense(DenseOp),
-    /// Lists and dense features, into a range.
+    /// Clamps ids or dense values to a range.
     Clamp { min: Option<Number>, max: Option<Number> },
-    /// Lists and dense features, a value for the missing ones.
+    /// Replaces missing values: empty lists, and dense values that are NaN.
     FillNull(Number),
-    /// Dense to one id.
+    /// Maps a dense feature to one id.
     ToId(IdOp),
-    /// The sample's time to one id.
+    /// Maps the sample's time to one id.
     LocalHour(Tz),
-    /// Two lists to a list or a dense feature.
+    /// Maps two lists to a list or to a dense feature.
     Pair(PairOp),
     /// Drops samples.
     Sampling(Sampling),
 }
 
-/// An operator: its name, its keys, and how they become an [`Op`].
+/// An operator: its name, its keys, and the function that parses them into an [`Op`].
 struct Operator {
     name: &'static str,
-    /// Whether `inputs` and `output` are keys too.
+    /// Whether the operator also has the key `inputs`, and `output` according to the next field.
     inputs: bool,
     output: Output,
     keys: &'static [&'static str],
@@ -191,7 +192,7 @@ fn clamp(arguments: &mut Arguments) -> Checked<Op> {
     Ok(Op::Clamp { min, max })
 }
 
-/// How many ids stay.
+/// Takes `count`, the number of ids to keep.
 fn count(arguments: &mut Arguments) -> Checked<usize> {
     Ok(arguments.integer("count", None, (1, i64::from(i32::MAX)))? as usize)
 }
@@ -199,7 +200,7 @@ fn count(arguments: &mut Arguments) -> Checked<usize> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// Looked at by [`parse_toml`].
+    /// Checked by [`parse_toml`].
     #[serde(rename = "format_version")]
     _format_version: u32,
     #[serde(default)]
@@ -211,25 +212,25 @@ impl PreprocessConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read; [`Error::Fault`] if it is not TOML of this version, and, with line, number
-    /// and operator of the step, for an unknown operator, a key that is unknown, missing or of the wrong type, or a
-    /// value out of range, and for a `table_file` that cannot be read.
+    /// [`Error::Io`] if the file cannot be read. [`Error::Fault`] if it is not TOML of this version.
+    /// [`Error::Fault`], with line, number and operator of the step, for an unknown operator, for a key that is
+    /// unknown, missing or of the wrong type, for a value out of range, and for a `table_file` that cannot be read.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(path, &fs_err::read_to_string(path)?)
     }
 
-    /// Checks the text of a `preprocess.toml` that is (or would be) at `path`.
+    /// Parses and checks the text of a `preprocess.toml`. `path` is the path that the text has, or would have.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load).
+    /// See [`load`](Self::load). Reads only the files that steps refer to.
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
         let directory = path.parent().map(Path::to_path_buf).unwrap_or_default();
         Self::from_parts(path.to_owned(), text.to_owned(), TableFiles::of_directory(directory))
     }
 
-    /// The text of the steps without comments and spaces, and the texts of the files that they name. Pipelines with equal
-    /// content do the same.
+    /// Returns the text of the steps without comments and spaces, and the texts of the files that they refer to.
+    /// Pipelines with equal content behave equally.
     pub(crate) fn content(&self) -> (String, BTreeMap<String, String>) {
         let Source { text, files, .. } = &*self.source;
         let table = toml::from_str::<Table>(text).ok();
@@ -253,7 +254,7 @@ impl PreprocessConfig {
         Ok(Self { steps, source: Arc::new(source) })
     }
 
-    /// The same without the steps that drop samples.
+    /// Returns the configuration without the steps that drop samples.
     #[must_use]
     pub fn without_sampling(mut self) -> Self {
         self.steps.retain(|step| !matches!(step.op, Op::Sampling(_)));
@@ -261,7 +262,7 @@ impl PreprocessConfig {
         self
     }
 
-    /// The steps that drop samples, without all others.
+    /// Returns the configuration with only the steps that drop samples.
     #[must_use]
     pub fn only_sampling(mut self) -> Self {
         self.steps.retain(|step| matches!(step.op, Op::Sampling(_)));
@@ -330,7 +331,8 @@ mod tests {
         assert_eq!(config.unwrap().steps.len(), 9);
     }
 
-    /// Every operator has a row with all of its keys in the reference, and an example that can be parsed.
+    /// Checks that the reference has, for every operator, a table row with all of its keys and an example that can be
+    /// parsed.
     #[test]
     fn the_reference_lists_every_operator() {
         let page = include_str!("../../../docs/src/reference/preprocess-toml.md");

@@ -1,11 +1,11 @@
-//! Operators on dense features, and those that turn a dense feature into one id.
+//! Operators on dense features, including operators that map a dense feature to one id.
 
 use serde::Deserialize;
 
 use super::arguments::{Arguments, finite};
 use super::problem::{Checked, Problem};
 
-/// An operator from number to number.
+/// An operator that maps a number to a number.
 #[derive(Debug, Clone)]
 pub(super) enum DenseOp {
     Clamp { min: f32, max: f32 },
@@ -15,14 +15,14 @@ pub(super) enum DenseOp {
     FillNull { value: f32 },
 }
 
-/// An operator from number to id.
+/// An operator that maps a number to an id.
 #[derive(Debug, Clone)]
 pub(super) enum IdOp {
     Bucketize { borders: Vec<f32>, edges: Edges },
     OneHot { low: f32, step: f32, buckets: i64 },
 }
 
-/// Which end of a bucket belongs to it.
+/// Which end of a bucket is inclusive. `b` are the borders, `v` is the value.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Edges {
@@ -92,7 +92,8 @@ fn logit_of(x: f32) -> f32 {
     (x / (1.0 - x)).ln()
 }
 
-/// G. E. P. Box and D. R. Cox, "An Analysis of Transformations" (1964), for what is positive.
+/// Computes the Box-Cox transform of positive numbers, and returns other numbers unchanged. Source: G. E. P. Box and
+/// D. R. Cox, "An Analysis of Transformations" (1964).
 fn box_cox(x: f32, lambda: f32) -> f32 {
     match x {
         x if x <= 0.0 => x,
@@ -102,7 +103,7 @@ fn box_cox(x: f32, lambda: f32) -> f32 {
 }
 
 impl IdOp {
-    /// The id of a number; 0 for what is not a number.
+    /// Returns the id of a number, or 0 for NaN.
     pub(super) fn id(&self, x: f32) -> i64 {
         match self {
             Self::Bucketize { borders, edges: Edges::Right } => {
@@ -111,7 +112,7 @@ impl IdOp {
             Self::Bucketize { borders, edges: Edges::Left } => {
                 borders.partition_point(|border| *border <= x) as i64
             }
-            // The cast truncates, saturates, and makes 0 of NaN.
+            // The cast truncates, saturates, and converts NaN to 0.
             Self::OneHot { low, step, buckets } => match ((x - low) / step) as i64 {
                 index if (0..*buckets).contains(&index) => index,
                 _ => 0,
@@ -129,7 +130,8 @@ mod tests {
         column
     }
 
-    /// The numbers are those of 64-bit arithmetic (`scipy.special.logit`, `scipy.special.boxcox`, `numpy.log1p`).
+    /// The expected numbers come from 64-bit arithmetic (`scipy.special.logit`, `scipy.special.boxcox`,
+    /// `numpy.log1p`).
     #[test]
     fn numbers_agree_with_scipy() {
         let near = |found: Vec<f32>, expected: &[f64]| {
@@ -168,8 +170,8 @@ mod tests {
         assert_eq!(applied(&DenseOp::FillNull { value: 3.0 }, vec![f32::NAN, 1.0]), [3.0, 1.0]);
     }
 
-    /// `torcharrow.functional.bucketize([1, 2, 3, 5, 8, 10, 11], [2, 5, 10])` of TorchArrow's tests, and
-    /// `numpy.digitize` of the same.
+    /// The expected ids come from `torcharrow.functional.bucketize([1, 2, 3, 5, 8, 10, 11], [2, 5, 10])` in
+    /// TorchArrow's tests, and from `numpy.digitize` with the same arguments.
     #[test]
     fn buckets_have_the_edges_of_torcharrow_and_numpy() {
         let numbers = [1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 11.0];

@@ -1,4 +1,4 @@
-//! Which features there are while the steps are bound, and where they lie.
+//! The features that exist while steps are bound to a schema, and their places in a batch.
 
 use onefold_datasets::{
     FeatureGroup, KeptColumn, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, suggest,
@@ -6,26 +6,26 @@ use onefold_datasets::{
 
 use super::problem::{Checked, Problem};
 
-/// The group of the features that are generated from dense features and times.
+/// The name of the group of features that are generated from dense features and times.
 const PER_SAMPLE: &str = "per_sample";
-/// The sample weights that sampling creates.
+/// The name of the sample weights that sampling creates.
 const WEIGHT: &str = "sample_weight";
 
-/// A sparse feature: its group and its place in it, which it keeps.
+/// The place of a sparse feature: the index of its group, and its index in the group. Steps do not change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SparseAt {
     pub(super) group: usize,
     pub(super) feature: usize,
 }
 
-/// A feature.
+/// The place of a dense or sparse feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Column {
     Dense(usize),
     Sparse(SparseAt),
 }
 
-/// The kinds of features that an operator takes.
+/// The kinds of features that an operator accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kinds {
     Dense,
@@ -33,13 +33,13 @@ pub(super) enum Kinds {
     Either,
 }
 
-/// Where a group comes from.
+/// How a group is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     Input,
-    /// One row per sample.
+    /// Generated, with one row per sample.
     PerSample,
-    /// One row per distinct pair of rows of these groups.
+    /// Generated, with one row per distinct pair of rows of these two groups.
     Pair(usize, usize),
 }
 
@@ -51,7 +51,7 @@ pub(super) struct GroupLayout {
     features: Vec<SparseFeature>,
 }
 
-/// The features after the steps so far.
+/// The features that exist after the steps bound so far.
 #[derive(Debug, Clone)]
 pub(super) struct FeatureLayout {
     labels: Vec<String>,
@@ -82,7 +82,7 @@ impl FeatureLayout {
         &self.groups
     }
 
-    /// The schema, without the groups that have no feature.
+    /// Returns the schema, without groups that have no features.
     pub(super) fn to_schema(&self) -> Schema {
         let groups = self.groups.iter().filter(|group| !group.features.is_empty());
         let group = |group: &GroupLayout| FeatureGroup {
@@ -109,7 +109,7 @@ impl FeatureLayout {
         dense.chain(sparse)
     }
 
-    /// The features that `inputs` name, each once.
+    /// Returns the features that `inputs` (names and globs) select, each one once.
     pub(super) fn select(&self, inputs: &[String], kinds: Kinds) -> Checked<Vec<Column>> {
         let mut selected = Vec::new();
         for input in inputs {
@@ -126,7 +126,7 @@ impl FeatureLayout {
         Ok(selected)
     }
 
-    /// The feature `name`.
+    /// Returns the feature `name`.
     pub(super) fn find(&self, name: &str, kinds: Kinds) -> Checked<Column> {
         if let Some((_, column)) = self.columns().find(|(known, _)| *known == name) {
             return match kinds.take(column) {
@@ -152,7 +152,7 @@ impl FeatureLayout {
         Err(Problem::new(format!("`{name}` is {other}, not a feature"), self.suggest(name, kinds)))
     }
 
-    /// The features that a glob matches.
+    /// Returns the features that a glob matches.
     fn matching(&self, glob: &str, kinds: Kinds) -> Checked<Vec<Column>> {
         let matches = |(name, column): &(&str, Column)| kinds.take(*column) && matches_glob(glob, name);
         let found: Vec<Column> = self.columns().filter(matches).map(|(_, column)| column).collect();
@@ -169,7 +169,7 @@ impl FeatureLayout {
         suggest(name, known.map(|(name, _)| name))
     }
 
-    /// The place of the label `name`.
+    /// Returns the index of the label `name`.
     pub(super) fn label(&self, name: &str) -> Checked<usize> {
         self.labels.iter().position(|label| label == name).ok_or_else(|| {
             let hint = suggest(name, self.labels.iter().map(String::as_str));
@@ -177,7 +177,7 @@ impl FeatureLayout {
         })
     }
 
-    /// The kind of a sparse feature.
+    /// Returns the kind of a sparse feature.
     pub(super) fn kind(&self, at: SparseAt) -> SparseKind {
         self.groups[at.group].features[at.feature].kind
     }
@@ -217,12 +217,13 @@ impl FeatureLayout {
         Ok(SparseAt { group, feature: features.len() - 1 })
     }
 
-    /// The group of generated features with one row per sample.
+    /// Returns the group of generated features with one row per sample, and adds it if it does not exist.
     pub(super) fn per_sample(&mut self) -> usize {
         self.group(Origin::PerSample, |_| PER_SAMPLE.to_owned())
     }
 
-    /// The group of features generated from these two groups, in either order.
+    /// Returns the group of features generated from these two groups, in either order, and adds it if it does not
+    /// exist.
     pub(super) fn pair(&mut self, left: usize, right: usize) -> usize {
         if left == right {
             return left;
@@ -252,7 +253,7 @@ impl FeatureLayout {
         self.groups.len() - 1
     }
 
-    /// Sample weights, created if there are none.
+    /// Adds sample weights if there are none.
     pub(super) fn add_weight(&mut self) -> Checked<()> {
         if self.weight.is_none() {
             self.check_new(WEIGHT).map_err(|_| {
@@ -291,7 +292,7 @@ fn kind(column: Column) -> &'static str {
     }
 }
 
-/// Whether `name` is `glob`, where each `*` of the glob is any text.
+/// Returns whether `name` matches `glob`, in which each `*` stands for any text.
 fn matches_glob(glob: &str, name: &str) -> bool {
     let mut parts = glob.split('*');
     let Some(mut rest) = parts.next().and_then(|start| name.strip_prefix(start)) else { return false };

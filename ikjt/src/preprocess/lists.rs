@@ -1,4 +1,4 @@
-//! List operators that look at a whole row: `firstx`, `lastx`, `ngram`, `enumerate` and `fill_null`.
+//! List operators that process a whole row: `firstx`, `lastx`, `ngram`, `enumerate` and `fill_null`.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::Feature;
 use crate::batch::starts;
 use crate::hash::mix;
 
-/// The most ids that an operator may make of one feature of one batch: 1 GiB. More is taken for a mistake,
-/// such as the product of two long lists.
+/// The maximal number of ids that an operator may generate for one feature of one batch: 1 GiB of ids. More indicates
+/// a mistake, such as the product of two long lists.
 pub(super) const MOST_IDS: usize = 1 << 27;
 
-/// An operator from row to row of one feature.
+/// An operator that maps each row of a feature to a row.
 #[derive(Debug, Clone)]
 pub(super) enum RowOp {
     Ngram {
@@ -24,7 +24,7 @@ pub(super) enum RowOp {
     Enumerate {
         start: i64,
     },
-    /// `fill_null` of a list.
+    /// `fill_null` on a list.
     FillEmpty {
         value: i64,
     },
@@ -33,18 +33,18 @@ pub(super) enum RowOp {
 /// An operator that shortens rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// `firstx`: this number of ids from the start.
+    /// `firstx`: keeps this number of ids from the start.
     First(usize),
-    /// `lastx`: this number of ids from the end.
+    /// `lastx`: keeps this number of ids from the end.
     Last(usize),
 }
 
-/// What an n-gram becomes.
+/// The result for each n-gram.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Combine {
-    /// Its ids, one after the other.
+    /// The ids of the n-gram, in order.
     Concat,
-    /// One id.
+    /// One hash per n-gram.
     Hash { salt: u64 },
 }
 
@@ -70,7 +70,7 @@ pub(super) fn ngram(arguments: &mut Arguments) -> Checked<RowOp> {
 }
 
 pub(super) fn enumerate(arguments: &mut Arguments) -> Checked<RowOp> {
-    // A row has fewer than 2^31 ids, so that no position overflows.
+    // A row has fewer than 2^31 ids, so with this limit no position overflows.
     let most = i64::MAX - i64::from(i32::MAX);
     Ok(RowOp::Enumerate { start: arguments.integer("start", Some(0), (i64::MIN, most))? })
 }
@@ -85,7 +85,7 @@ impl RowOp {
     }
 }
 
-/// That one batch may hold `total` ids of a feature.
+/// Returns a problem if `total` ids exceed the limit for one feature of one batch.
 pub(super) fn check_total(name: &str, total: usize) -> Checked<()> {
     if total <= MOST_IDS {
         return Ok(());
@@ -96,7 +96,8 @@ pub(super) fn check_total(name: &str, total: usize) -> Checked<()> {
     ))
 }
 
-/// A feature whose rows stand one after the other in `values`; there are at most [`MOST_IDS`] of them.
+/// Creates a feature whose rows are contiguous in `values`. The caller has checked that there are at most
+/// [`MOST_IDS`] values.
 pub(super) fn contiguous(name: Arc<str>, values: Vec<i64>, sizes: Vec<i32>) -> Checked<Feature> {
     Ok(Feature::try_new(name, values, starts(&sizes), sizes)?)
 }
@@ -114,7 +115,7 @@ impl Cut {
         }
     }
 
-    /// The cut that does what this one and then `next` do, if there is one.
+    /// Returns one cut that is equivalent to this cut followed by `next`, if there is one.
     pub(super) fn and(self, next: Self) -> Option<Self> {
         match (self, next) {
             (Self::First(a), Self::First(b)) => Some(Self::First(a.min(b))),
@@ -124,7 +125,7 @@ impl Cut {
     }
 }
 
-/// The last `most` ids of every row. Only offsets and sizes change, and nothing is copied.
+/// Keeps the last `most` ids of every row. Changes only offsets and sizes, without copying ids.
 fn last_x(feature: Feature, most: i32) -> Checked<Feature> {
     let (name, values, offsets, sizes) = feature.into_parts();
     let shorten = |(&offset, &size): (&i32, &i32)| (offset + (size - most).max(0), size.min(most));
@@ -132,15 +133,15 @@ fn last_x(feature: Feature, most: i32) -> Checked<Feature> {
     Ok(Feature::try_new(name, values, offsets, sizes)?)
 }
 
-/// The first `most` ids of every row. Only sizes change, and nothing is copied.
+/// Keeps the first `most` ids of every row. Changes only sizes, without copying ids.
 fn first_x(feature: Feature, most: i32) -> Checked<Feature> {
     let (name, values, offsets, sizes) = feature.into_parts();
     let shorter: Vec<i32> = sizes.iter().map(|size| (*size).min(most)).collect();
     Ok(Feature::try_new(name, values, offsets, shorter)?)
 }
 
-/// Every id replaced by its place in the row, counted from `start`: all rows are slices of one buffer that is as long as
-/// the longest row.
+/// Replaces every id by its index in the row, counted from `start`. All rows become slices of one buffer, which is as
+/// long as the longest row.
 fn positions(feature: Feature, start: i64) -> Checked<Feature> {
     let (name, _, _, sizes) = feature.into_parts();
     let longest = sizes.iter().copied().max().unwrap_or(0);
@@ -148,7 +149,8 @@ fn positions(feature: Feature, start: i64) -> Checked<Feature> {
     Ok(Feature::try_new(name, values, vec![0; sizes.len()], sizes)?)
 }
 
-/// Every empty row replaced by one of the id `value`: all of them are one slice at the end of the buffer.
+/// Replaces every empty row by a row with the single id `value`. All these rows share one id at the end of the
+/// buffer.
 fn fill_empty(feature: Feature, value: i64) -> Checked<Feature> {
     if feature.sizes().iter().all(|size| *size > 0) {
         return Ok(feature);
@@ -161,13 +163,13 @@ fn fill_empty(feature: Feature, value: i64) -> Checked<Feature> {
     Ok(Feature::try_new(name, [&values[..], &[value]].concat(), offsets, sizes)?)
 }
 
-/// The windows of `n` consecutive ids of every row.
+/// Maps every row to its n-grams, the windows of `n` consecutive ids.
 fn ngrams(feature: &Feature, n: usize, combine: Combine) -> Checked<Feature> {
     let width = if combine == Combine::Concat { n } else { 1 };
     let grams = |ids: usize| (ids + 1).saturating_sub(n);
     let length = |ids: usize| grams(ids).saturating_mul(width);
     let values = feature.values().len();
-    // Rows that overlap share their n-grams as they share their ids.
+    // If rows overlap, the n-grams of the whole buffer are computed once, and rows share n-grams as they share ids.
     let overlapping = feature.total_size() > values as u64;
     let lengths = feature.sizes().iter().map(|size| length(*size as usize));
     let total = match overlapping {
@@ -175,7 +177,7 @@ fn ngrams(feature: &Feature, n: usize, combine: Combine) -> Checked<Feature> {
         false => lengths.clone().fold(0, usize::saturating_add),
     };
     check_total(feature.name(), total)?;
-    // No length exceeds the total, or else its row has no n-gram in the buffer.
+    // Each length is at most `total`, which has been checked, so it fits `i32`.
     let sizes: Vec<i32> = lengths.map(|length| length as i32).collect();
     let mut ids: Vec<i64> = Vec::with_capacity(total);
     let mut append = |row: &[i64]| match combine {
@@ -194,7 +196,7 @@ fn ngrams(feature: &Feature, n: usize, combine: Combine) -> Checked<Feature> {
     Ok(Feature::try_new(feature.shared_name(), ids, offsets, sizes)?)
 }
 
-/// The hash of each id salted with that of the ids before it, as a non-negative id.
+/// Hashes the ids in order, each one salted with the hash of the ids before it, to a non-negative id.
 fn hash_gram(gram: &[i64], salt: u64) -> i64 {
     (gram.iter().fold(salt, |state, id| mix(*id, state)) >> 1) as i64
 }

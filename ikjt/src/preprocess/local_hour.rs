@@ -1,4 +1,4 @@
-//! `get_local_hour`: the hour of a sample's day where the user is.
+//! `get_local_hour`: the hour of the day of a sample in a time zone.
 
 use chrono::{DateTime, Timelike};
 use chrono_tz::{TZ_VARIANTS, Tz};
@@ -7,13 +7,14 @@ use onefold_datasets::suggest;
 use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
 
-/// The time zone that the key `zone` names.
+/// Parses the time zone from the key `zone`.
 pub(super) fn zone(arguments: &mut Arguments) -> Checked<Tz> {
     let name: String = arguments.required("zone")?;
     name.parse().map_err(|_| Problem::new(format!("there is no time zone `{name}`"), hint(&name)))
 }
 
-/// Zones whose city begins as that of `name`: there are too many zones to list all.
+/// Suggests zones whose city begins with the same three letters as `name`, because there are too many zones to list
+/// all.
 fn hint(name: &str) -> String {
     let city = |name: &str| name.rsplit('/').next().unwrap_or_default().to_lowercase();
     let beginning: String = city(name).chars().take(3).collect();
@@ -28,7 +29,7 @@ fn hint(name: &str) -> String {
     }
 }
 
-/// The local hour, 0 to 23, of every time in microseconds since 1970, UTC.
+/// Returns the local hour, 0 to 23, of every time. Times are in microseconds since 1970, UTC.
 pub(super) fn local_hours(zone: Tz, timestamps: &[i64]) -> Checked<Vec<i64>> {
     let hour = |(sample, &micros): (usize, &i64)| {
         let time = DateTime::from_timestamp_micros(micros).ok_or_else(|| {
@@ -54,17 +55,17 @@ mod tests {
 
     #[test]
     fn summer_time_begins_and_ends() {
-        // Sunday 2023-03-26 01:00 UTC: Copenhagen goes from 02:00 to 03:00.
+        // Sunday 2023-03-26 01:00 UTC: clocks in Copenhagen go forward from 02:00 to 03:00.
         let spring = 1_679_792_400_000_000;
         assert_eq!(hour("Europe/Copenhagen", spring - 1), 1);
         assert_eq!(hour("Europe/Copenhagen", spring), 3);
-        // Sunday 2023-10-29 01:00 UTC: from 03:00 back to 02:00.
+        // Sunday 2023-10-29 01:00 UTC: clocks go back from 03:00 to 02:00.
         let autumn = 1_698_541_200_000_000;
         assert_eq!(hour("Europe/Copenhagen", autumn - 1), 2);
         assert_eq!(hour("Europe/Copenhagen", autumn), 2);
         assert_eq!(hour("Asia/Kolkata", 0), 5);
         assert_eq!(hour("UTC", -1), 23);
-        // 2000-01-01 10:00 UTC, 14 hours further.
+        // 2000-01-01 10:00 UTC; the zone is 14 hours ahead of UTC.
         assert_eq!(hour("Pacific/Kiritimati", 946_720_800_000_000), 0);
     }
 
@@ -74,7 +75,7 @@ mod tests {
         assert!(format!("{error:?}").contains("sample 1 of the batch has the time 9223372036854775807"));
     }
 
-    /// The first and last times that are dates, where a zone's offset leads beyond them.
+    /// Tests the first and the last time that is a date, in zones whose offset leads beyond the calendar.
     #[test]
     fn the_ends_of_time_are_no_panic() {
         for zone in ["Pacific/Kiritimati", "Pacific/Pago_Pago"] {

@@ -1,12 +1,13 @@
-//! The preprocessing stage: a `preprocess.toml` of steps that a batch goes through, once per distinct row.
+//! The preprocessing stage: applies the steps of a `preprocess.toml` to a batch, once per distinct row.
 //!
 //! ```text
 //! preprocess.toml ──▶ PreprocessConfig ──Schema──▶ Preprocessor ──run──▶ Batch
 //!     (text)           (checked steps)              (a plan)         (one per Batch)
 //! ```
 //!
-//! [`Preprocessor::run`] gives what the steps would give on the expanded batch, sample by sample; the inverse indices
-//! are untouched. `sampling` comes first, wherever it stands: what stays depends on no other step.
+//! [`Preprocessor::run`] gives the same result as the steps would give on the expanded batch, sample by sample. It
+//! does not change inverse indices. `sampling` steps run first, independent of their position in the file, because
+//! their decisions do not depend on other steps.
 //!
 //! ```toml
 #![doc = include_str!("example.toml")]
@@ -15,14 +16,14 @@
 //! # Operators
 //!
 //! `docs/src/reference/preprocess-toml.md` defines all operators, their keys and defaults, and the groups of the features
-//! that they make.
+//! that they generate.
 //!
-//! # What is done once
+//! # Shared work
 //!
-//! Steps that change ids one by one run once per id of the feature's *buffer*: windows that overlap there stay
-//! windows, and slices that no row uses are left out. `firstx`, `lastx`, `enumerate` and `fill_null` write offsets and
-//! sizes only, and `ngram` keeps overlapping rows overlapping. Consecutive steps of the first kind run as one pass over
-//! blocks that fit into the L1 cache, after the `firstx` and `lastx` among them.
+//! Operators that map single ids run once per id of the feature's *buffer*: rows that overlap in the buffer keep
+//! overlapping, and values that no row uses are removed. `firstx`, `lastx`, `enumerate` and `fill_null` write only
+//! offsets and sizes, and `ngram` keeps overlapping rows overlapping. Consecutive steps that map single ids run in
+//! one pass over blocks that fit into the L1 cache. The `firstx` and `lastx` steps among them run before this pass.
 
 mod arguments;
 mod columns;
@@ -64,28 +65,29 @@ impl Preprocessor {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`], with the step, for features and labels that there are not, or that are of another kind
-    /// than the operator takes; for a generated feature or group whose name is used already; and for more or fewer
-    /// inputs than the operator takes.
+    /// [`Error::Fault`], with the step, if a feature or label does not exist or has a kind that the operator does not
+    /// take, if the name of a generated feature or group is already used, or if the number of inputs is not the one
+    /// that the operator takes.
     pub fn try_new(config: &PreprocessConfig, schema: &Schema) -> Result<Self> {
         let plan = Plan::try_new(config, schema)?;
         let (output, needs_timestamps) = (plan.layout.to_schema(), plan.needs_timestamps());
         Ok(Self { input: schema.clone(), output, plan, needs_timestamps })
     }
 
-    /// The schema of the batches that [`run`](Self::run) gives.
+    /// Returns the schema of the batches that [`run`](Self::run) returns.
     pub fn schema(&self) -> &Schema {
         &self.output
     }
 
-    /// The dense features that come out as they came in, in order.
+    /// Returns the names of the input's dense features that no step changes, in order.
     pub fn unchanged_dense(&self) -> Vec<String> {
         let changed = |at: usize| self.plan.actions.iter().any(|(_, action)| action.changes_dense(at));
         let names = self.input.dense.iter().enumerate();
         names.filter(|(at, _)| !changed(*at)).map(|(_, name)| name.clone()).collect()
     }
 
-    /// The sparse features whose lists come out as they came in, in order. `sampling` changes no list.
+    /// Returns the names of the input's sparse features whose lists no step changes, in order. `sampling` does not
+    /// change lists.
     pub fn unchanged_sparse(&self) -> Vec<String> {
         let changed = |at: SparseAt| self.plan.actions.iter().any(|(_, action)| action.changes_sparse(at));
         let groups = self.input.groups.iter().enumerate();
@@ -96,19 +98,19 @@ impl Preprocessor {
         features.filter(|(at, _)| !changed(*at)).map(|(_, name)| name.clone()).collect()
     }
 
-    /// Whether the batches that come in must have timestamps.
+    /// Returns whether input batches must have timestamps.
     pub fn needs_timestamps(&self) -> bool {
         self.needs_timestamps
     }
 
-    /// The `sampling` steps, if there are any.
+    /// Returns the `sampling` steps, if there are any.
     pub(crate) fn sampler(&self) -> Option<&Sampler> {
         Some(&self.plan.sampler).filter(|sampler| !sampler.is_empty())
     }
 
-    /// The samples of `batch` that the `sampling` steps keep in an epoch, with the weights that correct for the others.
-    /// `first` is the place of the batch's first sample in the dataset: the decision depends on the place of a sample,
-    /// its label and the epoch alone. The reader calls this before it cuts batches.
+    /// Returns the samples of `batch` that the `sampling` steps keep in an epoch, with corrected weights. `first` is
+    /// the index of the batch's first sample in the dataset. The decision depends only on the sample's index, its
+    /// label and the epoch. The reader calls this before it cuts batches.
     pub fn sample(&self, batch: Batch, epoch: u64, first: u64) -> Batch {
         match self.sampler() {
             Some(sampler) => sampler.run(&batch, epoch, first).1,
@@ -116,15 +118,15 @@ impl Preprocessor {
         }
     }
 
-    /// The batch after all steps but `sampling`, which comes [before](Self::sample) them. No value is left that no row
-    /// uses.
+    /// Applies all steps except `sampling`, which must have run [before](Self::sample). The result contains no values
+    /// that no row uses.
     ///
-    /// Buffers that nobody else holds are changed in place.
+    /// Buffers that have no other owner are changed in place.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the batch is not of the schema, or lacks timestamps; [`Error::Fault`] for times
-    /// that a step cannot work on, and for a feature that would have more than 2^27 ids.
+    /// [`Error::Invariant`] if the batch does not match the schema or lacks timestamps; [`Error::Fault`] for times
+    /// that a step cannot process, and for a feature that would have more than 2^27 ids.
     pub fn run(&self, batch: Batch) -> Result<Batch> {
         self.check(&batch)?;
         let mut running = Running::new(batch, &self.plan.layout, self.input.dense.len());
@@ -134,9 +136,9 @@ impl Preprocessor {
         running.finish()
     }
 
-    /// That `batch` is of the input schema.
+    /// Checks that `batch` matches the input schema.
     fn check(&self, batch: &Batch) -> Result<()> {
-        // With the weights that sampling has made.
+        // The batch has weights if sampling has added them, so the output schema decides.
         batch.check_schema(&self.input, self.output.weight.is_some())?;
         if self.needs_timestamps && batch.timestamps().is_none() {
             let message = "the batch has none, but a step of the preprocessing needs them";

@@ -1,4 +1,4 @@
-//! Operators on two lists of a sample, which run once per distinct pair of rows.
+//! Operators on two lists of a sample. They run once per distinct pair of rows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) enum PairOp {
     Score(Score),
 }
 
-/// How alike two lists are, as sets.
+/// The similarity of two lists as sets.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Score {
@@ -27,7 +27,7 @@ pub(super) enum Score {
     Jaccard,
 }
 
-/// A row of the left and a row of the right feature.
+/// A row of the left feature and a row of the right feature.
 pub(super) type RowPair = (usize, usize);
 
 pub(super) fn cartesian(arguments: &mut Arguments) -> Checked<PairOp> {
@@ -39,14 +39,15 @@ pub(super) fn compute_score(arguments: &mut Arguments) -> Checked<PairOp> {
     arguments.required("score").map(PairOp::Score)
 }
 
-/// The inverse index over the distinct pairs of rows that samples have, in the order in which they first occur.
+/// Returns the inverse index and the distinct pairs of rows, in the order in which they first occur. `left` and
+/// `right` are the inverse indices of the two groups, `[B]`.
 pub(super) fn distinct_pairs(left: &[i32], right: &[i32]) -> (Vec<i32>, Arc<[RowPair]>) {
     let mut inverse: Vec<i32> = Vec::with_capacity(left.len());
     let mut pairs: Vec<RowPair> = Vec::new();
     let mut known: HashMap<(i32, i32), i32> = HashMap::new();
     let mut before = None;
     for pair in left.iter().copied().zip(right.iter().copied()) {
-        // Sessions stand together, so most samples have the pair of the one before.
+        // Samples of a session are contiguous, so most samples have the same pair as the previous sample.
         let slot = match inverse.last() {
             Some(last) if before == Some(pair) => *last,
             _ => *known.entry(pair).or_insert_with(|| {
@@ -60,8 +61,8 @@ pub(super) fn distinct_pairs(left: &[i32], right: &[i32]) -> (Vec<i32>, Arc<[Row
     (inverse, pairs.into())
 }
 
-/// Every pair of an id `x` of the left and an id `y` of the right row, `x` by `x`, hashed by
-/// `sigrid_hash(y, mix(x, salt), max)`.
+/// Generates the cartesian product of each pair of rows. The pair of an id `x` of the left row and an id `y` of the
+/// right row is hashed to `sigrid_hash(y, mix(x, salt), max)`; `x` varies more slowly.
 pub(super) fn product(
     name: Arc<str>,
     (left, right): (&Feature, &Feature),
@@ -82,7 +83,8 @@ pub(super) fn product(
     contiguous(name, ids, pairs.iter().map(|pair| length(pair) as i32).collect())
 }
 
-/// The ids of the left row that the right row has too: in the left row's order, each once.
+/// Returns, for each pair of rows, the ids of the left row that are also in the right row: in the left row's order,
+/// each id once.
 pub(super) fn intersection(
     name: Arc<str>,
     (left, right): (&Feature, &Feature),
@@ -109,7 +111,7 @@ pub(super) fn intersection(
     contiguous(name, ids, sizes)
 }
 
-/// The score of every pair.
+/// Returns the score of every pair of rows.
 pub(super) fn scores((left, right): (&Feature, &Feature), pairs: &[RowPair], score: Score) -> Vec<f32> {
     let (mut of_left, mut of_right) = (RowSet::default(), RowSet::default());
     let of_pair = |&(l, r): &RowPair| {
@@ -125,7 +127,7 @@ pub(super) fn scores((left, right): (&Feature, &Feature), pairs: &[RowPair], sco
     pairs.iter().map(of_pair).collect()
 }
 
-/// How many ids two ascending lists without repetitions have in common.
+/// Counts the common ids of two ascending lists without repetitions.
 fn common(mut a: &[i64], mut b: &[i64]) -> usize {
     let mut count = 0;
     while let ([first_a, rest_a @ ..], [first_b, rest_b @ ..]) = (a, b) {
@@ -137,7 +139,7 @@ fn common(mut a: &[i64], mut b: &[i64]) -> usize {
     count
 }
 
-/// The distinct ids of a row, ascending; kept while the next pair has the same row.
+/// The distinct ids of a row in ascending order, cached for consecutive pairs with the same row.
 #[derive(Default)]
 struct RowSet {
     row: Option<usize>,

@@ -1,7 +1,7 @@
-//! List operators that look at one id at a time, and how a chain of them runs over a feature.
+//! List operators that map single ids, and the execution of a chain of them on a feature.
 //!
-//! They run once per *value* of the feature's buffer, not once per row that holds it: where rows overlap, as
-//! windows do, each id is still computed once, and the rows stay the slices that they were.
+//! They run once per *value* of the feature's buffer, not once per row that uses it: where rows overlap, as windows
+//! do, each id is mapped once, and the rows remain slices of the buffer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::Feature;
 use crate::batch::{UsedValues, rebased};
 use crate::hash::{Modulus, SigridHash};
 
-/// Ids that a chain takes through all its operators at a time: 8 KiB, a quarter of a small L1 cache.
+/// The number of ids that a chain takes through all its operators at a time: 8 KiB, a quarter of a small L1 cache.
 const BLOCK: usize = 1024;
 
-/// An operator from id to id.
+/// An operator that maps an id to an id.
 #[derive(Debug, Clone)]
 pub(super) enum ValueOp {
     SigridHash(SigridHash),
@@ -89,10 +89,11 @@ fn read_table(arguments: &mut Arguments, file: &str) -> Checked<Vec<i64>> {
     arguments.files().text(file)?.lines().enumerate().map(id).collect()
 }
 
-/// Consecutive steps on one feature that run in one pass: `firstx` and `lastx` first, then id by id.
+/// Consecutive steps on one feature that run in one pass: first the `firstx` and `lastx` steps, then the operators on
+/// single ids.
 ///
-/// What an operator makes of an id does not depend on where the id stands, and `firstx` and `lastx` choose by
-/// place, which these operators leave alone. So they commute with them.
+/// This order is equivalent to any other: an operator on single ids does not depend on their positions, and `firstx`
+/// and `lastx` depend only on positions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Chain {
     cuts: Vec<Cut>,
@@ -112,7 +113,7 @@ impl Chain {
         self.ops.push(op);
     }
 
-    /// The feature after these steps.
+    /// Applies the steps to a feature.
     pub(super) fn run(&self, feature: Feature) -> Checked<Feature> {
         let feature = self.cuts.iter().try_fold(feature, |feature, cut| cut.run(feature))?;
         if self.ops.is_empty() {
@@ -138,8 +139,8 @@ impl Chain {
         }
     }
 
-    /// The values `used` after the operators: in the same memory if nobody else holds it and at least half of it stays
-    /// in use.
+    /// Applies the operators to the values `used`. Reuses the memory of `values` if it has no other owner and at
+    /// least half of it is used.
     fn values(&self, values: ScalarBuffer<i64>, used: &UsedValues) -> Vec<i64> {
         let total = used.len();
         let owned = match 2 * total >= values.len() {
@@ -156,7 +157,7 @@ impl Chain {
         let (mut done, mut end) = (0, 0);
         for slice in slices {
             let length = slice.len();
-            // A slice moves down, or not at all, so that no later one is overwritten.
+            // Each slice moves towards the start or stays, so later slices are not overwritten.
             if slice.start != end {
                 ids.copy_within(slice.clone(), end);
             }
@@ -192,7 +193,7 @@ impl Chain {
 mod tests {
     use super::*;
 
-    /// Every id becomes the next one, so that a second pass would show.
+    /// Returns a chain that increments every id, so that a second application to the same id is detected.
     fn add_one() -> Chain {
         let mut chain = Chain::default();
         let table: Arc<[i64]> = (1..=5000).collect();
@@ -229,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_no_row_uses_is_left_out() {
-        // Two windows that overlap, an empty row, a gap, a row within the row before.
+        // Two windows that overlap, an empty row, a gap, and a row within the previous row.
         let gaps = feature(4000, vec![10, 12, 9, 2000, 2010], vec![4, 4, 0, 1500, 5]);
         let done = add_one().run(gaps.clone()).unwrap();
         assert_eq!(done.values().len(), 1506);

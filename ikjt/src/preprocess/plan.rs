@@ -1,4 +1,4 @@
-//! From steps and a schema to what is done to a batch.
+//! The plan: binds steps to a schema, and turns them into actions on a batch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use super::sampling::{Rates, Sampler, Sampling};
 use crate::Result;
 use crate::hash::SigridHash;
 
-/// One thing done to a batch. A new feature comes last in its group.
+/// One action on a batch. A new feature becomes the last one of its group.
 #[derive(Debug)]
 pub(super) enum Action {
-    /// A new feature with the lists of another one of its group.
+    /// Adds a feature with the lists of another feature of the same group.
     Copy {
         from: SparseAt,
         name: Arc<str>,
     },
-    /// Several steps on one feature in one pass.
+    /// Runs several steps on one feature in one pass.
     Chain {
         at: SparseAt,
         chain: Chain,
@@ -35,7 +35,7 @@ pub(super) enum Action {
         at: SparseAt,
         op: RowOp,
     },
-    /// A new dense feature with the numbers of another one.
+    /// Adds a dense feature with the values of another one.
     CopyDense {
         from: usize,
         to: usize,
@@ -55,7 +55,7 @@ pub(super) enum Action {
         group: usize,
         name: Arc<str>,
     },
-    /// A new feature of `group`, which has a row per distinct pair.
+    /// Adds a feature to `group`, which has a row per distinct pair of rows.
     List {
         inputs: (SparseAt, SparseAt),
         group: usize,
@@ -71,7 +71,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Whether it changes or makes the dense feature `at`.
+    /// Returns whether the action changes or adds the dense feature `at`.
     pub(super) fn changes_dense(&self, at: usize) -> bool {
         match self {
             Self::CopyDense { to, .. } | Self::Score { to, .. } => *to == at,
@@ -85,7 +85,7 @@ impl Action {
         }
     }
 
-    /// Whether it changes the sparse feature `at` of the batches that come in.
+    /// Returns whether the action changes the sparse feature `at` of the input batch.
     pub(super) fn changes_sparse(&self, at: SparseAt) -> bool {
         match self {
             Self::Chain { at: changed, .. } | Self::PerRow { at: changed, .. } => *changed == at,
@@ -100,14 +100,14 @@ impl Action {
     }
 }
 
-/// A list from two lists.
+/// An operator that makes a list from two lists.
 #[derive(Debug)]
 pub(super) enum ListOfPair {
     Product(SigridHash),
     Intersection,
 }
 
-/// The actions for batches of a schema.
+/// The actions on batches of one schema.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) layout: FeatureLayout,
@@ -140,7 +140,7 @@ impl Plan {
 struct Planner {
     layout: FeatureLayout,
     actions: Vec<(StepLocation, Action)>,
-    /// Steps that wait until something else than their like looks at the feature, and then run in one pass.
+    /// Pending steps of each feature. They run in one pass as soon as a step of another kind needs the feature.
     chains: BTreeMap<SparseAt, (StepLocation, Chain)>,
     sampler: Sampler,
 }
@@ -165,7 +165,7 @@ impl Planner {
         self.actions.push((step.location.clone(), action));
     }
 
-    /// Runs the steps that wait on a feature, because the next one needs their outcome.
+    /// Adds the action for the pending steps of a feature, because the next step needs their result.
     fn flush(&mut self, at: SparseAt) {
         if let Some((location, chain)) = self.chains.remove(&at) {
             self.actions.push((location, Action::Chain { at, chain }));
@@ -221,7 +221,8 @@ impl Planner {
         })
     }
 
-    /// `add` for every input of a one-input step, or for the generated copy of its only input.
+    /// Calls `add` for every input of a step whose operator takes one input or, if the step has an `output`, for a copy of
+    /// its only input.
     fn each(
         &mut self,
         step: &Step,

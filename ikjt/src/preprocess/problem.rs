@@ -1,4 +1,4 @@
-//! Errors of steps, and the location of a step.
+//! Problems of steps, and the location of a step.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use onefold_base::fault::unexpected;
 
 use crate::Error;
 
-/// An error without its location, which [`StepLocation::error`] adds, and a hint.
+/// An error of a step with a hint, but without the location. [`StepLocation::error`] adds the location.
 #[derive(Debug)]
 pub(super) struct Problem {
     message: String,
@@ -22,7 +22,7 @@ impl Problem {
     }
 }
 
-/// A tensor that an operator built wrongly.
+/// Converts an error about an invalid tensor, which indicates a bug in an operator.
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         let message = error.to_string();
@@ -31,13 +31,13 @@ impl From<Error> for Problem {
     }
 }
 
-/// Where a step is.
+/// The location of a step.
 #[derive(Debug, Clone)]
 pub(super) struct StepLocation {
     pub(super) path: Arc<Path>,
-    /// From 1.
+    /// The line of the file, from 1.
     pub(super) line: usize,
-    /// From 1.
+    /// The number of the step, from 1.
     pub(super) step: usize,
     pub(super) op: Arc<str>,
 }

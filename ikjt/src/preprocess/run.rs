@@ -1,4 +1,4 @@
-//! A batch on its way through the steps.
+//! The execution of a plan's actions on a batch.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::plan::{Action, ListOfPair};
 use super::problem::Checked;
 use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result};
 
-/// A batch between two steps.
+/// A batch between two actions.
 #[derive(Debug)]
 pub(super) struct Running {
     size: usize,
@@ -21,7 +21,7 @@ pub(super) struct Running {
     weights: Option<ScalarBuffer<f32>>,
     timestamps: Option<ScalarBuffer<i64>>,
     kept: Vec<KeptValues>,
-    /// As in the layout.
+    /// The groups, in the order of the layout.
     groups: Vec<RunningGroup>,
 }
 
@@ -31,7 +31,7 @@ struct RunningGroup {
     origin: Origin,
     inverse: Option<ScalarBuffer<i32>>,
     features: Vec<Feature>,
-    /// Of a group of pairs, once a step has asked for them: the rows of the two groups that each row stands for.
+    /// For a group of pairs: the rows of the two groups that each row combines. `None` until a step needs them.
     pairs: Option<Arc<[RowPair]>>,
 }
 
@@ -42,7 +42,7 @@ impl RunningGroup {
 }
 
 impl Running {
-    /// `batch`, which has the features with which `layout` began.
+    /// Starts with `batch`, which has the input features of `layout`.
     pub(super) fn new(batch: Batch, layout: &FeatureLayout, dense_width: usize) -> Self {
         let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = batch.into_parts();
         let mut input = groups.into_iter().map(Group::into_parts);
@@ -59,7 +59,7 @@ impl Running {
         Self { size, dense, labels, weights, timestamps, kept, groups }
     }
 
-    /// The batch as it is now.
+    /// Returns the batch in its current state.
     pub(super) fn finish(self) -> Result<Batch> {
         let groups = self.groups.into_iter().filter(|group| !group.features.is_empty());
         let groups = groups
@@ -121,7 +121,8 @@ impl Running {
         &self.groups[at.group].features[at.feature]
     }
 
-    /// Hands the feature itself over, so that its buffers can be changed in place.
+    /// Replaces a feature by the result of `op`. `op` receives the feature by value, so that it can change buffers in
+    /// place.
     fn replace(&mut self, at: SparseAt, op: impl FnOnce(Feature) -> Checked<Feature>) -> Checked<()> {
         let features = &mut self.groups[at.group].features;
         let feature = op(features.remove(at.feature))?;
@@ -133,14 +134,15 @@ impl Running {
         self.dense.copy(feature, self.size)
     }
 
-    /// A new feature with one id per sample.
+    /// Adds a feature with one id per sample.
     fn push_ids(&mut self, group: usize, name: &Arc<str>, ids: Vec<i64>) -> Checked<()> {
         let feature = Feature::from_lengths(Arc::clone(name), ids, std::iter::repeat_n(1, self.size))?;
         self.groups[group].features.push(feature);
         Ok(())
     }
 
-    /// The pairs of rows that the rows of `group` stand for, as the inputs are ordered; found when first asked for.
+    /// Returns the pairs of rows that the rows of `group` combine, ordered like `inputs`. Computes them at the first
+    /// call.
     fn pairs(&mut self, group: usize, inputs: (SparseAt, SparseAt)) -> Arc<[RowPair]> {
         let (first, second) = (inputs.0.group, inputs.1.group);
         if first == second {
@@ -170,7 +172,7 @@ impl Running {
         pairs
     }
 
-    /// The pair of every sample.
+    /// Returns the pair of rows of every sample.
     fn sample_pairs(&self, left: usize, right: usize) -> Arc<[RowPair]> {
         let (left, right) = (&self.groups[left], &self.groups[right]);
         (0..self.size).map(|sample| (left.row_of(sample), right.row_of(sample))).collect()

@@ -1,7 +1,7 @@
-//! `sampling`: which samples stay, and what they weigh then.
+//! `sampling`: decides which samples are kept, and corrects their weights.
 //!
-//! Whether a sample stays depends on its place in the dataset, its label and the epoch: not on its batch, and not on
-//! other steps. So the reader drops samples before anything else is done to them.
+//! The decision depends on the sample's index in the dataset, its label and the epoch, but not on its batch or on
+//! other steps. Therefore the reader drops samples before all other processing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,21 +10,21 @@ use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
 use crate::{Batch, BatchParts};
 
-/// Which samples stay.
+/// The configuration of a `sampling` step.
 #[derive(Debug, Clone)]
 pub(super) struct Sampling {
     pub(super) rates: Rates,
     pub(super) seed: u64,
-    /// Whether a sample that stays weighs for those that went.
+    /// Whether the weights of kept samples compensate for the dropped samples.
     pub(super) correct_weights: bool,
 }
 
-/// The probability to stay.
+/// The probability with which a sample is kept.
 #[derive(Debug, Clone)]
 pub(super) enum Rates {
-    /// For every sample.
+    /// One probability for all samples.
     Every(f64),
-    /// By the value of a label; 1 for values that are not listed.
+    /// A probability per value of a label; 1 for values that are not listed.
     ByLabel { label: String, keep: Vec<(f32, f64)> },
 }
 
@@ -68,7 +68,7 @@ fn checked_rate(key: &str, rate: f64) -> Checked<f64> {
 }
 
 impl Rates {
-    /// The rate of a sample with this label; the label is not looked at if there is one rate for all.
+    /// Returns the rate of a sample with this label. The label is ignored if all samples have the same rate.
     pub(super) fn of(&self, label: Option<f32>) -> f64 {
         match self {
             Self::Every(rate) => *rate,
@@ -88,30 +88,30 @@ pub(crate) struct Sampler {
 #[derive(Debug)]
 struct SamplingStep {
     sampling: Sampling,
-    /// The place of the label among the schema's, if the rate depends on one.
+    /// The index of the label among the schema's labels, if the rate depends on a label.
     label: Option<usize>,
     draws: Draws,
 }
 
 impl Sampler {
-    /// Adds a step; `label` is the place of the label that its rates depend on.
+    /// Adds a step. `label` is the index of the label that its rates depend on.
     pub(super) fn push(&mut self, sampling: Sampling, label: Option<usize>) {
         let draws = Draws::new(sampling.seed, self.steps.len() as u64);
         self.steps.push(SamplingStep { sampling, label, draws });
     }
 
-    /// Whether there is no step.
+    /// Returns whether there are no steps.
     pub(super) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// The places of the labels that decide, among the schema's.
+    /// Returns the indices of the labels that the decisions depend on, among the schema's labels.
     pub(crate) fn labels(&self) -> impl Iterator<Item = usize> {
         self.steps.iter().filter_map(|step| step.label)
     }
 
-    /// Which of `samples` samples stay in an epoch. The first is number `first` of the dataset, and `label(i, sample)`
-    /// is label `i` of a sample.
+    /// Returns which of `samples` consecutive samples are kept in an epoch, as indices. The first sample has index
+    /// `first` in the dataset, and `label(i, sample)` returns label `i` of a sample.
     pub(crate) fn keep(
         &self,
         epoch: u64,
@@ -132,8 +132,8 @@ impl Sampler {
         (0..samples as u32).filter(stays).collect()
     }
 
-    /// The samples of `batch` that stay in an epoch, by their places in it, and the batch of them with the weights that
-    /// correct for those that went.
+    /// Returns the indices of the samples of `batch` that are kept in an epoch, and a batch of these samples with
+    /// corrected weights. `first` is the index of the batch's first sample in the dataset.
     pub(crate) fn run(&self, batch: &Batch, epoch: u64, first: u64) -> (Vec<u32>, Batch) {
         let width = batch.label_width();
         let sampled = self.keep(epoch, first, batch.size(), |i, sample| batch.labels()[sample * width + i]);
@@ -155,7 +155,7 @@ impl Sampler {
     }
 }
 
-/// What decides which samples stay, in words: equal for equal decisions.
+/// Describes the sampling decisions. Samplers with equal descriptions keep the same samples.
 impl std::fmt::Display for Sampler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (number, SamplingStep { sampling, .. }) in self.steps.iter().enumerate() {
@@ -175,10 +175,10 @@ impl std::fmt::Display for Sampler {
     }
 }
 
-/// The random numbers of one sampling step: one of `0..1` for every sample of the dataset, in every epoch another.
+/// The random numbers of one sampling step: a number in `0..1` for every epoch and sample of the dataset.
 ///
-/// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), of which any
-/// number can be computed without those before it.
+/// The generator is SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
+/// 2014), which allows random access to its sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Draws {
     state: u64,
@@ -187,24 +187,24 @@ pub(super) struct Draws {
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Draws {
-    /// The numbers of the `number`-th sampling step, so that steps with one seed decide independently.
+    /// Creates the numbers of the sampling step with index `number`. Steps with the same seed draw different numbers.
     pub(super) fn new(seed: u64, number: u64) -> Self {
         Self { state: finalize(seed ^ finalize(number.wrapping_add(GOLDEN))) }
     }
 
-    /// The numbers of one epoch.
+    /// Returns the numbers of one epoch.
     pub(super) fn of_epoch(self, epoch: u64) -> Self {
         Self { state: finalize(self.state ^ finalize(epoch.wrapping_add(GOLDEN))) }
     }
 
-    /// The number of the dataset's sample `ordinal`.
+    /// Returns the number of the sample with index `ordinal` in the dataset.
     pub(super) fn draw(&self, ordinal: u64) -> f64 {
         let bits = finalize(self.state.wrapping_add(ordinal.wrapping_add(1).wrapping_mul(GOLDEN)));
         (bits >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
-/// Stafford's variant 13 of MurmurHash3's finalizer.
+/// Mixes the bits with Stafford's variant 13 of MurmurHash3's finalizer.
 fn finalize(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -215,7 +215,7 @@ fn finalize(mut bits: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The first outputs of Vigna's `splitmix64.c` from state 1234567.
+    /// The expected numbers are the first outputs of Vigna's `splitmix64.c` from state 1234567.
     #[test]
     fn agrees_with_splitmix64() {
         let draws = Draws { state: 1_234_567 };
@@ -230,7 +230,7 @@ mod tests {
         let samples = 100_000_u64;
         let (first, second) = (Draws::new(5, 0), Draws::new(5, 1));
         let count = |keep: &dyn Fn(u64) -> bool| (0..samples).filter(|i| keep(*i)).count() as f64;
-        // Five standard deviations.
+        // The tolerance is five standard deviations.
         let expect = |found: f64, rate: f64| {
             let n = samples as f64;
             assert!((found - n * rate).abs() < 5.0 * (n * rate * (1.0 - rate)).sqrt(), "{found} at {rate}");

@@ -1,4 +1,4 @@
-//! Random pipelines on random batches against the naive [`model`].
+//! Compares random pipelines on random batches with the naive [`model`].
 
 mod model;
 
@@ -34,14 +34,14 @@ pub(super) fn preprocessor(steps: &str, schema: &Schema) -> crate::Result<Prepro
     Preprocessor::try_new(&PreprocessConfig::parse(Path::new("preprocess.toml"), &text)?, schema)
 }
 
-/// How the rows of a feature stand in its buffer.
+/// How the rows of a feature lie in its buffer.
 #[derive(Debug, Clone, Copy)]
 enum Shape {
-    /// One after the other.
+    /// Rows are contiguous.
     Contiguous,
-    /// Windows that move on, with ids between them that no row has.
+    /// Rows are sliding windows, with unused ids between some of them.
     Windows,
-    /// Anywhere.
+    /// Rows start anywhere.
     Scattered,
 }
 
@@ -56,14 +56,14 @@ fn feature(name: &'static str, rows: usize) -> impl Strategy<Value = Feature> {
                 Shape::Windows => place,
                 Shape::Scattered => step,
             };
-            // A third of the windows leaves a gap.
+            // One step in six leaves a gap after most windows.
             place += [0, 1, 1, 2, 3, 12][step % 6];
             values = values.max(offset + size);
             offsets.push(offset as i32);
             sizes.push(size as i32);
         }
         values += if tail { 5 } else { 0 };
-        // Few ids, so that lists have some in common, and a few of any size.
+        // Mostly few different ids, so that lists have ids in common, and some ids of any size.
         let id = prop_oneof![8 => -3_i64..8, 1 => any::<i64>()];
         prop::collection::vec(id, values)
             .prop_map(move |values| Feature::try_new(name, values, offsets.clone(), sizes.clone()).unwrap())
@@ -92,7 +92,7 @@ fn dense() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// A batch, and whether its samples have weights.
+/// Generates a batch, and whether its samples have weights.
 fn batches() -> impl Strategy<Value = (Batch, bool)> {
     (0_usize..12, any::<[bool; 3]>(), any::<bool>()).prop_flat_map(|(samples, inverse, weights)| {
         let groups: Vec<_> = (0..3).map(|i| group(i, samples, inverse[i]).boxed()).collect();
@@ -181,7 +181,7 @@ fn sampling_op() -> impl Strategy<Value = ModelOp> {
     ]
 }
 
-/// An operator, numbers that choose its inputs, and whether it generates a feature.
+/// An operator, two numbers that choose its inputs, and whether it generates a feature.
 type Draft = (ModelOp, usize, usize, bool);
 
 fn drafts() -> impl Strategy<Value = Vec<Draft>> {
@@ -189,13 +189,13 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     prop::collection::vec((op, 0_usize..20, 0_usize..20, any::<bool>()), 1..9)
 }
 
-/// The features that there are after some steps: lists with how long they can be.
+/// The features that exist after some steps. Each list has its maximal length.
 struct Names {
     lists: Vec<(String, usize)>,
     dense: Vec<String>,
 }
 
-/// The drafts as steps on the features that there are by then.
+/// Turns drafts into steps on the features that exist at that point.
 fn steps(drafts: Vec<Draft>) -> Vec<ModelStep> {
     let lists = GROUPS.iter().flat_map(|(_, features)| features.iter());
     let lists = lists.map(|name| ((*name).to_owned(), 7)).collect();
@@ -271,7 +271,7 @@ fn preprocessor_of(steps: &[ModelStep], weights: bool) -> Preprocessor {
 
 const EPOCH: u64 = 3;
 
-/// The batch after all steps; its first sample is number `first` of the dataset.
+/// Applies all steps to a batch whose first sample has index `first` in the dataset.
 fn run(preprocessor: &Preprocessor, batch: Batch, first: u64) -> Batch {
     preprocessor.run(preprocessor.sample(batch, EPOCH, first)).unwrap()
 }
@@ -279,7 +279,8 @@ fn run(preprocessor: &Preprocessor, batch: Batch, first: u64) -> Batch {
 proptest! {
     #![proptest_config(onefold_property::cases(2000))]
 
-    /// Operator by operator: whatever the rows, what comes out is what each sample alone would become.
+    /// Checks that batches give the same result as applying each operator to each sample on its own, for any layout
+    /// of rows.
     #[test]
     fn every_pipeline_equals_the_naive_model(
         (batch, weights) in batches(),
@@ -319,7 +320,7 @@ proptest! {
         assert_same(&samples_of(&found, dense, 0), &samples_of(&expanded, dense, 0));
     }
 
-    /// Cutting an epoch into other batches changes no sample.
+    /// Checks that cutting an epoch into other batches changes no sample.
     #[test]
     fn batch_boundaries_do_not_matter(
         (batch, weights) in batches(),
@@ -336,7 +337,7 @@ proptest! {
     }
 }
 
-/// That the batch has what the schema says, in its order.
+/// Checks that the batch has the features of the schema, in the same order.
 fn check_schema(batch: &Batch, schema: &Schema) {
     assert_eq!(batch.weights().is_some(), schema.weight.is_some());
     let of_schema: Vec<(&str, Vec<&str>)> = schema
@@ -352,7 +353,7 @@ fn check_schema(batch: &Batch, schema: &Schema) {
     assert_eq!(of_batch, of_schema);
 }
 
-/// Some samples of a batch.
+/// Returns a range of the batch's samples.
 fn part(batch: &Batch, samples: std::ops::Range<usize>) -> Batch {
     let parts = batch.clone().into_parts();
     let rows = |width: usize| samples.start * width..samples.end * width;
@@ -486,7 +487,7 @@ fn samples_that_stay_weigh_for_those_that_went() {
     let kept = |start| run(&preprocessor, small_batch(), start);
     let weights: Vec<f32> = (0..1000).flat_map(|i| kept(4 * i).weights().unwrap().to_vec()).collect();
     assert!(weights.iter().all(|weight| *weight == 4.0));
-    // 4000 samples at 1/8; five standard deviations.
+    // 4,000 samples at rate 1/8; the tolerance is five standard deviations.
     assert!((weights.len() as f64 - 500.0).abs() < 105.0, "{}", weights.len());
 }
 

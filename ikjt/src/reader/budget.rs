@@ -1,11 +1,11 @@
-//! The memory of readers: bytes are reserved before they are used and given back by dropping.
+//! The memory budget of readers. Bytes are reserved before they are used, and released by dropping the reservation.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::{Error, Result};
 
-/// A number of bytes, shared by everything that the epochs of some readers hold.
+/// A limit in bytes for all memory that the epochs of some readers hold together.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: u64,
@@ -17,7 +17,7 @@ pub(super) struct Budget {
 #[derive(Debug, Default)]
 struct State {
     used: u64,
-    /// Epochs that are being read.
+    /// The number of epochs that are being read.
     epochs: u64,
 }
 
@@ -25,25 +25,26 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Account {
     budget: Arc<Budget>,
-    // These change only while the budget's state is locked.
+    // These fields change only while the budget's state is locked.
     used: AtomicU64,
-    /// Reservations of batches under way or queued: those that come free without the scheduler doing anything.
+    /// The number of reservations for batches that are under way or queued. They are released without any action of
+    /// the scheduler.
     batches: AtomicUsize,
     closed: AtomicBool,
 }
 
-/// What became of a request for memory.
+/// The result of a request for memory.
 #[derive(Debug)]
 pub(super) enum Granted {
-    /// The bytes are the caller's until the reservation is dropped.
+    /// The bytes belong to the caller until the reservation is dropped.
     Yes(Reservation),
-    /// There is no room, and nothing more will be released: the budget would have to be `total` bytes.
+    /// There is not enough memory, and no pending release can change that: the budget would have to be `total` bytes.
     Never { total: u64 },
     /// The epoch is being dropped.
     Closed,
 }
 
-/// Bytes taken from a budget.
+/// Bytes reserved from a budget.
 #[derive(Debug)]
 pub(super) struct Reservation {
     account: Arc<Account>,
@@ -52,14 +53,14 @@ pub(super) struct Reservation {
 }
 
 impl Budget {
-    /// A budget of three quarters of `limit`. The rest is left to what cannot be counted: the allocator's slack, the
-    /// state of decompression, the program itself.
+    /// Creates a budget of three quarters of `limit`. The rest is for memory that is not counted: the allocator's
+    /// overhead, the state of decompressors, and the program itself.
     pub(super) fn within(limit: u64) -> Arc<Self> {
         let total = limit - limit / 4;
         Arc::new(Self { limit, total, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// What the user asked for.
+    /// Returns the limit that the user set, in bytes.
     pub(super) fn limit(&self) -> u64 {
         self.limit
     }
@@ -68,7 +69,7 @@ impl Budget {
         self.total
     }
 
-    /// A limit whose budget has at least `total` bytes.
+    /// Returns a limit whose budget has at least `total` bytes.
     pub(super) fn limit_for(total: u64) -> u64 {
         total.saturating_add(total.div_ceil(3))
     }
@@ -79,7 +80,7 @@ impl Budget {
 }
 
 impl Account {
-    /// The account of an epoch that is about to be read.
+    /// Opens the account of an epoch that is about to be read.
     pub(super) fn open(budget: &Arc<Budget>) -> Arc<Self> {
         budget.state().epochs += 1;
         Arc::new(Self {
@@ -101,8 +102,8 @@ impl Account {
         Reservation { account: Arc::clone(self), bytes, batch }
     }
 
-    /// Bytes for what may come later: if `headroom` bytes stay free beside them, and the epoch does not take more than
-    /// its share of the budget.
+    /// Reserves bytes for reading ahead. Succeeds if `headroom` bytes remain free, and the epoch does not exceed its
+    /// share of the budget.
     pub(super) fn try_reserve(self: &Arc<Self>, bytes: u64, headroom: u64) -> Option<Reservation> {
         let mut state = self.budget.state();
         let fits = |used: u64, total: u64| used.saturating_add(bytes).saturating_add(headroom) <= total;
@@ -111,16 +112,18 @@ impl Account {
         fits.then(|| self.grant(&mut state, bytes, false))
     }
 
-    /// Bytes for a row group that must come next: waits as long as batches are under way that will give theirs back.
+    /// Reserves bytes for the row group that is needed next. Waits while batches of this epoch are under way, because
+    /// they will release their bytes.
     ///
-    /// What other epochs hold is not waited for, because the thread that would take their batches may be the one that
-    /// waits for this epoch's: an epoch gets what it needs to go on as long as that alone is within the limit.
+    /// It does not wait for other epochs, because the thread that consumes their batches may be the one that waits
+    /// for this epoch. So an epoch always gets the memory that it needs to proceed if its own use stays within the
+    /// budget.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Granted {
         self.wait_for(bytes, false)
     }
 
-    /// Bytes for a batch. It is what frees row groups, so it is granted even where it does not fit once nothing
-    /// else will come free.
+    /// Reserves bytes for a batch. If nothing else will be released, the reservation is granted even if it exceeds
+    /// the budget, because finishing batches is what releases row groups.
     pub(super) fn reserve_batch(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
         match self.wait_for(bytes, true) {
             Granted::Yes(reservation) => Some(reservation),
@@ -149,7 +152,7 @@ impl Account {
         }
     }
 
-    /// Fails once the epoch was dropped, so that queued work is skipped.
+    /// Returns an error if the epoch was dropped, so that queued work is skipped.
     pub(super) fn check_open(&self) -> Result<()> {
         match self.closed.load(Relaxed) {
             true => Err(Error::invariant("reader", "it was dropped")),
@@ -157,7 +160,7 @@ impl Account {
         }
     }
 
-    /// Wakes all waiting threads: the epoch was dropped.
+    /// Marks the epoch as dropped, and wakes all waiting threads.
     pub(super) fn close(&self) {
         let _state = self.budget.state();
         self.closed.store(true, Relaxed);
@@ -172,7 +175,7 @@ impl Drop for Account {
 }
 
 impl Reservation {
-    /// Makes the reservation what was really used, which may be more than was asked for.
+    /// Changes the reservation to the bytes that are really used, which may be more than the requested bytes.
     pub(super) fn resize(&mut self, bytes: u64) {
         let Account { budget, used, .. } = &*self.account;
         let mut state = budget.state();
@@ -228,7 +231,7 @@ mod tests {
         let account = account(13);
         let row_group = account.try_reserve(8, 0).unwrap();
         assert!(matches!(account.reserve(4), Granted::Never { total: 12 }));
-        // A batch gets its bytes all the same: it is what frees the row group.
+        // A batch gets its bytes although they exceed the budget, because it releases the row group.
         let batch = account.reserve_batch(4).unwrap();
         let waiting = {
             let account = Arc::clone(&account);

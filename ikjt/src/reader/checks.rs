@@ -1,4 +1,4 @@
-//! Checks of a dataset while it is read, beside those that always run.
+//! Optional checks of a dataset while it is read.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -8,32 +8,30 @@ use onefold_datasets::{Schema, suggest};
 use crate::error::Origin;
 use crate::{Batch, Error, Result};
 
-/// Checks of a dataset while it is read. They decide whether there is an error, and no byte of a batch.
+/// Optional checks of a dataset while it is read. They may cause errors, but do not change batches.
 ///
-/// A preprocessing service compares the bytes that it reads whatever `verify` says. Tables and labels are checked in the
-/// process that asks for it.
+/// A preprocessing service always verifies the checksums of the bytes that it reads, regardless of `verify`. Tables
+/// and labels are checked in the process that requests the check.
 #[derive(Debug, Clone)]
 pub struct Checks {
-    /// Whether the bytes of each column that is read are compared with the checksum that was taken when they were
-    /// written.
+    /// Whether the bytes of each column are compared with the checksum that was recorded when they were written.
     pub verify: bool,
-    /// Rows of embedding tables by feature: an id outside them, after preprocessing, is an error that says where it
-    /// stands.
+    /// The number of rows of the embedding table of each feature. An id that is out of range after preprocessing is
+    /// an error, which names its place.
     pub table_rows: BTreeMap<String, u64>,
-    /// Values that labels may have, by label: another one, or one that is no number, is an error that says where it
-    /// stands.
+    /// The valid range of each label. A value outside the range, or a NaN, is an error, which names its place.
     pub label_ranges: BTreeMap<String, RangeInclusive<f32>>,
 }
 
 impl Default for Checks {
-    /// Bytes are compared with their checksums; ids and labels may be any.
+    /// Verifies checksums; allows any ids and labels.
     fn default() -> Self {
         Self { verify: true, table_rows: BTreeMap::new(), label_ranges: BTreeMap::new() }
     }
 }
 
 impl Checks {
-    /// Refuses tables and labels that batches of `schema` do not have.
+    /// Returns an error for a table or label that batches of `schema` do not have.
     pub(super) fn check_names(&self, schema: &Schema) -> Result<()> {
         let features = || schema.sparse_features().map(|feature| feature.name.as_str());
         if let Some(name) = self.table_rows.keys().find(|name| features().all(|known| known != name.as_str()))
@@ -52,8 +50,8 @@ impl Checks {
         }
     }
 
-    /// Checks the ids and labels of a batch with these labels; `origin` says where in the dataset a sample is, if that
-    /// is known.
+    /// Checks the ids and labels of a batch. `labels` are the names of its labels, and `origin` returns the place of
+    /// a sample in the dataset, if it is known.
     pub(super) fn run(
         &self,
         batch: &Batch,

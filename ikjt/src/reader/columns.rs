@@ -1,7 +1,7 @@
-//! The columns of a row group, gathered: those that a cache has, those that another reader is decoding, and the bytes
-//! of the rest.
+//! Collects the columns of a row group: columns from the cache, columns that another reader is decoding, and the
+//! bytes of all other columns.
 //!
-//! Nothing here waits. The row group goes on to its decoding when the last thing has come.
+//! No call blocks. Decoding of the row group starts when the last part has arrived.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,46 +17,46 @@ use super::stages::Stages;
 use crate::cache::{Cache, Chunk, Claim, Found, Interest, Waiter};
 use crate::{Error, Result};
 
-/// A reader's use of a cache.
+/// The cache that a reader uses, and the reader's interest.
 #[derive(Debug, Clone)]
 pub(super) struct Cached {
     pub(super) cache: Arc<Cache>,
     pub(super) interest: Arc<Interest>,
 }
 
-/// Columns of a file that are to be decoded.
+/// Encoded columns of a file.
 pub(super) struct Encoded {
-    /// Their bytes.
+    /// The bytes of the columns.
     pub(super) ranges: Ranges,
     pub(super) mask: ProjectionMask,
 }
 
-/// The parts of a row group that are there when it is decoded.
+/// The parts of a row group when its decoding starts.
 pub(super) struct Gathered {
     /// The columns to decode, by file.
     pub(super) encoded: Vec<Encoded>,
-    /// The rights to decode them, if others may wait for them.
+    /// The claims for these columns, if others may wait for them.
     pub(super) claims: Vec<Claim>,
-    /// Columns that are decoded, by name.
+    /// The decoded columns, by name.
     pub(super) decoded: Vec<(Arc<str>, ArrayRef)>,
-    /// Columns that are on disk, or that another reader failed to decode.
+    /// The columns that are on disk, or that another reader failed to decode.
     pub(super) missing: Vec<Chunk>,
 }
 
 impl Gathered {
-    /// Columns, all of which are to be decoded.
+    /// Creates a row group in which all columns must be decoded.
     pub(super) fn of(encoded: Vec<Encoded>) -> Self {
         Self { encoded, claims: Vec::new(), decoded: Vec::new(), missing: Vec::new() }
     }
 
-    /// The columns to decode of file number `file` have come, or they cannot be read.
+    /// Records the bytes of the columns to decode of file `file`, or returns the error of reading them.
     fn add(&mut self, file: usize, ranges: Result<Ranges>, mask: ProjectionMask) -> Result<()> {
         self.encoded[file] = Encoded { ranges: ranges?, mask };
         Ok(())
     }
 }
 
-/// Calls `done` once everything has come.
+/// A countdown that calls `done` after all parts have arrived.
 struct Latch(Mutex<Option<Waiting>>);
 
 struct Waiting {
@@ -73,14 +73,15 @@ impl Latch {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what has come so far.
+    /// Changes the parts that have arrived so far.
     fn update(&self, change: impl FnOnce(&mut Gathered)) {
         if let Some(waiting) = &mut *self.waiting() {
             change(&mut waiting.gathered);
         }
     }
 
-    /// One more thing has come. `add` must not give up a claim: whoever hears of that may come here.
+    /// Records that one more part has arrived. `add` must not drop a claim, because this would call waiters, which
+    /// may call this latch while it is locked.
     fn came(&self, add: impl FnOnce(&mut Gathered) -> Result<()>) {
         let mut state = self.waiting();
         let Some(waiting) = &mut *state else { return };
@@ -98,7 +99,7 @@ impl Latch {
         }
     }
 
-    /// Waits for a column that another reader decodes.
+    /// Returns a waiter for a column that another reader decodes.
     fn wait_for(self: &Arc<Self>, chunk: &Chunk) -> Waiter {
         self.waiting().iter_mut().for_each(|waiting| waiting.left += 1);
         let (latch, chunk) = (Arc::clone(self), chunk.clone());
@@ -115,11 +116,11 @@ impl Latch {
 }
 
 impl RowGroup {
-    /// Gathers the row group's columns; `done` is called with them on a thread that must not be blocked for long.
+    /// Collects the row group's columns. `done` is called with them on a thread that must not be blocked for long.
     ///
     /// # Errors
     ///
-    /// As [`start_reading`](Self::start_reading).
+    /// See [`start_reading`](Self::start_reading).
     pub(super) fn gather(
         &self,
         cached: Option<&Cached>,
@@ -165,7 +166,7 @@ impl RowGroup {
         Ok(())
     }
 
-    /// Reads the bytes of the columns of file number `number` that are to be decoded.
+    /// Reads the bytes of the columns of file `number` that `claims` cover.
     fn read_claimed(
         &self,
         number: usize,
@@ -179,7 +180,7 @@ impl RowGroup {
         if self.files.storage.local().is_some() {
             return self.start_reading(number, &mask.clone(), stages, |ranges| then(ranges, mask, claims));
         }
-        // Columns in the cache need not come from the object store.
+        // Columns in the cache do not have to be fetched from the object store.
         let cached = |claim: &Claim| (claim.chunk.clone(), cache.encoded(&claim.chunk));
         let (cached, fetched): (Vec<_>, Vec<_>) =
             claims.iter().map(cached).partition(|(_, bytes)| bytes.is_some());
@@ -190,7 +191,8 @@ impl RowGroup {
             let byte_range = |chunk: &Chunk| row_group.byte_range(file, &chunk.column);
             let add = |fetched_ranges: Ranges| {
                 let took = started.elapsed() / u32::try_from(fetched.len().max(1)).unwrap_or(u32::MAX);
-                // Requests cover what stands between columns, too; a column must not be there twice.
+                // The fetched ranges also cover bytes between columns. Only the columns are inserted, because ranges
+                // must not overlap.
                 let mut ranges = Ranges::empty(file.object.bytes);
                 for (chunk, _) in fetched {
                     let copy = fetched_ranges.copy(vec![byte_range(&chunk)?]).map(Ranges::into_parts);
@@ -208,7 +210,7 @@ impl RowGroup {
         })
     }
 
-    /// The columns to read.
+    /// Returns the columns to read.
     fn chunks(&self) -> Vec<Chunk> {
         let of_file = |file: &OpenFile| {
             let chunk = |(_, column): (usize, &str)| Chunk {
@@ -221,7 +223,7 @@ impl RowGroup {
         self.files.files.iter().flat_map(of_file).collect()
     }
 
-    /// Where the bytes of a column stand in its file.
+    /// Returns the byte range of a column in its file.
     fn byte_range(&self, file: &OpenFile, column: &str) -> Result<Range<u64>> {
         let mut ranges = file.byte_ranges(self.index, &file.mask(&[column]))?;
         ranges.pop().ok_or_else(|| Error::invariant("reader", format!("no column `{column}`")))

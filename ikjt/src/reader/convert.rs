@@ -1,4 +1,4 @@
-//! Cut samples to a finished [`Batch`]: deduplicated as asked, preprocessed, ids checked.
+//! Converts cut samples to a finished [`Batch`]: deduplicates, preprocesses and checks them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,27 +16,28 @@ use crate::error::Origin;
 use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result, fold_windows};
 
-/// Samples of decoded row groups, in order.
+/// Ranges of samples of decoded row groups, in order.
 pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
 
-/// What a batch goes through.
+/// The configuration of the conversion from decoded samples to batches.
 #[derive(Debug)]
 pub(super) struct Conversion {
     pub(super) layout: Layout,
     pub(super) dedupe: Dedupe,
-    /// What is read.
+    /// The schema of the columns that are read.
     pub(super) schema: Schema,
     pub(super) timestamps: bool,
-    /// The columns that batches carry beside their features.
+    /// The kept columns of batches.
     pub(super) kept: Vec<KeptColumn>,
-    /// What a sample takes besides its ids and its kept values.
+    /// The bytes of a sample without its ids and kept values.
     pub(super) sample_bytes: u64,
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
     pub(super) checks: Arc<Checks>,
 }
 
 impl Conversion {
-    /// The bytes of a batch of `pieces` and of `copies` of it, at most, before preprocessing.
+    /// Returns an upper bound of the bytes of a batch of `pieces` and of `copies` copies of it, before preprocessing
+    /// changes its size.
     pub(super) fn batch_bytes(&self, pieces: &Pieces, copies: u64) -> u64 {
         let (mut samples, mut kept, mut all) = (0, 0, Ids::default());
         for (decoded, rows) in pieces {
@@ -47,7 +48,7 @@ impl Conversion {
             all.distinct += ids.distinct;
             all.stored += ids.stored;
         }
-        // As cut, as deduplicated, and as preprocessed.
+        // One copy each for the cut, the deduplicated and the preprocessed batch.
         let deduplicates = u64::from(self.dedupe != Dedupe::Off);
         let copies = copies + 1 + deduplicates + u64::from(self.preprocessor.is_some());
         let ids = match (self.layout, self.dedupe) {
@@ -58,7 +59,7 @@ impl Conversion {
         copies * (8 * ids + self.sample_bytes * samples + kept)
     }
 
-    /// The batch of `pieces`; without any, a batch of no samples.
+    /// Converts `pieces` to a batch. Without pieces the batch has no samples.
     pub(super) fn run(&self, pieces: &Pieces, stages: &Stages) -> Result<Batch> {
         let batch = self.run_shared(pieces, stages)?;
         if self.dedupe == Dedupe::Window {
@@ -71,8 +72,8 @@ impl Conversion {
         Ok(Batch::trusted(parts))
     }
 
-    /// [`run`](Self::run), where lists may share ids however they are deduplicated: what is left to do is to compact
-    /// them, unless windows are asked for.
+    /// Does the same as [`run`](Self::run), but skips the final compaction, so that lists may share ids with every
+    /// kind of deduplication.
     pub(super) fn run_shared(&self, pieces: &Pieces, stages: &Stages) -> Result<Batch> {
         let started = Instant::now();
         let borrowed: Vec<_> = pieces.iter().map(|(decoded, rows)| (&decoded.batch, rows.clone())).collect();
@@ -94,7 +95,7 @@ impl Conversion {
         Ok(batch)
     }
 
-    /// A batch of no samples.
+    /// Returns a batch without samples.
     fn empty(&self) -> Result<Batch> {
         let group = |group: &FeatureGroup| {
             let features =
@@ -102,7 +103,7 @@ impl Conversion {
             let inverse = (self.layout == Layout::Folded && group.deduplicated).then(|| Vec::new().into());
             Group::try_new(group.name.as_str(), inverse, features.collect::<Result<_>>()?)
         };
-        // Preprocessing expects the weights that sampling makes.
+        // Preprocessing expects the weights that sampling adds.
         let schema = self.preprocessor.as_ref().map_or(&self.schema, |preprocessor| preprocessor.schema());
         Batch::try_new(BatchParts {
             size: 0,
@@ -120,7 +121,8 @@ impl Conversion {
         Ok(match self.dedupe {
             Dedupe::Off if is_folded => group.expand_shared()?,
             Dedupe::Exact if deduplicated => deduplicate_shared(group)?,
-            // Rows of the folded layout share ids already; to compare them again would cost more than it finds.
+            // Rows of the folded layout share ids already. Searching for further overlaps would cost more than it
+            // saves.
             Dedupe::Window if is_folded => deduplicate_windows(group),
             Dedupe::Window if deduplicated => fold_windows(&deduplicate_shared(group)?),
             _ => group.clone(),
@@ -128,12 +130,12 @@ impl Conversion {
     }
 }
 
-/// A kept column of no samples.
+/// Returns a kept column without samples.
 fn empty_column(column: &KeptColumn) -> KeptValues {
     KeptValues::new(column.name.as_str(), new_empty_array(&column.kind.data_type()))
 }
 
-/// Where in the dataset sample `sample` of a batch is.
+/// Returns the place in the dataset of a sample of a batch.
 fn origin_of(sample: usize, pieces: &Pieces) -> Option<Origin> {
     let mut before = sample;
     for (decoded, rows) in pieces {

@@ -1,4 +1,4 @@
-//! One row group: read, decoded, and made a [`Batch`] of all its samples.
+//! Row groups: reads and decodes one row group, and converts it to a [`Batch`] of all its samples.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,21 +26,21 @@ use super::stages::Stages;
 use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
-/// What decoding needs to know besides the row group.
+/// The configuration of decoding.
 #[derive(Debug)]
 pub(super) struct Decoding {
     pub(super) layout: Layout,
     pub(super) schema: Schema,
     pub(super) sessions: bool,
     pub(super) timestamps: bool,
-    /// The columns that batches carry beside their features.
+    /// The kept columns of batches.
     pub(super) kept: Vec<KeptColumn>,
-    /// What drops samples.
+    /// The preprocessing steps, some of which may drop samples.
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
     pub(super) epoch: u64,
     /// Whether the bytes of columns are compared with their checksums.
     pub(super) verify: bool,
-    /// What others have decoded, and may.
+    /// The cache, if there is one, which also coordinates decoding with other readers.
     pub(super) cached: Option<Cached>,
 }
 
@@ -49,39 +49,40 @@ pub(super) struct Decoding {
 pub(super) struct RowGroup {
     pub(super) files: Arc<OpenFiles>,
     pub(super) index: usize,
-    /// Number of its first sample among the chosen samples of the dataset.
+    /// The index of the row group's first sample among the chosen samples of the dataset.
     pub(super) first: u64,
 }
 
 /// A decoded row group.
 #[derive(Debug)]
 pub(super) struct Decoded {
-    /// All samples that sampling keeps; from the `folded` layout with inverse indices and windows, from `rows` without.
+    /// All samples that sampling keeps. Groups have inverse indices and windows if the layout is `folded`, and are
+    /// plain if it is `rows`.
     pub(super) batch: Batch,
-    /// Where the samples come from.
+    /// The row group that the samples come from.
     pub(super) origin: RowGroup,
-    /// The rows of the samples, if some were dropped.
+    /// The row of each sample in the row group, if sampling dropped some.
     sampled: Option<Vec<u32>>,
     sessions: Option<ScalarBuffer<i64>>,
     ids: Vec<Ids>,
-    /// Its share of the memory budget.
+    /// The reservation of its memory.
     _reservation: Reservation,
 }
 
-/// Numbers of ids: of some samples, or of the samples before one sample of a row group.
+/// Numbers of ids of some samples. Running sums store them for all samples before a sample of a row group.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Ids {
-    /// As if every sample carried its lists.
+    /// The ids if every sample stores its own lists.
     pub(super) expanded: u64,
-    /// Every distinct row once.
+    /// The ids if every distinct row is stored once.
     pub(super) distinct: u64,
-    /// Every distinct row once, and what overlaps the row before it not again.
+    /// The ids if every distinct row is stored once, without the ids that it shares with the previous row.
     pub(super) stored: u64,
 }
 
 impl RowGroup {
-    /// The bytes that decoding takes at most: pages, ids and levels as decoded, and the batch made of them. An estimate
-    /// from the footer, replaced by the true size once that is known.
+    /// Returns an upper bound of the bytes that decoding takes: pages, decoded ids and levels, and the batch made
+    /// from them. This is an estimate from the footer; the true size replaces it after decoding.
     pub(super) fn decoding_bytes(&self) -> u64 {
         let natural = |number: i64| u64::try_from(number).unwrap_or(0);
         let (mut bytes, mut compressed, mut all_compressed) = (0_u64, 0_u64, 0_u64);
@@ -100,18 +101,18 @@ impl RowGroup {
             }
             compressed =
                 compressed.saturating_add(natural(column.compressed_size())).saturating_add(RANGE_GAP);
-            // Offsets and sizes, or the interleaved floats, take 12 bytes a row at most.
+            // Offsets and sizes, or the interleaved floats, take at most 12 bytes per row.
             bytes = bytes.saturating_add(decoding_bytes(column)).saturating_add(rows.saturating_mul(12));
         }
-        // Columns that files lack take no more: lists without ids, or floats.
+        // Columns that the files lack take no more than that: they become empty lists or floats.
         let lacking = self.files.lacking.len() as u64;
         let rows = self.files.files.first().map_or(0, |file| natural(file.row_group(self.index).num_rows()));
         bytes = bytes.saturating_add(rows.saturating_mul(12).saturating_mul(lacking));
         bytes.saturating_add(compressed.min(all_compressed))
     }
 
-    /// Starts reading the bytes of some columns of file number `number`; `then` is called with them on a thread that
-    /// must not be blocked for long.
+    /// Starts reading the bytes of columns of file `number`. `then` is called with them on a thread that must not be
+    /// blocked for long.
     ///
     /// # Errors
     ///
@@ -134,12 +135,12 @@ impl RowGroup {
         Ok(storage.start_reading(&object.path, object.bytes, wanted, object.e_tag.clone(), came)?)
     }
 
-    /// Decodes the row group from what was gathered of it.
+    /// Decodes the row group from its gathered columns.
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if the bytes do not decode to what `decoding` expects: with the column, and the row where
-    /// that can be told.
+    /// [`Error::Corrupt`] if the bytes do not decode to the columns that `decoding` expects. The error names the
+    /// column and, if it is known, the row.
     pub(super) fn decode(
         self,
         gathered: Gathered,
@@ -177,7 +178,7 @@ impl RowGroup {
         Ok(Decoded { batch, origin: self, sampled, sessions, ids, _reservation: reservation })
     }
 
-    /// Compares the bytes of columns, by file, with their checksums.
+    /// Compares the bytes of columns with their checksums. `encoded` has an entry per file.
     fn verify(&self, encoded: &[Encoded], stages: &Stages) -> Result<()> {
         let (started, mut bytes) = (Instant::now(), 0);
         for (file, Encoded { ranges, mask }) in self.files.files.iter().zip(encoded) {
@@ -194,7 +195,7 @@ impl RowGroup {
         Ok(())
     }
 
-    /// All columns: decoded here, by others, or earlier.
+    /// Returns all columns: decodes the encoded ones, and adds those that were decoded by others or are cached.
     fn decode_gathered(
         &self,
         gathered: Gathered,
@@ -232,7 +233,7 @@ impl RowGroup {
             .map_err(|error| Error::invariant("decoded columns", error.to_string()))
     }
 
-    /// The columns under the names of the schema, and those that are wanted and that the files lack.
+    /// Renames the columns to their names in the schema, and adds the wanted columns that the files lack.
     fn in_schema(&self, columns: RecordBatch) -> Result<RecordBatch> {
         let OpenFiles { lacking, changes, .. } = &*self.files;
         if changes.is_none() {
@@ -249,14 +250,14 @@ impl RowGroup {
             .map_err(|error| Error::invariant("columns that files lack", error.to_string()))
     }
 
-    /// One column, read and decoded on this thread.
+    /// Reads and decodes one column on this thread.
     fn read_column(&self, name: &str, verify: bool, stages: &Stages) -> Result<ArrayRef> {
         let batch = self.read_files(|file| file.mask(&[name]), verify, stages)?;
         let column = batch.columns().first().cloned();
         column.ok_or_else(|| self.corrupt(name, None, "it was not decoded".to_owned()))
     }
 
-    /// Columns of the files, read and decoded on this thread.
+    /// Reads and decodes columns of all files on this thread.
     fn read_files(
         &self,
         columns: impl Fn(&OpenFile) -> ProjectionMask,
@@ -270,7 +271,7 @@ impl RowGroup {
         self.decode_files(encoded)
     }
 
-    /// The bytes of columns of the files.
+    /// Reads the bytes of columns of all files on this thread.
     fn read_encoded(&self, columns: impl Fn(&OpenFile) -> ProjectionMask) -> Result<Vec<Encoded>> {
         let read = |file: &OpenFile| {
             let mask = columns(file);
@@ -279,17 +280,19 @@ impl RowGroup {
         self.files.files.iter().map(read).collect()
     }
 
-    /// Float columns alone, read on this thread.
+    /// Reads and decodes only the given float columns, on this thread.
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if they do not have their checksums, where `verify` asks for that, or cannot be decoded.
+    /// [`Error::Corrupt`] if they cannot be decoded or, with `verify`, do not match their checksums.
     pub(super) fn read_floats(&self, names: &[&str], verify: bool) -> Result<Vec<ScalarBuffer<f32>>> {
-        let columns = self.read_files(|file| file.mask(names), verify, &Stages::default())?;
+        let changes = &self.files.changes;
+        let names: Vec<&str> = names.iter().map(|name| changes.in_files(name)).collect();
+        let columns = self.read_files(|file| file.mask(&names), verify, &Stages::default())?;
         names.iter().map(|name| self.floats(&columns, name)).collect()
     }
 
-    /// Decodes columns, by file.
+    /// Decodes the columns of all files. `encoded` has an entry per file.
     fn decode_files(&self, encoded: Vec<Encoded>) -> Result<RecordBatch> {
         let mut batches = Vec::with_capacity(encoded.len());
         for (file, encoded) in self.files.files.iter().zip(encoded) {
@@ -329,7 +332,7 @@ impl RowGroup {
         })
     }
 
-    /// Columns without lists.
+    /// Decodes columns that are not lists.
     fn decode_flat(
         &self,
         file: &OpenFile,
@@ -357,7 +360,7 @@ impl RowGroup {
         }
     }
 
-    /// Decodes column by column to say which one is damaged.
+    /// Decodes the columns one by one to find the damaged one, and returns its error.
     fn find_damage(&self) -> Option<Error> {
         let columns = self.files.files.iter().flat_map(|file| file.leaves(&file.columns));
         columns.map(|(_, name)| name).find_map(|name| {
@@ -397,7 +400,7 @@ impl RowGroup {
         })
     }
 
-    /// A column as `convert` sees it, or where it went wrong.
+    /// Converts a column without nulls, or returns an error that names the column.
     fn column<T>(
         &self,
         columns: &RecordBatch,
@@ -414,7 +417,7 @@ impl RowGroup {
         convert(column).ok_or_else(|| wrong(None, format!("it was decoded as {}", column.data_type())))
     }
 
-    /// A column beside the features, which may hold nulls.
+    /// Returns a kept column, which may contain nulls.
     fn kept(&self, columns: &RecordBatch, column: &KeptColumn) -> Result<KeptValues> {
         let wrong = |message: String| self.corrupt(&column.name, None, message);
         let values = columns.column_by_name(&column.name);
@@ -431,7 +434,7 @@ impl RowGroup {
         })
     }
 
-    /// Float columns, interleaved to `[rows, columns]`.
+    /// Returns float columns interleaved to `[rows, columns]`.
     fn row_major(&self, columns: &RecordBatch, names: &[String]) -> Result<ScalarBuffer<f32>> {
         let sources = names.iter().map(|name| self.floats(columns, name)).collect::<Result<Vec<_>>>()?;
         if let [only] = sources.as_slice() {
@@ -445,7 +448,7 @@ impl RowGroup {
         Group::try_new(group.name.as_str(), None, features.collect::<Result<_>>()?)
     }
 
-    /// A list column without copying its ids.
+    /// Returns a list column as a feature, without copying its ids.
     fn plain_feature(&self, columns: &RecordBatch, name: &str) -> Result<Feature> {
         let lists = self.column(columns, name, |column| column.as_list_opt::<i32>().cloned())?;
         let ids = lists.values().as_primitive_opt::<Int64Type>().filter(|ids| ids.null_count() == 0);
@@ -483,11 +486,11 @@ impl RowGroup {
 }
 
 impl Decoded {
-    /// Ids in these samples: as if every sample carried its lists, with every distinct row once, and without what rows
-    /// share.
+    /// Counts the ids of a range of samples.
     pub(super) fn ids_in(&self, rows: &Range<usize>) -> Ids {
         let (start, end) = (self.ids[rows.start], self.ids[rows.end]);
-        // The first sample brings its rows, also what the sample before it has.
+        // A batch that begins with this range stores the whole row of the first sample, including ids that the sample
+        // before it has too.
         let first = self.ids.get(rows.start + 1).copied().unwrap_or(start);
         let whole = first.expanded - start.expanded;
         Ids {
@@ -497,12 +500,12 @@ impl Decoded {
         }
     }
 
-    /// The row of a sample in its row group.
+    /// Returns the row of a sample in its row group.
     pub(super) fn row_of(&self, sample: usize) -> usize {
         self.sampled.as_ref().map_or(sample, |rows| rows[sample] as usize)
     }
 
-    /// The samples that some rows of the row group have.
+    /// Returns the range of samples that come from a range of rows of the row group.
     pub(super) fn samples_in(&self, rows: Range<u64>) -> Range<usize> {
         let before = |row: u64| match &self.sampled {
             Some(sampled) => sampled.partition_point(|sample| u64::from(*sample) < row),
@@ -511,7 +514,7 @@ impl Decoded {
         before(rows.start)..before(rows.end)
     }
 
-    /// The ranges of samples, of those in `samples`, that belong to one session each.
+    /// Splits a range of samples into ranges that belong to one session each.
     pub(super) fn blocks(&self, samples: Range<usize>) -> Vec<Range<usize>> {
         let mut end = samples.start;
         let ids = self.sessions.as_deref().and_then(|ids| ids.get(samples)).unwrap_or_default();
@@ -529,7 +532,7 @@ fn session_ids(columns: &RecordBatch) -> ScalarBuffer<i64> {
     ids.map_or_else(|| vec![0; columns.num_rows()].into(), |ids| ids.values().clone())
 }
 
-/// Columns of `rows` floats each, to `[rows, columns]`.
+/// Interleaves columns of `rows` floats each to `[rows, columns]`.
 fn interleave(columns: &[ScalarBuffer<f32>], rows: usize) -> Vec<f32> {
     let mut matrix = vec![0.0; rows * columns.len()];
     for (i, column) in columns.iter().enumerate() {
@@ -540,11 +543,12 @@ fn interleave(columns: &[ScalarBuffer<f32>], rows: usize) -> Vec<f32> {
     matrix
 }
 
-/// Running sums: the ids before every sample, and all of them.
+/// Returns running sums, `[samples + 1]`: the ids before every sample, and the total.
 fn count_ids(batch: &Batch) -> Vec<Ids> {
     let mut ids = vec![Ids::default(); batch.size() + 1];
     for group in batch.groups() {
-        // By row: its ids, and those that the row before it does not have.
+        // For each row: the number of its ids, and the number of its ids that it does not share with the previous
+        // row.
         let mut of_rows = vec![(0_u64, 0_u64); group.rows()];
         for feature in group.features() {
             let (mut start, mut end) = (0, 0);

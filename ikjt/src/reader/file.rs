@@ -1,4 +1,4 @@
-//! Data files: checked against the snapshot, footers read.
+//! Opens data files: reads their footers, and checks the files against the snapshot.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -15,40 +15,40 @@ use parquet::file::metadata::RowGroupMetaData;
 
 use crate::{Error, Result};
 
-/// The objects of a dataset's files that were found first, by their paths: all readers of a process that share their
-/// workers know the same. Every request asks for that version, so that no change remains unnoticed.
+/// The storage objects of data files in the versions that were found first, by path. All readers that share their
+/// workers share them. Every request names this version, so that a later change of the file is detected.
 #[derive(Debug, Default)]
 pub(super) struct KnownFiles(Mutex<HashMap<String, Object>>);
 
-/// The columns to read, and those that the files of a row group must have.
+/// The columns to read, and the columns that the files of a row group must have.
 #[derive(Debug)]
 pub(super) struct WantedColumns {
-    /// The columns that the files have together, in any order.
+    /// All columns that the files of a set have together, in any order.
     pub(super) all: SchemaRef,
-    /// The names of those that are read, if they are there.
+    /// The names of the columns that are read where they exist.
     pub(super) wanted: HashSet<String>,
 }
 
-/// The files that are read of some row groups.
+/// The open files of a set, whose row groups correspond to each other.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
     pub(super) storage: Storage,
     /// The full path or URL of the first file.
     pub(super) path: Arc<PathBuf>,
-    /// The files with columns that are read, and the first one in any case.
+    /// The files that contain columns to read. The first file of the set is always included.
     pub(super) files: Vec<OpenFile>,
-    /// Columns that are wanted, and that the files lack because their features were added later.
+    /// The wanted columns that the files lack, because their features were added later.
     pub(super) lacking: Vec<FieldRef>,
-    /// Columns that have other names in the files than in the schema.
+    /// The renamed and dropped columns, which have other names in the files than in the schema.
     pub(super) changes: ColumnChanges,
 }
 
 /// A data file whose footer agrees with the snapshot.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    /// The full path or URL.
+    /// The full path or URL of the file.
     pub(super) path: Arc<PathBuf>,
-    /// The path in the dataset.
+    /// The path within the dataset.
     pub(super) name: Arc<str>,
     pub(super) object: Object,
     pub(super) footer: footer::Footer,
@@ -57,7 +57,7 @@ pub(super) struct OpenFile {
 }
 
 impl WantedColumns {
-    /// The columns of `schema`, a projection of the dataset's, and the `extra` ones.
+    /// Selects the columns of `schema`, which is a projection of the dataset's schema, and the columns `extra`.
     pub(super) fn new(all: SchemaRef, schema: &Schema, extra: &[&str]) -> Self {
         let mut wanted: HashSet<String> = schema
             .float_columns()
@@ -73,13 +73,13 @@ impl WantedColumns {
 }
 
 impl OpenFiles {
-    /// Checks the sizes, row groups and columns of files against the snapshot. The files do not have the columns that
-    /// are `lacking`, and may have others of features that were dropped.
+    /// Opens files, and checks their sizes, row groups and columns against the snapshot. The files lack the columns
+    /// `lacking`, and may contain columns of dropped features.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if a file is missing or has another size, row count or columns than the snapshot says,
-    /// [`Error::Corrupt`] if a footer is not the one that was written.
+    /// [`Error::Fault`] if a file is missing or differs from the snapshot in its size, row count or columns,
+    /// [`Error::Corrupt`] if a footer differs from the one that was written.
     pub(super) fn open(
         storage: &Storage,
         (set, lacking): (&FileSet, &[FieldRef]),
@@ -118,19 +118,19 @@ impl OpenFiles {
         })
     }
 
-    /// Memory that the footers take.
+    /// Returns the memory of the footers in bytes.
     pub(super) fn memory_size(&self) -> usize {
         self.files.iter().map(|file| file.footer.metadata.metadata().memory_size()).sum()
     }
 
-    /// The field of a column that is read.
+    /// Returns the field of a column that is read.
     pub(super) fn field(&self, name: &str) -> Option<&FieldRef> {
         self.files.iter().flat_map(|file| file.fields()).find(|field| field.name() == name)
     }
 }
 
 impl OpenFile {
-    /// Opens file number `number` of a set.
+    /// Opens file `number` of a set.
     fn open(
         storage: &Storage,
         (set, number): (&FileSet, usize),
@@ -173,27 +173,27 @@ impl OpenFile {
         self.footer.metadata.metadata().row_group(index)
     }
 
-    /// The columns named `names`, of those that are there.
+    /// Returns the mask of the columns `names`, as far as the file has them.
     pub(super) fn mask(&self, names: &[&str]) -> ProjectionMask {
         let fields = self.fields().iter().enumerate();
         let places = fields.filter(|(_, field)| names.contains(&field.name().as_str())).map(|(i, _)| i);
         ProjectionMask::roots(self.footer.metadata.parquet_schema(), places)
     }
 
-    /// The Parquet columns in a mask, and the names of their fields.
+    /// Returns the index of each Parquet column in a mask, and the name of its field.
     pub(super) fn leaves(&self, columns: &ProjectionMask) -> impl Iterator<Item = (usize, &str)> {
         let (parquet, fields) = (self.footer.metadata.parquet_schema(), self.fields());
         let leaves = (0..parquet.num_columns()).filter(move |leaf| columns.leaf_included(*leaf));
         leaves.map(move |leaf| (leaf, fields[parquet.get_column_root_idx(leaf)].name().as_str()))
     }
 
-    /// The byte ranges of some columns of a row group.
+    /// Returns the byte ranges of columns of a row group.
     pub(super) fn byte_ranges(&self, row_group: usize, columns: &ProjectionMask) -> Result<Vec<Range<u64>>> {
         let ranges = self.footer.byte_ranges(row_group, columns, self.object.bytes);
         ranges.map_err(|message| Error::corrupt(&self.path, Some(row_group), message))
     }
 
-    /// Reads some columns of a row group on this thread.
+    /// Reads columns of a row group on this thread.
     pub(super) fn read(
         &self,
         storage: &Storage,
@@ -207,7 +207,7 @@ impl OpenFile {
 }
 
 impl KnownFiles {
-    /// The object of a data file, which must have the size that the snapshot says.
+    /// Returns the object of a data file, which must have the size that the snapshot records.
     fn find(&self, storage: &Storage, file: &DataFile) -> Result<Object> {
         let objects = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(object) = objects().get(&file.path) {
@@ -219,7 +219,7 @@ impl KnownFiles {
     }
 }
 
-/// Runs a decoder on bytes that may be anything: its errors, and its panics, become [`Error::Corrupt`].
+/// Runs a decoder on untrusted bytes. Its errors and its panics become [`Error::Corrupt`].
 pub(super) fn guarded<T>(
     path: &Path,
     row_group: Option<usize>,

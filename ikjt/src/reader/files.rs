@@ -1,4 +1,4 @@
-//! The data files of an epoch: opened before they are needed.
+//! The data files of an epoch, which are opened before they are needed.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::TryRecvError;
@@ -14,26 +14,26 @@ use super::pipeline::{Promise, Work, ended, promise, promise_beside};
 use super::workers::Workers;
 use crate::Result;
 
-/// Footers are kept as long as they take no more than the memory limit divided by this.
+/// Footers are cached as long as they take at most the memory limit divided by this number.
 const FOOTERS_SHARE: u64 = 16;
 
-/// Files that the reader's options choose.
+/// A set of files that the reader's options select.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) set: FileSet,
-    /// Columns of the dataset that the files lack.
+    /// The columns of the dataset that the files lack.
     pub(super) lacking: Vec<FieldRef>,
-    /// Its partition, in order.
+    /// The index of its partition among the selected partitions.
     pub(super) partition: usize,
-    /// Number of its first sample among the chosen samples of the dataset.
+    /// The index of its first sample among the chosen samples of the dataset.
     pub(super) first: u64,
 }
 
-/// The files of the partitions that the reader's options choose, in the order of the snapshot.
+/// Returns the files of the partitions that the reader's options select, in the order of the snapshot.
 pub(super) fn choose(snapshot: &Snapshot, options: &ReaderOptions) -> Result<Vec<Chosen>> {
     let mut files = Vec::new();
     let mut first = 0_u64;
-    // Consecutive files mostly lack the same columns.
+    // Consecutive sets of files usually lack the same columns, so the last result is reused.
     let mut last: Option<(&ColumnChanges, Vec<FieldRef>)> = None;
     for (partition, chosen) in snapshot.select(&options.partitions)?.into_iter().enumerate() {
         for set in &chosen.files {
@@ -49,7 +49,7 @@ pub(super) fn choose(snapshot: &Snapshot, options: &ReaderOptions) -> Result<Vec
     Ok(files)
 }
 
-/// The chosen files in their storage. A file's number stands for all files of its set.
+/// The chosen files in their storage. A file number identifies a set of files, and refers to all files of the set.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) storage: Storage,
@@ -60,7 +60,7 @@ pub(super) struct Files {
     pub(super) footers: Footers,
 }
 
-/// Footers that were read, as many as fit into a number of bytes: those that were read last.
+/// A cache of footers, limited in bytes. It evicts the oldest footers.
 #[derive(Debug)]
 pub(super) struct Footers {
     limit: usize,
@@ -75,7 +75,7 @@ struct KnownFooters {
 }
 
 impl Footers {
-    /// At most `limit` bytes of footers, and one.
+    /// Creates a cache of at most `limit` bytes of footers, or of one entry of any size.
     pub(super) fn new(limit: u64) -> Self {
         Self { limit: usize::try_from(limit).unwrap_or(usize::MAX), state: Mutex::default() }
     }
@@ -104,7 +104,7 @@ impl Footers {
 }
 
 impl Files {
-    /// The `chosen` files of a snapshot, to read the columns of `schema`.
+    /// Creates the access to the `chosen` files of a snapshot, for reading the columns of `schema`.
     pub(super) fn new(
         storage: Storage,
         chosen: Arc<Vec<Chosen>>,
@@ -133,7 +133,7 @@ impl Files {
         }
     }
 
-    /// Opens the files of a set, which is done once as long as there is room for all footers.
+    /// Opens the files of a set, or returns them from the cache of footers.
     pub(super) fn open(&self, file: usize) -> Result<Arc<OpenFiles>> {
         if let Some(open) = self.footers.get(file) {
             return Ok(open);
@@ -146,27 +146,27 @@ impl Files {
     }
 }
 
-/// Opens files ahead, in the order in which they are needed first.
+/// Opens files ahead of their use, in the order of their first use.
 #[derive(Debug)]
 pub(super) struct Opener {
     files: Arc<Files>,
-    /// In the order of their first use.
+    /// The files that are not opened yet, in the order of their first use.
     upcoming: VecDeque<usize>,
-    /// Files that were opened, or are being opened.
+    /// The files that were opened, or are being opened.
     begun: HashSet<usize>,
-    /// Files that other threads open.
+    /// The files that other threads are opening.
     opening: HashMap<usize, Promise<Arc<OpenFiles>>>,
-    /// Files that are opened ahead.
+    /// The maximal number of files that are opened ahead.
     ahead: usize,
 }
 
 impl Opener {
-    /// Opens `ahead` files ahead of those `upcoming`.
+    /// Creates an opener of the files `upcoming` that opens at most `ahead` files ahead of their use.
     pub(super) fn new(files: Arc<Files>, upcoming: VecDeque<usize>, ahead: usize) -> Self {
         Self { files, upcoming, begun: HashSet::new(), opening: HashMap::new(), ahead }
     }
 
-    /// Opened files; `None` if they are still being opened, and `wait` is false.
+    /// Returns an open set of files, or `None` if it is still being opened and `wait` is false.
     pub(super) fn file(&mut self, file: usize, work: &Work, wait: bool) -> Result<Option<Arc<OpenFiles>>> {
         if !self.opening.contains_key(&file) {
             if let Some(open) = self.files.footers.get(file) {

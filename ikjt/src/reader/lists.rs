@@ -1,10 +1,10 @@
-//! List columns: from Parquet's levels to Arrow's lists in one pass.
+//! List columns: converts Parquet's levels to Arrow's lists in one pass.
 //!
-//! Parquet stores lists as ids with two small numbers each: the repetition level is 0 where a list begins, and the
-//! definition level says whether there is a list, and whether there is an id (Melnik et al., Dremel, VLDB 2010).
-//! Arrow's reader supports any nesting, and so makes validity bitmaps of ids and of lists in several passes over the
-//! levels, which were a fifth of the time to decode a folded row group. Here ids are never null, and lists hold nothing
-//! else.
+//! Parquet stores a list as ids with two small numbers each: the repetition level is 0 at the beginning of a list,
+//! and the definition level says whether the list and the id are present (Melnik et al., Dremel, VLDB 2010). Arrow's
+//! reader supports any nesting, and therefore builds validity bitmaps of ids and lists in several passes over the
+//! levels, which took a fifth of the time to decode a folded row group. Here lists contain only ids, and ids are
+//! never null.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use parquet::data_type::Int64Type;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::serialized_reader::SerializedPageReader;
 
-/// The lists of the leaf column `leaf` of a row group, whose Arrow field is `field`.
+/// Reads the lists of the leaf column `leaf` of a row group. `field` is the column's Arrow field.
 ///
 /// # Errors
 ///
-/// Says what is wrong with the bytes or the field.
+/// A message about invalid bytes or an unsupported field.
 pub(super) fn read_lists(
     ranges: &Arc<Ranges>,
     row_group: &RowGroupMetaData,
@@ -34,7 +34,7 @@ pub(super) fn read_lists(
     let DataType::List(item) = field.data_type() else {
         return Err(format!("it is a column of {}", field.data_type()));
     };
-    // A definition level for lists that may be null, and one for lists with ids.
+    // There is one definition level for lists that are not null (if lists may be null), and one for ids.
     let full = i16::from(field.is_nullable()) + 1;
     let descriptor = column.column_descr_ptr();
     let levels = (descriptor.max_def_level(), descriptor.max_rep_level());
@@ -65,22 +65,22 @@ pub(super) fn read_lists(
     ListArray::try_new(Arc::clone(item), offsets, Arc::new(ids), nulls).map_err(|error| error.to_string())
 }
 
-/// What levels say of lists.
+/// The structure of lists, decoded from levels.
 #[derive(Debug, PartialEq)]
 struct Lists {
-    /// Where each list begins, and the number of ids.
+    /// The index of each list's first id, followed by the number of ids, `[rows + 1]`.
     offsets: Vec<i32>,
-    /// Whether each is a list and no null.
+    /// Whether each list is not null, `[rows]`.
     present: Vec<bool>,
 }
 
 impl Lists {
-    /// Of levels, of which `full` is the definition level of an id. Where lists may be null, an empty list has the
-    /// definition level 1; otherwise every definition level is of a list.
+    /// Decodes levels. `full` is the definition level of an id. If lists may be null, an empty list has definition
+    /// level 1; otherwise no list is null.
     fn new(definition: &[i16], repetition: &[i16], full: i16, rows: usize) -> Result<Self, String> {
         i32::try_from(definition.len()).map_err(|_| format!("{} levels", definition.len()))?;
         let levels = || definition.iter().zip(repetition);
-        // Without a branch, as the loop below: where lists end is as good as random.
+        // Branch-free like the loop below, because the ends of lists are not predictable.
         let are_ids =
             levels().fold(true, |are, (defined, repeated)| are & ((*repeated == 0) | (*defined == full)));
         if definition.len() != repetition.len()
@@ -93,7 +93,7 @@ impl Lists {
         if begun != rows {
             return Err(format!("{begun} lists decoded of {rows}"));
         }
-        // A level that begins no list writes to the next list's place, which that list overwrites.
+        // A level that does not begin a list writes to the place of the next list, which that list overwrites.
         let (mut offsets, mut present) = (vec![0; rows + 1], vec![false; rows + 1]);
         let (mut list, mut ids) = (0, 0);
         for (&defined, &repeated) in levels() {
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// The levels of lists of so many ids each, of which some are null.
+    /// Returns the definition and repetition levels of lists with the given numbers of ids; `None` is a null list.
     fn levels(lists: &[Option<usize>], is_nullable: bool) -> (Vec<i16>, Vec<i16>) {
         let (mut definition, mut repetition) = (Vec::new(), Vec::new());
         for list in lists {

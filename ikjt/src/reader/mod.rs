@@ -1,5 +1,5 @@
-//! From a dataset to batches: row groups decoded ahead in parallel, batches of exact size, deduplicated and
-//! preprocessed; for one process or for any number of ranks.
+//! Reads a dataset as batches. Row groups are decoded ahead in parallel; batches have an exact size, and are
+//! deduplicated and preprocessed. One process or any number of ranks can read a dataset.
 //!
 //! ```text
 //! snapshot ─plan, order─▶ streams of row groups
@@ -10,25 +10,30 @@
 //!
 //! # Streams, ranks and steps
 //!
-//! The C buckets of the dataset are divided into S **streams**, any number up to C: ranges of consecutive buckets, of
-//! which some have one more than others. A stream is read partition by partition; if its buckets begin or end within a
-//! row group, it reads its rows of that. A shuffle moves row groups and sessions within a stream. To every step each
-//! stream gives consecutive samples, which together are the **global batch** of B: one, and of the B − S others as many
-//! as its share of the buckets. Rank r of W, which is any number up to S, reads the streams r, r + W and so on. So a
-//! step has the same samples for every W, all ranks take the same number of steps, which is known before the first, and
-//! a [`Position`] is one number in an epoch. With one process there is one stream, unless it is to be shared later.
+//! The C buckets of the dataset are divided into S **streams**. S is any number up to C. A stream is a range of
+//! consecutive buckets, and some streams have one bucket more than others. A stream is read partition by partition.
+//! If its buckets begin or end within a row group, it reads only its own rows of that row group. A shuffle moves row
+//! groups and sessions within a stream.
 //!
-//! Where a `sampling` step drops samples, as many of those that are left make a stream's part of a step. Whether a sample
-//! is dropped depends on its place in the dataset, so what is left of every row group is counted before the first step.
+//! In every step each stream contributes consecutive samples, which together are the **global batch** of B samples. A
+//! stream contributes one sample, and a part of the other B − S samples in proportion to its number of buckets. Rank
+//! r of W reads the streams r, r + W and so on, where W is any number up to S. Therefore a step has the same samples
+//! for every W, all ranks take the same number of steps, this number is known before the first step, and a
+//! [`Position`] is one number in an epoch. A single process reads one stream by default, or more if other ranks may
+//! continue the epoch later.
+//!
+//! If a `sampling` step drops samples, a stream contributes the same number of kept samples to a step. Whether a
+//! sample is dropped depends on its index in the dataset, so the kept samples of every row group are counted before
+//! the first step.
 //!
 //! # Memory
 //!
-//! It stays under the limit of the [`Workers`], of which a quarter is left to what cannot be counted (the allocator's
-//! slack, decompression): row groups (as estimated from the footer, then as decoded), batches under way and queued
-//! batches all count. What does not count is the batch that the caller holds (which may keep its row group in memory
-//! until it is dropped), and what preprocessing adds to a batch where it makes lists longer. A row group of a stream is
-//! read while samples of the one before wait for it, so the limit needs room for two of every stream and a batch;
-//! shuffling, for as many more as are mixed.
+//! The memory stays under the limit of the [`Workers`]. A quarter of the limit is for memory that is not counted: the
+//! allocator's overhead and decompression. Row groups (first as estimated from the footer, then as decoded), batches
+//! under way and queued batches all count. Two things do not count: the batch that the caller holds, which may keep
+//! its row group in memory until it is dropped, and the growth of a batch if preprocessing lengthens lists. A stream
+//! reads its next row group while samples of the previous one are still waiting, so the limit must allow two row
+//! groups of every stream and a batch, and for a shuffle additionally the row groups that are mixed.
 
 mod budget;
 mod checks;
@@ -84,21 +89,22 @@ pub use source::{Asked, Deliver, IsGone, Source, Wanted};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 
-/// What a value of a kept column takes, about: the snapshot does not say how long texts are.
+/// The assumed bytes of a value of a kept column, because the snapshot does not record the lengths of texts.
 const KEPT_BYTES: u64 = 32;
 
-/// Row groups that may be on their way from an object store, whose answers take tens of milliseconds.
+/// The number of row groups that may be requested from an object store at the same time. Responses take tens of
+/// milliseconds.
 const REMOTE_READS_AHEAD: usize = 8;
 
 /// A dataset opened for reading.
 #[derive(Debug)]
 pub struct Reader {
     snapshot: Snapshot,
-    /// The columns that are read.
+    /// The schema of the columns that are read.
     source_schema: Schema,
-    /// The columns that batches carry beside their features.
+    /// The kept columns of batches.
     kept_columns: Vec<KeptColumn>,
-    /// The schema of batches.
+    /// The schema of the batches.
     schema: Schema,
     preprocessor: Option<Arc<Preprocessor>>,
     options: ReaderOptions,
@@ -107,15 +113,15 @@ pub struct Reader {
     workers: Workers,
     chosen: Arc<Vec<Chosen>>,
     input: Input,
-    /// The parts of row groups that every stream reads.
+    /// The parts of row groups that each stream reads, `[streams][parts]`.
     streams: Vec<Vec<Part>>,
-    /// Counts of samples after sampling, of the epoch that was planned last.
+    /// The counts of samples after sampling, for the epoch that was planned last.
     sampled: Mutex<Option<(u64, Arc<Counts>)>>,
-    /// What the cache knows of this reader in the epoch that was read last.
+    /// The interest that is registered with the cache, for the epoch that was read last.
     interest: Mutex<Option<(u64, Arc<Interest>)>>,
 }
 
-/// Where row groups, or batches, come from.
+/// The source of row groups or of batches.
 #[derive(Debug)]
 enum Input {
     Files(Arc<Files>),
@@ -123,14 +129,14 @@ enum Input {
 }
 
 impl Reader {
-    /// The reader of the dataset at `location`.
+    /// Creates the reader of the dataset at `location`.
     pub(crate) fn of_location(location: Location, request: ReadRequest, workers: &Workers) -> Result<Self> {
         let snapshot = location.snapshot(request.options.snapshot)?;
         let samples = snapshot.chosen_samples(&request.options.partitions)?;
         request.check(snapshot.buckets)?;
         let number_of_streams = request.streams();
         let ReadRequest { options, checks, rank } = request;
-        // Every stream has a part of a batch, if only one sample.
+        // Every stream contributes at least one sample to a batch.
         let most = samples.max(number_of_streams as u64);
         if samples > 0 && options.global_batch_size as u64 > most {
             return Err(Error::options(
@@ -191,27 +197,28 @@ impl Reader {
         })
     }
 
-    /// The snapshot that is read.
+    /// Returns the snapshot that is read.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
 
-    /// The schema of the batches: the dataset's, less the features and kept columns that are not read, and as
-    /// preprocessing changes it.
+    /// Returns the schema of the batches: the dataset's schema without the features and kept columns that are not
+    /// read, as changed by preprocessing.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }
 
-    /// The samples that this rank reads in an epoch, with those that `sampling` drops or that are left over at the end.
+    /// Returns the number of samples that this rank reads in an epoch, including samples that `sampling` drops and
+    /// samples that are left over at the end.
     pub fn samples(&self) -> u64 {
         self.own_streams().map(|stream| self.stream_samples(stream)).fold(0, u64::saturating_add)
     }
 
-    /// The steps that every rank takes in an epoch.
+    /// Returns the number of steps that every rank takes in an epoch.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there are samples and no step; otherwise as [`plan`](Self::plan).
+    /// [`Error::Fault`] if there are samples but no step; otherwise see [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
         let sampled = self.sampled_counts(epoch)?;
         let samples = |stream: usize| match &sampled {
@@ -235,11 +242,11 @@ impl Reader {
         Ok(steps)
     }
 
-    /// The plan of an epoch, for all ranks.
+    /// Returns the plan of an epoch, for all ranks.
     ///
     /// # Errors
     ///
-    /// What is wrong with files, where the snapshot alone does not say what to read (see [`Plan`]).
+    /// An error of reading files, if the snapshot alone does not determine the plan (see [`Plan`]).
     pub fn plan(&self, epoch: u64) -> Result<Plan> {
         let orders = self.orders(epoch, 0..self.streams.len())?;
         let steps = self.steps(epoch)?;
@@ -255,54 +262,55 @@ impl Reader {
         Ok(Plan { epoch, steps, streams: orders.into_iter().map(stream).collect() })
     }
 
-    /// The batches of the first epoch. The bytes of every column that comes from the storage are compared with their
-    /// checksum, unless `verify` is off.
+    /// Returns the batches of the first epoch. The bytes of every column that is read from storage are compared with
+    /// their checksum, unless `verify` is off.
     ///
     /// # Errors
     ///
-    /// As [`resume`](Self::resume).
+    /// See [`resume`](Self::resume).
     pub fn batches(&self) -> Result<Batches> {
         self.epoch(0)
     }
 
-    /// The batches of an epoch: the same samples each time, shuffled differently if they are shuffled, and other ones
-    /// of them if a step of the preprocessing is `sampling`.
+    /// Returns the batches of an epoch. All epochs read the same samples; with a shuffle each epoch has another
+    /// order, and with a `sampling` step each epoch keeps other samples.
     ///
     /// # Errors
     ///
-    /// As [`resume`](Self::resume).
+    /// See [`resume`](Self::resume).
     pub fn epoch(&self, epoch: u64) -> Result<Batches> {
         self.resume(&self.position(epoch))
     }
 
-    /// The batches after `position`: the first one is the one that came next when the position was taken, by whichever
-    /// rank of however many.
+    /// Returns the batches after `position`. The first one is the batch that followed when the position was taken, by
+    /// any rank of any number of ranks.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the position is one of another dataset, partitions or order, or if the epoch has no step;
-    /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after
-    /// an error, but for files that must be looked at to plan the epoch (see [`Plan`]).
+    /// [`Error::Fault`] if the position is for another dataset, partitions or order, or if the epoch has no step;
+    /// [`Error::Io`] if a thread cannot be started. Errors in files come from the iterator, which ends after an
+    /// error, except for files that must be read to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
         self.start(position, Horizon::at(u64::MAX), 1)
     }
 
-    /// As [`resume`](Self::resume), with every batch in one allocation. Where lists may share ids, they do so only with
+    /// Does the same as [`resume`](Self::resume), but each batch is one allocation. Lists share ids only with
     /// [`Dedupe::Window`].
     ///
     /// # Errors
     ///
-    /// As [`resume`](Self::resume).
+    /// See [`resume`](Self::resume).
     pub fn resume_packed(&self, position: &Position) -> Result<Batches<PackedBatch>> {
         self.resume_packed_every(1, position)
     }
 
-    /// As [`resume_packed`](Self::resume_packed), for one of several processes that take turns: the first batch, and
-    /// every `every`-th after it. Row groups are decoded for all of them, and batches are made of none but these.
+    /// Does the same as [`resume_packed`](Self::resume_packed), for one of several processes that take turns: returns
+    /// the first batch, and every `every`-th batch after it. All row groups are decoded, but only these batches are
+    /// made.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if `every` is 0; otherwise as [`resume`](Self::resume).
+    /// [`Error::Fault`] if `every` is 0; otherwise see [`resume`](Self::resume).
     pub fn resume_packed_every(&self, every: u64, position: &Position) -> Result<Batches<PackedBatch>> {
         if every == 0 {
             return Err(Error::options("cannot read every 0th batch", "1 reads all batches"));
@@ -310,33 +318,34 @@ impl Reader {
         self.start(position, Horizon::at(u64::MAX), every)
     }
 
-    /// As [`resume_packed`](Self::resume_packed), for a network, up to a horizon: row groups that only later steps need
-    /// are not read.
+    /// Does the same as [`resume_packed`](Self::resume_packed), with batches in the form for a network, up to a
+    /// horizon. Row groups that only steps behind the horizon need are not read.
     ///
     /// # Errors
     ///
-    /// As [`resume`](Self::resume).
+    /// See [`resume`](Self::resume).
     pub fn sent_until(&self, position: &Position, horizon: Horizon) -> Result<Batches<SentBatch>> {
         self.start(position, horizon, 1)
     }
 
-    /// By stream, the samples that sampling leaves in an epoch of each part of a row group that the stream reads, in the
-    /// order of the files; `None` if nothing samples: what a preprocessing service tells its clients.
+    /// Returns the number of samples that sampling keeps in an epoch, for each part of a row group that a stream
+    /// reads, `[streams][parts]` in the order of the files, or `None` without sampling. A preprocessing service sends
+    /// these counts to its clients.
     ///
     /// # Errors
     ///
-    /// As [`plan`](Self::plan).
+    /// See [`plan`](Self::plan).
     pub fn sample_counts(&self, epoch: u64) -> Result<Option<Vec<Vec<u64>>>> {
         Ok(self.sampled_counts(epoch)?.map(|counts| counts.to_vec()))
     }
 
-    /// What a [cache](crate::cache) knows of this reader, once it has read something with one.
+    /// Returns the interest that this reader registered with the [cache](crate::cache), if it has read with a cache.
     pub fn interest(&self) -> Option<Arc<Interest>> {
         let known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_ref().map(|(_, interest)| Arc::clone(interest))
     }
 
-    /// Starts reading at `position`, and delivers every `every`-th batch.
+    /// Starts reading at `position`, and returns every `every`-th batch.
     fn start<T: Output>(&self, position: &Position, horizon: Horizon, every: u64) -> Result<Batches<T>> {
         self.check(position)?;
         let steps = self.steps(position.epoch)?;
@@ -359,7 +368,7 @@ impl Reader {
             }
             Input::Source(source, asked) => {
                 let wanted = Wanted {
-                    // Equal batches have one name.
+                    // Epochs with equal batches share one name.
                     epoch: if self.repeats() { 0 } else { position.epoch },
                     pass: position.epoch,
                     steps: position.step..steps.min(horizon.step()),
@@ -385,12 +394,12 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the position is one of another dataset, partitions or order.
+    /// [`Error::Fault`] if the position is for another dataset, partitions or order.
     pub fn check(&self, position: &Position) -> Result<()> {
         position.check(&self.position(position.epoch))
     }
 
-    /// The position before the first step of an epoch.
+    /// Returns the position before the first step of an epoch.
     pub fn position(&self, epoch: u64) -> Position {
         let options = &self.options;
         Position {
@@ -408,29 +417,29 @@ impl Reader {
         }
     }
 
-    /// The streams that this rank reads.
+    /// Returns the streams that this rank reads.
     fn own_streams(&self) -> impl Iterator<Item = usize> + use<> {
         let Rank { rank, world_size } = self.rank;
         (rank..self.streams.len()).step_by(world_size)
     }
 
-    /// The samples of a stream before sampling.
+    /// Returns the number of samples of a stream before sampling.
     fn stream_samples(&self, stream: usize) -> u64 {
         self.streams[stream].iter().map(Part::len).fold(0, u64::saturating_add)
     }
 
-    /// The samples that a stream gives to a step.
+    /// Returns the number of samples that a stream contributes to a step.
     fn samples_of_step(&self, stream: usize) -> u64 {
         let (streams, size) = (self.streams.len(), self.options.global_batch_size);
         order::samples_of_step(stream, streams, self.snapshot.buckets, size)
     }
 
-    /// The sampler, if samples are dropped.
+    /// Returns the sampler, if samples are dropped.
     fn sampler(&self) -> Option<&Sampler> {
         self.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler())
     }
 
-    /// The orders of some streams in an epoch.
+    /// Returns the orders of some streams in an epoch.
     fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize>) -> Result<Vec<StreamOrder>> {
         let sampled = self.sampled_counts(epoch)?;
         let order = |stream: usize| {
@@ -448,7 +457,7 @@ impl Reader {
         Ok(wanted.map(order).collect())
     }
 
-    /// By stream and part, the samples that sampling leaves in an epoch; `None` if nothing samples.
+    /// Returns the number of samples that sampling keeps in an epoch, `[streams][parts]`, or `None` without sampling.
     fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
         let Some(sampler) = self.sampler() else { return Ok(None) };
         let known = || self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -466,7 +475,7 @@ impl Reader {
         Ok(Some(sampled))
     }
 
-    /// Counts of all parts of row groups that came from elsewhere.
+    /// Checks that counts from a service have an entry for every part of a row group.
     fn checked_counts(&self, counts: Vec<Vec<u64>>) -> Result<Counts> {
         match counts.iter().map(Vec::len).eq(self.streams.iter().map(Vec::len)) {
             true => Ok(counts),
@@ -477,7 +486,8 @@ impl Reader {
         }
     }
 
-    /// The cache, if there is one, with what this reader reads in an epoch. Only what was verified comes into it.
+    /// Returns the cache, if there is one, with this reader's interest in an epoch. Only verified data goes into the
+    /// cache, so a reader that does not verify uses none.
     fn cached(&self, files: &Files, epoch: u64, orders: &[StreamOrder]) -> Option<Cached> {
         let cache = self.workers.cache.as_ref().filter(|_| files.verify)?;
         let mut known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -502,17 +512,17 @@ impl Reader {
             })
         });
         let shares: HashMap<_, _> = shares.collect();
-        // Of every stream, the row group that it is in and those that a shuffle mixes with it.
+        // Each stream still needs its current row group and the row groups that a shuffle mixes with it.
         let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
         let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / shares.len().max(1) as f32;
-        // A cache knows columns by the names that they have in the files.
+        // The cache identifies columns by their names in the files.
         let mut columns = files.columns.wanted.clone();
         let renamed = self.chosen.iter().flat_map(|chosen| chosen.set.changes.renamed.values());
         columns.extend(renamed.cloned());
         Interest::new(shares, columns, self.repeats(), still_needed)
     }
 
-    /// Whether all epochs have the same batches.
+    /// Returns whether all epochs have the same batches.
     fn repeats(&self) -> bool {
         self.options.shuffle.is_none() && self.sampler().is_none()
     }
@@ -553,7 +563,7 @@ impl Reader {
         }
     }
 
-    /// The bytes of an average batch that carries every list.
+    /// Returns the bytes of an average batch of this rank in which every sample stores its own lists.
     fn expected_batch_bytes(&self) -> u64 {
         let statistics = &self.snapshot.statistics;
         let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
@@ -566,13 +576,14 @@ impl Reader {
     }
 }
 
-/// What a sample takes besides its ids: an offset and a size per feature, an inverse index per group, floats, a time.
+/// Returns the bytes of a sample without its ids: an offset and a size per feature, an entry of an inverse index per
+/// group, the floats and the time.
 fn sample_bytes(schema: &Schema) -> u64 {
     let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
     (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
 }
 
-/// The columns `wanted` beside the features.
+/// Returns the kept columns `wanted`, in this order.
 fn kept_columns(schema: &Schema, wanted: &[String]) -> Result<Vec<KeptColumn>> {
     let session = KeptColumn { name: SESSION_COLUMN.to_owned(), kind: KeptKind::Integer };
     let known = || schema.kept.iter().chain([&session]);
@@ -591,7 +602,7 @@ fn kept_columns(schema: &Schema, wanted: &[String]) -> Result<Vec<KeptColumn>> {
     Ok(columns)
 }
 
-/// `schema` with only the sparse features `wanted`.
+/// Returns `schema` with only the sparse features `wanted`.
 fn project(schema: &Schema, wanted: Option<&[String]>) -> Result<Schema> {
     let Some(wanted) = wanted else { return Ok(schema.clone()) };
     for name in wanted {

@@ -1,16 +1,16 @@
-//! The memory that reading an epoch needs.
+//! Estimates the memory for reading an epoch.
 
 use super::decode::RowGroup;
 use super::{Input, Reader};
 use crate::Result;
 
-/// Batches that are under way at the same time, at least: one is made, one waits, and one is with the caller.
+/// The number of batches in memory at the same time: one is made, one waits, and the caller holds one.
 const BATCHES: u64 = 3;
 
 impl Reader {
-    /// The bytes of memory with which an epoch can be read, about: two row groups of every stream of this rank, as many
-    /// more as a shuffle mixes, and a few batches. It is estimated from the footer of the file with the largest row
-    /// group. Zero where other processes read the dataset.
+    /// Returns an estimate of the bytes of memory with which an epoch can be read: two row groups of every stream of
+    /// this rank, the row groups that a shuffle mixes, and a few batches. The estimate uses the footer of the file
+    /// with the largest row group. Returns 0 if other processes read the dataset.
     ///
     /// # Errors
     ///

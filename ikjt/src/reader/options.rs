@@ -1,4 +1,4 @@
-//! How a dataset is read.
+//! The options of reading a dataset.
 
 use onefold_base::fault::{Text, option, text};
 use onefold_datasets::PartitionFilter;
@@ -9,26 +9,26 @@ use super::position::{Rank, Shuffle, Tail};
 use crate::preprocess::PreprocessConfig;
 use crate::{Error, Result};
 
-/// Whether rows are deduplicated.
+/// How rows are deduplicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Dedupe {
-    /// Every sample carries its lists: plain KJTs.
+    /// Every sample stores its own lists: plain KJTs.
     #[value(help = "Every sample carries and computes its lists")]
     Off,
-    /// Every distinct row of a deduplicated group once per batch: IKJTs.
+    /// Every distinct row of a deduplicated group is stored once per batch: IKJTs.
     #[value(help = "Every distinct row of a feature group once per batch")]
     Exact,
-    /// Every distinct row once per batch, as with `Exact`, and rows that overlap share their ids: partial IKJTs. There
-    /// are never more rows or ids than with `Exact`. From `folded`, rows share the ids that they share in the file;
-    /// from `rows`, each distinct row is compared with the one before it.
+    /// Every distinct row is stored once per batch, as with `Exact`, and rows that overlap share their ids: partial
+    /// IKJTs. There are never more rows or ids than with `Exact`. From `folded`, rows share the ids that they share
+    /// in the file; from `rows`, each distinct row is compared with the previous one.
     #[value(help = "The same, and rows that overlap share their ids")]
     Window,
 }
 
 /// A request to a reader.
 ///
-/// Options alone become a request of one rank, with the checks that are always made:
+/// Options alone convert to a request of one rank with the default checks:
 ///
 /// ```
 /// use onefold_ikjt::{Dedupe, ReadRequest, ReaderOptions};
@@ -38,11 +38,11 @@ pub enum Dedupe {
 /// ```
 #[derive(Debug, Clone)]
 pub struct ReadRequest {
-    /// Options that decide the bytes of batches.
+    /// The options that determine the bytes of batches.
     pub options: ReaderOptions,
-    /// Checks while batches are read.
+    /// The checks that run while batches are read.
     pub checks: Checks,
-    /// Which of the processes that read the epoch together this one is.
+    /// The rank of this process among the processes that read the epoch together.
     pub rank: Rank,
 }
 
@@ -53,18 +53,18 @@ impl From<ReaderOptions> for ReadRequest {
 }
 
 impl ReadRequest {
-    /// The same with other options.
+    /// Returns the request with changed options.
     pub fn with(self, change: impl FnOnce(ReaderOptions) -> ReaderOptions) -> Self {
         Self { options: change(self.options), ..self }
     }
 
-    /// The number of streams: as many as there are ranks, if none is given.
+    /// Returns the number of streams, which defaults to the number of ranks.
     pub fn streams(&self) -> usize {
         self.options.streams.unwrap_or(self.rank.world_size)
     }
 
-    /// Refuses numbers that a dataset of `buckets` buckets cannot be read with. But for a rank that does not exist, all
-    /// ranks refuse or none.
+    /// Returns an error for numbers with which a dataset of `buckets` buckets cannot be read. All ranks return the
+    /// same result, except for a rank that does not exist.
     pub(super) fn check(&self, buckets: u32) -> Result<()> {
         let wrong = |message: String, hint: Text| Err(Error::options(message, hint));
         let (streams, size) = (self.streams(), self.options.global_batch_size);
@@ -116,39 +116,40 @@ impl ReadRequest {
     }
 }
 
-/// Options that decide the bytes of batches: jobs with equal options have equal batches, and share them.
+/// The options that determine the bytes of batches. Jobs with equal options have equal batches, and can share them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReaderOptions {
-    /// Samples of a step, over all ranks. Every stream gives a part of them, according to the number of its buckets; the
-    /// last steps of an epoch may have fewer.
+    /// The number of samples of a step, over all ranks. Every stream contributes a part of them in proportion to its
+    /// number of buckets. The last steps of an epoch may have fewer samples.
     pub global_batch_size: usize,
-    /// Into how many streams the dataset's buckets are divided, at most as many as there are; the ranks share them. Steps
-    /// and positions depend on this number and not on that of the ranks. If `None`, as many as there are ranks.
+    /// The number of streams into which the dataset's buckets are divided, at most the number of buckets. The ranks
+    /// share the streams. Steps and positions depend on this number, but not on the number of ranks. `None` is the
+    /// number of ranks.
     pub streams: Option<usize>,
-    /// Treatment of the last samples.
+    /// The treatment of the last samples of an epoch.
     pub tail: Tail,
-    /// Shuffling by sessions; file order if `None`.
+    /// The shuffle of sessions, or `None` for file order.
     pub shuffle: Option<Shuffle>,
-    /// Whether rows are deduplicated.
+    /// How rows are deduplicated.
     pub dedupe: Dedupe,
-    /// The number of the snapshot that is read; the newest one if `None`.
+    /// The number of the snapshot to read, or `None` for the newest one.
     pub snapshot: Option<u64>,
-    /// Which partitions are read.
+    /// The partitions to read.
     pub partitions: PartitionFilter,
-    /// Which sparse features are read; all if `None`. Others are neither read nor decoded.
+    /// The sparse features to read, or `None` for all. Other features are neither read nor decoded.
     pub features: Option<Vec<String>>,
-    /// A pipeline that every batch goes through.
+    /// The preprocessing of every batch.
     pub preprocess: Option<PreprocessConfig>,
-    /// Whether batches carry their samples' times.
+    /// Whether batches include the times of their samples.
     pub timestamps: bool,
-    /// Which of the dataset's [kept columns](onefold_datasets::Schema::kept) batches carry, in this order; `session_id`
-    /// may be among them. Others are not decoded.
+    /// The dataset's [kept columns](onefold_datasets::Schema::kept) that batches include, in this order. May contain
+    /// `session_id`. Other kept columns are not decoded.
     pub kept: Vec<String>,
 }
 
 impl ReaderOptions {
-    /// Everything in file order, every distinct row once, and rows that overlap share their ids.
+    /// Returns options that read everything in file order, with [`Dedupe::Window`].
     pub fn new(global_batch_size: usize) -> Self {
         Self {
             global_batch_size,

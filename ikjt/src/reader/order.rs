@@ -1,10 +1,11 @@
-//! Which samples an epoch delivers, in which order, in which step. Pure computation: nothing here reads a file.
+//! The order of an epoch: which samples it delivers, in which order, and in which step. This module only computes; it
+//! does not read files.
 //!
-//! The buckets of a dataset are divided into streams; a stream has the rows of its buckets in row groups, in an order
-//! of its own. A shuffled stream also moves sessions: session `j` of these rows of row group `g` gets the key
-//! `p + h(g, j)`, where `p` are the samples before the row group in the stream's order and `h` spreads evenly over the
-//! next few row groups. Sorted by their keys, sessions come anywhere in a window that slides with the row groups, and to
-//! find the samples of a step it takes no more than the row groups of one window.
+//! The buckets of a dataset are divided into streams. A stream has the rows of its buckets in row groups, in an order
+//! of its own. A shuffled stream also moves sessions: session `j` of the stream's rows in row group `g` gets the key
+//! `p + h(g, j)`, where `p` is the number of samples of the stream before the row group, and `h` is distributed
+//! uniformly over the next few row groups. Sorted by their keys, sessions move within a window that slides with the
+//! row groups. To find the samples of a step, only the row groups of one window are needed.
 
 use std::ops::Range;
 
@@ -15,25 +16,25 @@ use rand_chacha::ChaCha8Rng;
 
 use super::position::{Shuffle, Tail, Within};
 
-/// The increment of SplitMix64, whose numbers place the sessions.
+/// The increment of SplitMix64, which generates the keys of the sessions.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The rows of a row group that a stream reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Item {
-    /// Index among the chosen files.
+    /// The index of the file set among the chosen ones.
     pub(super) file: usize,
-    /// Row group in the file.
+    /// The number of the row group in the file.
     pub(super) row_group: usize,
-    /// Its partition, in order.
+    /// The index of its partition.
     pub(super) partition: usize,
-    /// Number of the row group's first sample among the chosen samples of the dataset.
+    /// The index of the row group's first sample among the chosen samples of the dataset.
     pub(super) first: u64,
-    /// The first of the Parquet rows.
+    /// The first Parquet row.
     pub(super) start: u64,
     /// The number of Parquet rows.
     pub(super) rows: u64,
-    /// Their samples, less those that sampling drops.
+    /// The number of samples of these rows after sampling.
     pub(super) samples: u64,
 }
 
@@ -41,22 +42,23 @@ pub(super) struct Item {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StreamOrder {
     pub(super) items: Vec<Item>,
-    /// Samples of the stream before each row group, and of all.
+    /// The number of samples of the stream before each row group, followed by the total, `[items + 1]`.
     pub(super) starts: Vec<u64>,
     mixing: Option<Mixing>,
 }
 
-/// How sessions are moved.
+/// The movement of sessions by a shuffle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mixing {
-    /// Independent numbers for every (seed, epoch, stream).
+    /// The seed of the random numbers, independent for every (seed, epoch, stream).
     state: u64,
-    /// By row group, where the last session of it may come at the latest: a number of samples.
+    /// For each row group, the exclusive upper bound of its sessions' keys, as a number of samples.
     ends: Vec<u64>,
 }
 
 impl StreamOrder {
-    /// The row groups `items`, which stand in the order of the files; row groups without samples are left out.
+    /// Creates the order of the row groups `items`, which must be in the order of the files. Row groups without
+    /// samples are dropped.
     pub(super) fn new(items: Vec<Item>, shuffle: Option<Shuffle>, epoch: u64, stream: usize) -> Self {
         let mut items = items;
         items.retain(|item| item.samples > 0);
@@ -92,7 +94,7 @@ impl StreamOrder {
         Self { items, starts, mixing }
     }
 
-    /// All samples of the stream.
+    /// Returns the number of samples of the stream.
     pub(super) fn samples(&self) -> u64 {
         self.starts[self.items.len()]
     }
@@ -101,17 +103,18 @@ impl StreamOrder {
         self.mixing.is_some()
     }
 
-    /// The row group to begin with, so that sample `sample` of the stream comes after so many samples of that and the
-    /// following row groups.
+    /// Returns the row group at which reading must begin so that sample `sample` of the stream can be delivered, and
+    /// the number of samples from there that precede it.
     pub(super) fn find(&self, sample: u64) -> (usize, u64) {
-        // All samples of the row groups before come before `sample`: in a shuffled stream, those whose sessions come at
-        // the latest where `sample` is. Among what is left the order is the same.
+        // All samples of the row groups before this one precede `sample`: in a shuffled stream, the keys of their
+        // sessions are at most `sample`. The order of the remaining samples does not depend on them.
         let ends = self.mixing.as_ref().map_or(&self.starts[1..], |mixing| &mixing.ends);
         let item = ends.partition_point(|end| *end <= sample);
         (item, sample - self.starts[item].min(sample))
     }
 
-    /// Where a shuffled session comes: `session` is its number in row group `item` of the order.
+    /// Returns the key of a session in a shuffled stream. `session` is its number in the row group with index `item`
+    /// in the order.
     pub(super) fn key(&self, item: usize, session: usize) -> u64 {
         let Some(mixing) = &self.mixing else { return self.starts[item] };
         // A row group has fewer than 2^31 sessions.
@@ -122,14 +125,16 @@ impl StreamOrder {
     }
 }
 
-/// The buckets of one of `streams` streams: consecutive ones, of `buckets` in all. Their numbers differ by 1 at most.
+/// Returns the range of buckets of one of `streams` streams; there are `buckets` in total. The lengths of the ranges
+/// differ by at most 1.
 pub(super) fn buckets_of_stream(stream: usize, streams: usize, buckets: u32) -> Range<u32> {
     let start = |stream: usize| (stream as u64 * u64::from(buckets) / streams as u64) as u32;
     start(stream)..start(stream + 1)
 }
 
-/// The samples that one of `streams` streams gives to every step of `size` samples: one, and a part of the others by its
-/// share of the buckets, so that streams end together though some have a bucket more.
+/// Returns the number of samples that a stream contributes to every step of `size` samples: one sample, and a part of
+/// the others in proportion to its number of buckets. Therefore streams end at about the same step, although some
+/// have one bucket more.
 pub(super) fn samples_of_step(stream: usize, streams: usize, buckets: u32, size: usize) -> u64 {
     let shared = size.saturating_sub(streams) as u64;
     let before = |bucket: u32| u64::from(bucket) * shared / u64::from(buckets.max(1));
@@ -137,7 +142,8 @@ pub(super) fn samples_of_step(stream: usize, streams: usize, buckets: u32, size:
     1 + before(end) - before(start)
 }
 
-/// The steps of an epoch, of the samples that each stream has, and gives to a step.
+/// Returns the number of steps of an epoch. `streams` has, per stream, its number of samples and its samples per
+/// step.
 pub(super) fn steps(streams: impl Iterator<Item = (u64, u64)>, tail: Tail) -> u64 {
     match tail {
         Tail::Short => streams.map(|(samples, each)| samples.div_ceil(each)).max(),
@@ -146,7 +152,7 @@ pub(super) fn steps(streams: impl Iterator<Item = (u64, u64)>, tail: Tail) -> u6
     .unwrap_or(0)
 }
 
-/// Independent random numbers for every (epoch, stream) of a seed.
+/// Creates a random generator that is independent for every (seed, epoch, stream).
 fn generator(seed: u64, epoch: u64, stream: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -162,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// Row groups by their sessions' samples, and their partitions.
+    /// Generates row groups: the number of samples of each session, and the partition.
     fn row_groups() -> impl Strategy<Value = Vec<(Vec<u64>, usize)>> {
         let row_group = (prop::collection::vec(1_u64..5, 0..5), 0_usize..2);
         prop::collection::vec(row_group, 0..8).prop_map(|mut row_groups| {
@@ -194,8 +200,8 @@ mod tests {
         prop::option::of(shuffle.prop_map(|(seed, row_groups, within)| Shuffle { seed, row_groups, within }))
     }
 
-    /// The sessions from row group `from` of the order on, by (number in the order, number in the row group), with
-    /// their samples: by the definition.
+    /// Returns the sessions from row group `from` of the order on, as (index in the order, number in the row group,
+    /// samples), sorted by their keys as the definition says.
     fn sessions(
         order: &StreamOrder,
         row_groups: &[(Vec<u64>, usize)],
@@ -210,7 +216,7 @@ mod tests {
         sessions
     }
 
-    /// One entry per sample.
+    /// Returns one entry per sample.
     fn expanded(sessions: &[(usize, usize, u64)]) -> Vec<(usize, usize, u64)> {
         sessions.iter().flat_map(|&(i, j, samples)| (0..samples).map(move |sample| (i, j, sample))).collect()
     }
@@ -302,7 +308,7 @@ mod tests {
         let shuffle = Some(Shuffle { seed: 7, row_groups: 4, within: Within::Epoch });
         let order = StreamOrder::new(items(&row_groups), shuffle, 0, 0);
         let mixed = sessions(&order, &row_groups, 0);
-        // In the middle, a stretch as long as a row group has sessions of about four row groups.
+        // In the middle of the stream, any 100 consecutive sessions come from at least four row groups.
         for stretch in mixed[1000..3000].chunks(100) {
             let from: std::collections::BTreeSet<usize> = stretch.iter().map(|(i, _, _)| *i).collect();
             assert!(from.len() >= 4, "{from:?}");

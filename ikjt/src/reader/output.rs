@@ -1,30 +1,31 @@
-//! The forms in which a caller gets a batch: the batch, or a copy of it in one allocation.
+//! The forms in which a caller receives a batch: as a batch, or as a copy in one allocation.
 
 use super::convert::{Conversion, Pieces};
 use super::stages::Stages;
 use crate::{Batch, PackedBatch, Result, SentBatch};
 
-/// How a batch is copied.
+/// The options of copying a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packing {
-    /// The dense features and labels of a sample.
+    /// The numbers of dense features and labels per sample.
     pub(super) widths: (usize, usize),
-    /// Whether lists may share ids.
+    /// Whether lists may share ids in the copy.
     pub(super) overlaps: bool,
 }
 
-/// A form in which a caller gets a batch.
+/// A form in which a caller receives a batch.
 pub(super) trait Output: Send + Sized + 'static {
-    /// Whether it is a copy in one allocation. Otherwise it may share buffers with a row group.
+    /// Whether the output is a copy in one allocation. Otherwise it may share buffers with a row group.
     const COPIED: bool;
 
-    /// The output of a batch, which came from elsewhere if it is `packed` already.
+    /// Converts a batch. `packed` is the same batch in packed form if it came from another process.
     fn of(batch: Batch, packed: Option<PackedBatch>, packing: Packing) -> Self;
 
     fn size_in_bytes(&self) -> u64;
 
-    /// The output of the samples `pieces`, with its bytes, and the row groups whose buffers it shares. A copy is made on
-    /// the thread that made the batch, whose cache has it.
+    /// Makes the output of the samples `pieces`, and returns it with its size in bytes and the row groups that it
+    /// shares buffers with. Copies are made on the thread that made the batch, because the batch is in that core's
+    /// cache.
     fn make(
         conversion: &Conversion,
         pieces: Pieces,
@@ -37,7 +38,7 @@ pub(super) trait Output: Send + Sized + 'static {
         };
         let made = Self::of(batch, None, packing);
         let bytes = made.size_in_bytes();
-        // A batch of several pieces is a copy, too.
+        // A batch of several pieces is also a copy, so it shares no buffers.
         let shared = if Self::COPIED || pieces.len() != 1 { Pieces::new() } else { pieces };
         Ok((made, bytes, shared))
     }

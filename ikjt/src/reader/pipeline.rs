@@ -1,10 +1,10 @@
-//! Decoding ahead, cutting, deduplicating: the threads between the files and the caller.
+//! The pipeline between the files and the caller: decodes ahead, cuts batches and deduplicates them in threads.
 //!
-//! One scheduler thread keeps row groups of all streams in decoding, as many as the threads can use and the memory
-//! budget allows, those first that are needed first. It takes each stream's samples in their order, cuts them into
-//! batches of exact size, and hands each batch to the pool for deduplication and preprocessing. What reaches the caller
-//! is a queue of promises in batch order, so work overlaps and the order does not depend on which thread was faster. A
-//! slow caller stops the scheduler, and with it the decoding.
+//! One scheduler thread keeps row groups of all streams in decoding, in the order in which they are needed. Their
+//! number is limited by the threads and by the memory budget. The scheduler takes each stream's samples in order,
+//! cuts them into batches of exact size, and passes each batch to the pool for deduplication and preprocessing. The
+//! caller receives a queue of promises in batch order, so the work overlaps and the order of batches does not depend
+//! on the speed of threads. A slow caller blocks the scheduler, and thereby the decoding.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,15 +29,15 @@ use super::stream::Stream;
 use super::workers::Workers;
 use crate::{Batch, Error, Result};
 
-/// A result that another thread will send.
+/// The receiver of a result that another thread will send.
 pub(super) type Promise<T> = Receiver<Result<T>>;
 
-/// A finished batch on its way, with the row groups whose buffers it shares, and its memory, which counts until the
-/// caller has it. Dropped in this order, so that the row groups' memory is free when the scheduler hears of the
-/// batch's.
+/// A finished batch in the queue, the row groups that it shares buffers with, and its reservation, which counts until
+/// the caller has the batch. The fields are dropped in this order, so that the memory of the row groups is free when
+/// the reservation is released.
 pub(super) type Delivery<T> = (T, Pieces, Reservation);
 
-/// Does `work` on a thread of the pool.
+/// Runs `work` on a thread of the pool, and returns a promise of its result.
 pub(super) fn promise<T: Send + 'static>(
     pool: &rayon::ThreadPool,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -47,8 +47,8 @@ pub(super) fn promise<T: Send + 'static>(
     promise
 }
 
-/// Does `work` on a thread of its own: work that mostly waits for an object store must not keep one of the pool's
-/// threads from computing.
+/// Runs `work` on a new thread, and returns a promise of its result. It is for work that mostly waits for an object
+/// store, which must not occupy a thread of the pool.
 ///
 /// # Errors
 ///
@@ -61,58 +61,59 @@ pub(super) fn promise_beside<T: Send + 'static>(
     Ok(promise)
 }
 
-/// A task that sends what `work` gives.
+/// Returns a task that runs `work` and sends its result, and the promise of the result.
 fn promised<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> (impl FnOnce() + Send + 'static, Promise<T>) {
     let (sender, promise) = sync_channel(1);
     let task = move || {
-        // A machine without more memory or threads is no bug, and the caller learns of it.
+        // Running out of memory or threads is not a bug, so the caller gets an error instead of a panic.
         let result = catch_unwind(AssertUnwindSafe(work));
         let result = result.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
-        // The caller may have gone.
+        // Sending fails if the caller no longer waits.
         let _ = sender.send(result);
     };
     (task, promise)
 }
 
-/// Waits for another thread.
+/// Waits for the result of another thread.
 fn fulfilled<T>(promise: &Promise<T>) -> Result<T> {
     promise.recv().unwrap_or_else(|_| Err(ended()))
 }
 
-/// The error for a thread that ended, and so dropped its end of a promise.
+/// Returns the error for a thread that ended without sending its result.
 pub(super) fn ended() -> Error {
     Error::invariant("reader", "a reader thread ended without a result")
 }
 
-/// A step of an epoch: this rank's part of a global batch, and where to go on after it.
+/// A step of an epoch: this rank's part of a global batch, and the position after it.
 #[derive(Debug, Clone)]
 pub struct Step<T = Batch> {
-    /// The samples of this rank. There may be none at the end of an epoch, with [`Tail::Short`](super::Tail::Short).
+    /// The samples of this rank. The batch may be empty at the end of an epoch with
+    /// [`Tail::Short`](super::Tail::Short).
     pub batch: T,
-    /// The position after this step: whoever resumes there gets the next one, whatever was read ahead.
+    /// The position after this step. A reader that resumes there returns the next step, independent of read-ahead.
     pub position: Position,
 }
 
-/// The steps of one epoch. Dropping it stops the reader.
+/// An iterator over the steps of one epoch. Dropping it stops the reader.
 #[derive(Debug)]
 pub struct Batches<T = Batch> {
     queue: Option<Receiver<Promise<Delivery<T>>>>,
-    /// The next step, if [`wait`](Self::wait) has taken it from the queue.
+    /// The next step, if [`wait`](Self::wait) has already taken it from the queue.
     promised: Option<Promise<Delivery<T>>>,
     scheduler: Option<JoinHandle<()>>,
     account: Arc<Account>,
     stages: Arc<Stages>,
     position: Position,
-    /// The step that comes next, and from one that comes to the one after it.
+    /// The number of the next step, and the distance from each step to the one after it.
     next: u64,
     every: u64,
     steps: u64,
     waited: Waited,
 }
 
-/// How long a caller has waited, as the thread that makes its batches sees it, too.
+/// The total time that a caller has waited, shared with the thread that makes its batches.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Waited(Arc<AtomicU64>);
 
@@ -126,7 +127,7 @@ impl Waited {
     }
 }
 
-/// What an epoch's threads share.
+/// The state that the threads of an epoch share.
 #[derive(Debug, Clone)]
 pub(super) struct Work {
     pub(super) workers: Workers,
@@ -134,24 +135,24 @@ pub(super) struct Work {
     pub(super) decoding: Arc<Decoding>,
     pub(super) conversion: Arc<Conversion>,
     pub(super) stages: Arc<Stages>,
-    /// Row groups that may be on their way from the storage while threads decode others.
+    /// The number of row groups that may be read from storage while the threads decode others.
     pub(super) reads_ahead: usize,
-    /// Bytes that reading ahead leaves to batches.
+    /// The number of bytes that reading ahead leaves free for batches.
     pub(super) headroom: u64,
 }
 
-/// Steps that follow each other, of those that a rank reads in an epoch.
+/// The consecutive steps that a reader processes in an epoch.
 #[derive(Debug)]
 pub(super) struct Steps {
     pub(super) streams: Vec<Stream>,
-    /// From the first one to those of the whole epoch.
+    /// From the first step to process to the number of steps of the epoch.
     pub(super) range: Range<u64>,
-    /// The first step is delivered, and every `every`-th after it.
+    /// The distance between delivered steps; the first step is delivered.
     pub(super) every: u64,
     pub(super) horizon: Horizon,
 }
 
-/// The steps that one of several processes delivers which take turns.
+/// The steps that one of several processes delivers when they take turns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turns {
     pub(super) first: u64,
@@ -163,24 +164,24 @@ impl Turns {
         (step - self.first).is_multiple_of(self.every)
     }
 
-    /// The step after the last one of the process, in an epoch of `steps` steps.
+    /// Returns the end of the range of steps that the process delivers, in an epoch of `steps` steps.
     fn end(self, steps: u64) -> u64 {
         if steps > self.first { steps - (steps - 1 - self.first) % self.every } else { steps }
     }
 }
 
-/// The step before which reading ends. It may be moved on while batches are read: those who read ahead go on if they
-/// have not ended before.
+/// The step before which reading ends. It can be moved forward while batches are read; readers that have not reached
+/// it continue.
 #[derive(Debug, Clone)]
 pub struct Horizon(Arc<AtomicU64>);
 
 impl Horizon {
-    /// Reading ends before `step`.
+    /// Creates a horizon: reading ends before `step`.
     pub fn at(step: u64) -> Self {
         Self(Arc::new(AtomicU64::new(step)))
     }
 
-    /// Reading ends before `step`, which is not before where it would have ended.
+    /// Moves the horizon to `step`, unless it is already behind it.
     pub fn move_to(&self, step: u64) {
         self.0.fetch_max(step, Relaxed);
     }
@@ -214,7 +215,8 @@ impl<T: Send + 'static> Batches<T> {
         })
     }
 
-    /// Batches that a thread of their own sends, at most `room` ahead: of the first step, and of every `every`-th after it.
+    /// Starts a thread that sends batches, at most `room` ahead of the caller: the batch of the first step, and of
+    /// every `every`-th step after it.
     pub(super) fn of_thread(
         name: &str,
         room: usize,
@@ -245,8 +247,8 @@ impl<T: Send + 'static> Batches<T> {
 }
 
 impl<T> Batches<T> {
-    /// Waits for the next step, at most for `limit`. Returns whether [`next`](Iterator::next) need not wait any more:
-    /// the step is there, there is an error, or the epoch has no step left.
+    /// Waits for the next step, at most for `limit`. Returns whether [`next`](Iterator::next) will return without
+    /// waiting, because the step is there, there is an error, or the epoch has ended.
     pub fn wait(&mut self, limit: Duration) -> bool {
         let started = Instant::now();
         let arrived = self.position.step >= self.steps || self.arrives_within(limit);
@@ -268,7 +270,7 @@ impl<T> Batches<T> {
         match promise.recv_timeout(left()) {
             Ok(delivery) => {
                 let (sender, arrived) = sync_channel(1);
-                // The receiver exists, and the channel has room.
+                // Sending cannot fail: the receiver exists, and the channel has room.
                 let _ = sender.send(delivery);
                 self.promised = Some(arrived);
                 true
@@ -280,17 +282,19 @@ impl<T> Batches<T> {
         }
     }
 
-    /// How long [`next`](Iterator::next) and [`wait`](Self::wait) have waited for batches so far.
+    /// Returns the total time that [`next`](Iterator::next) and [`wait`](Self::wait) have waited for batches.
     pub fn waited(&self) -> Duration {
         self.waited.get()
     }
 
-    /// The steps of the epoch, the same on all ranks, also those before the position where this began.
+    /// Returns the number of steps of the epoch, including steps before the start position. It is the same on all
+    /// ranks.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// What the scheduler's end was: a panic there must not look like the end of the epoch.
+    /// Joins the scheduler, and returns an error if it panicked, so that a panic is not taken for the end of the
+    /// epoch.
     fn ended(&mut self) -> Result<()> {
         match self.scheduler.take().map(JoinHandle::join) {
             Some(Err(panic)) => Err(Fault::of_panic(&*panic).into()),
@@ -298,7 +302,7 @@ impl<T> Batches<T> {
         }
     }
 
-    /// Where the time of the reader's threads went so far, and the bytes they read.
+    /// Returns the time that the reader's threads have spent in each stage, and the bytes that they have read.
     pub fn stages(&self) -> StageFigures {
         self.stages.figures()
     }
@@ -342,18 +346,18 @@ struct Scheduler {
     work: Work,
     opener: Opener,
     streams: Vec<Stream>,
-    /// The next step.
+    /// The next step to process.
     step: u64,
-    /// The step after the last one that is delivered.
+    /// The end of the range of delivered steps.
     steps: u64,
     turns: Turns,
     horizon: Horizon,
     packing: Packing,
 }
 
-/// Why the scheduler stops early.
+/// The reason for which the scheduler stops early.
 enum Stop {
-    /// The caller is gone.
+    /// The caller no longer takes batches.
     Gone,
     Failed(Error),
 }
@@ -364,21 +368,21 @@ impl From<Error> for Stop {
     }
 }
 
-/// What came of the attempt to start decoding a stream's next row group.
+/// The result of an attempt to start decoding a stream's next row group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Begun {
     Yes,
-    /// The stream has none, or its file is not open yet.
+    /// The stream has no further row group, or its file is not open yet.
     NotNow,
-    /// There is no memory for it.
+    /// There is not enough memory.
     NoRoom,
 }
 
-/// Where batches wait for the caller.
+/// The queue of batches for the caller.
 pub(super) type Queue<T> = SyncSender<Promise<Delivery<T>>>;
 
 impl Scheduler {
-    /// Sends promises until the epoch or the caller's interest ends.
+    /// Sends promises until the epoch ends or the caller stops taking them.
     fn run<T: Output>(mut self, queue: &Queue<T>) {
         if let Err(Stop::Failed(error)) = self.deliver(queue) {
             let _ = queue.send(promise(&self.work.workers.pool, move || Err(error)));
@@ -395,7 +399,7 @@ impl Scheduler {
                 }
                 self.streams[stream].take(wanted, &mut pieces);
             }
-            // Samples of other steps end here: another process makes a batch of them.
+            // The samples of the other steps are dropped, because other processes make batches of them.
             if self.turns.has(self.step) {
                 self.send(pieces, queue)?;
             }
@@ -404,12 +408,12 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The step before which reading ends, as far as is known.
+    /// Returns the step before which reading ends at present.
     fn end(&self) -> u64 {
         self.steps.min(self.horizon.step())
     }
 
-    /// The samples of a stream from the next step on.
+    /// Returns the number of samples that a stream still has to deliver, from the next step on.
     fn left(&self, stream: usize) -> u64 {
         let stream = &self.streams[stream];
         let end = stream.samples().min(self.end().saturating_mul(stream.each));
@@ -427,8 +431,8 @@ impl Scheduler {
         Ok(stream.add(fulfilled(&promise)?)?)
     }
 
-    /// Starts decoding the next row group of the stream `needed`, unless it is in decoding, and what comes next in the
-    /// others: enough to keep the threads busy, as memory allows.
+    /// Starts decoding the next row group of the stream `needed`, unless it is in decoding already. Then starts
+    /// decoding further row groups of all streams, enough to keep the threads busy and as far as memory allows.
     fn decode_ahead(&mut self, needed: usize) -> Result<(), Stop> {
         if self.streams[needed].in_decoding() == 0 {
             self.begin(needed, true)?;
@@ -453,8 +457,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Starts decoding the next row group of a stream, if there is memory and its file is open: both are waited for if
-    /// it `must` come next. What is wrong with the file is told when the stream comes to it.
+    /// Starts decoding the next row group of a stream if there is enough memory and its file is open. If it `must`
+    /// come next, waits for both. An error of opening the file is reported when the stream needs the row group.
     fn begin(&mut self, stream: usize, must: bool) -> Result<Begun, Stop> {
         let Some(item) = self.streams[stream].next_item() else { return Ok(Begun::NotNow) };
         if self.streams[stream].failed.is_some() {
@@ -482,7 +486,7 @@ impl Scheduler {
         Ok(Begun::Yes)
     }
 
-    /// The files that a stream reads next.
+    /// Returns the files that a stream reads next, or `None` if they are not open yet and `wait` is false.
     fn open(&mut self, stream: usize, file: usize, wait: bool) -> Result<Option<Arc<OpenFiles>>> {
         if let Some((_, open)) = self.streams[stream].current.as_ref().filter(|(current, _)| *current == file)
         {
@@ -495,7 +499,7 @@ impl Scheduler {
         Ok(open)
     }
 
-    /// The memory for a row group that must come next.
+    /// Reserves memory for a row group that must come next.
     fn reserve(&self, row_group: &RowGroup, bytes: u64) -> Result<Reservation, Stop> {
         match self.work.account.reserve(bytes) {
             Granted::Yes(reservation) => Ok(reservation),
@@ -506,7 +510,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts reading a row group, which a pool thread decodes when its bytes are there.
+    /// Starts reading a row group. A thread of the pool decodes it when its bytes have arrived.
     fn start_decoding(&self, row_group: RowGroup, reservation: Reservation) -> Result<Promise<Decoded>> {
         let (sender, promise) = sync_channel(1);
         let (decoding, stages) = (Arc::clone(&self.work.decoding), Arc::clone(&self.work.stages));
@@ -518,7 +522,7 @@ impl Scheduler {
                     .check_open()
                     .and(gathered)
                     .and_then(|gathered| row_group.decode(gathered, &decoding, reservation, &stages));
-                // The caller may have gone.
+                // Sending fails if the caller no longer waits.
                 let _ = sender.send(decoded);
             });
         })?;
@@ -545,8 +549,8 @@ impl Scheduler {
     }
 }
 
-/// The error of a row group that takes so many bytes: the budget would have to be `total` bytes with what is held
-/// already.
+/// Returns the error for a row group that takes `bytes` bytes. Including the memory that is already held, the budget
+/// would have to be `total` bytes.
 fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
     Error::options(
         format!(

@@ -1,4 +1,4 @@
-//! An epoch as data: its steps, its streams, and the row groups that each of them reads, in order.
+//! The plan of an epoch: its steps, its streams, and the row groups that each stream reads, in order.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,13 +14,13 @@ use crate::preprocess::Sampler;
 
 /// The row groups that an epoch reads, for all ranks.
 ///
-/// It comes from the snapshot alone, without a look at data files, but for one exception: a `sampling` step whose rates
-/// depend on labels needs these columns.
+/// A plan is made from the snapshot alone, without reading data files. The only exception is a `sampling` step whose
+/// rates depend on labels: it needs the columns of these labels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The epoch, from 0.
     pub epoch: u64,
-    /// The steps that every rank takes.
+    /// The number of steps that every rank takes.
     pub steps: u64,
     /// The streams, by number. Rank r of W reads the streams r, r + W, r + 2 W and so on.
     pub streams: Vec<PlannedStream>,
@@ -29,49 +29,49 @@ pub struct Plan {
 /// The row groups that a stream reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedStream {
-    /// All samples of the stream, less those that `sampling` drops. With [`Tail::Drop`](super::Tail::Drop) the last
-    /// ones may be in no step.
+    /// The number of samples of the stream, without the samples that `sampling` drops. With
+    /// [`Tail::Drop`](super::Tail::Drop) the last ones may be in no step.
     pub samples: u64,
-    /// In the order in which they are read. A shuffle also moves sessions between neighbours. Streams whose buckets are
-    /// in one row group read different rows of it.
+    /// The splits in the order in which they are read. A shuffle additionally moves sessions between neighbouring
+    /// splits. If buckets of several streams are in one row group, the streams read different rows of it.
     pub splits: Vec<Split>,
 }
 
 /// A range of rows of one row group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Split {
-    /// The data file, relative to the dataset's folder; the first one if several files have the columns.
+    /// The data file, relative to the dataset's folder. If several files contain the columns, it is the first one.
     pub path: String,
-    /// The row group of the file, from 0.
+    /// The number of the row group in the file, from 0.
     pub row_group: usize,
-    /// Parquet rows of the row group, from 0.
+    /// The Parquet rows of the row group, from 0.
     pub rows: Range<u64>,
 }
 
-/// The rows of a row group that a stream reads: those of its buckets.
+/// The rows of a row group that belong to the buckets of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Index among the chosen files.
+    /// The index of the file set among the chosen ones.
     pub(super) file: usize,
-    /// Row group in the file.
+    /// The number of the row group in the file.
     pub(super) row_group: usize,
-    /// Number of the row group's first sample among the chosen samples of the dataset.
+    /// The index of the row group's first sample among the chosen samples of the dataset.
     pub(super) first: u64,
-    /// Some of its Parquet rows.
+    /// The Parquet rows of the part.
     pub(super) rows: Range<u64>,
 }
 
 impl Part {
-    /// The number of rows.
+    /// Returns the number of rows.
     pub(super) fn len(&self) -> u64 {
         self.rows.end - self.rows.start
     }
 }
 
-/// By stream, the samples of each part that sampling leaves.
+/// The number of samples of each part that sampling keeps, `[streams][parts]`.
 pub(super) type Counts = Vec<Vec<u64>>;
 
-/// The number of samples of every part after sampling in an epoch. `labels` are the schema's.
+/// Counts the samples of every part that sampling keeps in an epoch. `labels` are the names of the schema's labels.
 pub(super) fn sampled_counts(
     files: &Files,
     streams: &[Vec<Part>],
@@ -81,7 +81,7 @@ pub(super) fn sampled_counts(
     pool: &rayon::ThreadPool,
 ) -> Result<Counts> {
     let names: Vec<&str> = sampler.labels().map(|label| labels[label].as_str()).collect();
-    // The rows of a row group that are left, in ascending order.
+    // Returns the rows of a row group that are kept, in ascending order.
     let left = |file: usize, index: usize, first: u64| -> Result<Vec<u32>> {
         let rows = files.files[file].set.row_groups[index].samples;
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
@@ -118,8 +118,8 @@ pub(super) fn sampled_counts(
     Ok(counts)
 }
 
-/// The parts of every stream: row group by row group within a partition, partition by partition. Streams are read from
-/// files of a dataset that divides its sessions into `buckets` buckets.
+/// Returns the parts of every stream, in the order partition, file, row group. The dataset divides its sessions into
+/// `buckets` buckets.
 pub(super) fn stream_parts(chosen: &[Chosen], buckets: u32, streams: usize) -> Vec<Vec<Part>> {
     let of_streams: Vec<_> = (0..streams).map(|stream| buckets_of_stream(stream, streams, buckets)).collect();
     let mut ordered: Vec<usize> = (0..chosen.len()).collect();
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Row groups by the samples of consecutive buckets, the first of which has some.
+    /// Generates row groups from the numbers of samples of consecutive buckets; the first bucket is not empty.
     fn row_groups() -> impl Strategy<Value = Vec<RowGroup>> {
         let row_group = (0_u32..9, prop::collection::vec(0_u32..4, 0..12)).prop_map(|(bucket, mut sizes)| {
             sizes.insert(0, 1);
@@ -184,7 +184,7 @@ mod tests {
                 }
             }
             for (row_group, found) in row_groups.iter().zip(found) {
-                // Naively: the bucket of each row, and the stream whose range has it.
+                // The naive computation: the bucket of each row, and the stream that has this bucket.
                 let bucket = |row: u64| {
                     let after = row_group.bucket_starts.iter().filter(|start| u64::from(**start) <= row).count();
                     row_group.bucket + after as u32

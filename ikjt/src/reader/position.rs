@@ -1,4 +1,4 @@
-//! Who reads what, in which order, and where a reader stopped.
+//! The configuration of the reading order, and the position at which a reader stopped.
 
 use std::fmt::Debug;
 
@@ -6,38 +6,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Shuffling by sessions: the row groups of a stream are shuffled, and the sessions of every few row groups are mixed
-/// with each other. A session's samples of a row group stay together, so a shuffled batch deduplicates as well as an
+/// Shuffling by sessions: the row groups of a stream are shuffled, and the sessions of neighbouring row groups are
+/// mixed. The samples of a session within a row group stay together, so a shuffled batch deduplicates as well as an
 /// unshuffled one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shuffle {
-    /// Same seed and epoch, same order.
+    /// The seed. Equal seeds and epochs give equal orders.
     pub seed: u64,
-    /// Over how many row groups a row group's sessions are spread, at least 1. So many are in memory together.
+    /// The number of row groups over which a row group's sessions are spread, at least 1. This number of row groups
+    /// is in memory at the same time.
     pub row_groups: usize,
-    /// How far samples are moved.
+    /// The range within which samples are moved.
     #[serde(default)]
     pub within: Within,
 }
 
-/// How far a shuffle moves samples.
+/// The range within which a shuffle moves samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Within {
-    /// Anywhere in the epoch.
+    /// The whole epoch.
     #[default]
     Epoch,
-    /// Within their partition: partitions come one after the other, so that time still moves on.
+    /// The partition of the samples. Partitions stay in order, so that time still advances.
     Partition,
 }
 
 /// One of several processes that read an epoch together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rank {
-    /// This process, from 0.
+    /// The number of this process, from 0.
     pub rank: usize,
-    /// All processes.
+    /// The number of processes.
     pub world_size: usize,
 }
 
@@ -47,45 +48,47 @@ impl Default for Rank {
     }
 }
 
-/// Treatment of the last samples of an epoch, where streams have different numbers of them.
+/// The treatment of the last samples of an epoch, if streams have different numbers of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// Every sample is delivered: a stream that has ended gives nothing to the last global batches, which are short.
+    /// Every sample is delivered. A stream that has ended contributes nothing to the last global batches, so these
+    /// are smaller.
     #[default]
     Short,
-    /// The epoch ends with the stream that can fill the fewest batches: every global batch is whole.
+    /// The epoch ends with the stream that can fill the fewest batches, so every global batch is complete.
     Drop,
 }
 
-/// Where to go on: the next step of an epoch. Serialise it into a checkpoint.
+/// A position in an epoch at which reading can resume: the next step. Serialize it into a checkpoint.
 ///
-/// It depends on what is read, and on nothing else: any number of ranks up to the number of streams may go on from it,
-/// with other threads, another deduplication and other features.
+/// It depends only on the samples that are read and on their order. Therefore any number of ranks up to the number of
+/// streams can resume from it, with other numbers of threads, another deduplication and other features.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// Version of this format, 3.
+    /// The version of this format, 3.
     pub format_version: u32,
     /// The identity of the dataset.
     pub dataset: String,
-    /// The number of the snapshot: another one has other files.
+    /// The number of the snapshot. Another snapshot may have other files.
     pub snapshot: u64,
     /// The partition filter.
     pub partitions: String,
-    /// The `sampling` steps of the preprocessing, which decide what a step has; empty if there are none.
+    /// A description of the `sampling` steps of the preprocessing, which affect the samples of a step; empty if there
+    /// are none.
     pub sampling: String,
-    /// How the epoch is shuffled.
+    /// The shuffle of the epoch.
     pub shuffle: Option<Shuffle>,
     /// The number of streams.
     pub streams: usize,
-    /// Samples of a step, over all ranks.
+    /// The number of samples of a step, over all ranks.
     pub global_batch_size: usize,
-    /// How the epoch ends.
+    /// The treatment of the last samples.
     pub tail: Tail,
     /// The epoch, from 0.
     pub epoch: u64,
-    /// The steps of the epoch that are done: the next one.
+    /// The number of completed steps of the epoch, which is the number of the next step.
     pub step: u64,
 }
 
@@ -93,7 +96,7 @@ pub struct Position {
 pub(super) const POSITION_VERSION: u32 = 3;
 
 impl Position {
-    /// Refuses a position of another dataset or order.
+    /// Returns an error for a position of another dataset or order.
     pub(super) fn check(&self, expected: &Self) -> Result<()> {
         same("format version", &self.format_version, &expected.format_version)?;
         same("dataset", &self.dataset, &expected.dataset)?;
@@ -111,7 +114,7 @@ fn same<T: Debug + PartialEq>(what: &str, found: &T, expected: &T) -> Result<()>
     if found == expected { Ok(()) } else { Err(wrong_position(what, found, expected)) }
 }
 
-/// The error for a position that has `found` where this reader has `expected`.
+/// Returns the error for a position with `found` if this reader expects `expected`.
 pub(super) fn wrong_position(what: &str, found: &dyn Debug, expected: &dyn Debug) -> Error {
     Error::options(
         format!("the position is of {what} {found:?}, this reader's is {expected:?}"),

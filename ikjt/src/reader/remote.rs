@@ -1,4 +1,4 @@
-//! Batches that a [`Source`] makes, in place of this process's threads.
+//! Reads batches from a [`Source`] instead of making them in this process.
 
 use std::sync::Arc;
 
@@ -17,11 +17,12 @@ use super::stages::Stages;
 use super::workers::Workers;
 use crate::{Batch, Error, PackedBatch, Result};
 
-/// Row groups of every stream that a block covers, at least: at its ends a worker decodes row groups of which it needs
-/// only a part.
+/// The least number of row groups of every stream that a block covers. At the ends of a block, workers decode row
+/// groups of which they need only a part.
 const ROW_GROUPS_IN_BLOCK: u64 = 4;
 
-/// The number of steps in a block, for streams that are read in these orders. `each` has the samples of a step by stream.
+/// Returns the number of steps in a block for streams with these orders. `each` contains the samples per step of each
+/// stream.
 pub(super) fn block_steps(orders: &[StreamOrder], each: &[u64], shuffle: Option<Shuffle>) -> u64 {
     let mixed = shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
     let of_stream = |(order, each): (&StreamOrder, &u64)| {
@@ -32,7 +33,8 @@ pub(super) fn block_steps(orders: &[StreamOrder], each: &[u64], shuffle: Option<
     orders.iter().zip(each).map(of_stream).max().unwrap_or(0).max(1)
 }
 
-/// The steps from which on a stream reads every few row groups, and a name for these that every job has for them.
+/// Divides the row groups of the first stream into runs. Returns the first step of each run, and a name that is equal
+/// for all jobs that read these row groups.
 pub(super) fn row_groups_by_step(
     chosen: &[Chosen],
     orders: &[StreamOrder],
@@ -46,7 +48,7 @@ pub(super) fn row_groups_by_step(
     named.collect()
 }
 
-/// Steps of an epoch that a source reads.
+/// The steps of an epoch that a source reads.
 pub(super) struct Remote {
     pub(super) source: Arc<dyn Source>,
     pub(super) asked: Arc<Asked>,
@@ -54,21 +56,21 @@ pub(super) struct Remote {
     pub(super) workers: Workers,
     pub(super) expected: Expected,
     pub(super) packing: Packing,
-    /// The first step is delivered, and every `every`-th after it.
+    /// The distance between delivered steps; the first step is delivered.
     pub(super) every: u64,
 }
 
-/// The requirements on batches that come from elsewhere.
+/// The requirements on batches from another process.
 #[derive(Debug)]
 pub(super) struct Expected {
     pub(super) schema: Schema,
     pub(super) checks: Arc<Checks>,
-    /// The most samples of a batch.
+    /// The maximal number of samples of a batch.
     pub(super) most_samples: u64,
 }
 
 impl Remote {
-    /// Starts to fetch the batches from `position` on.
+    /// Starts fetching the batches from `position` on.
     pub(super) fn start<T: Output>(mut self, position: Position, steps: u64) -> Result<Batches<T>> {
         let account = Account::open(&self.workers.budget);
         self.wanted.memory = account.budget().total() / 2;
@@ -110,11 +112,12 @@ impl Remote {
 }
 
 impl Expected {
-    /// The batch in `packed`. A batch without features may say that it has any number of samples.
+    /// Unpacks and checks a batch. The number of samples must be checked, because a batch without features can claim
+    /// any number.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it is something else than a batch of the schema, and for what does not pass the checks.
+    /// [`Error::Fault`] if it is not a batch of the schema, or does not pass the checks.
     fn batch(&self, packed: &PackedBatch) -> Result<Batch> {
         let check = |batch: Batch| match batch.size() as u64 <= self.most_samples {
             true => batch.check_schema(&self.schema, self.schema.weight.is_some()).map(|()| batch),

@@ -1,4 +1,4 @@
-//! Where a dataset is read: from its storage, or by another process that has access to it.
+//! The source of a dataset: its storage, or another process that has access to it.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -12,27 +12,28 @@ use super::options::ReaderOptions;
 use super::position::Rank;
 use crate::{PackedBatch, Result};
 
-/// Other processes that read a dataset, and make its batches: a preprocessing service.
+/// Other processes that read a dataset and make its batches: a preprocessing service.
 ///
 /// # Errors
 ///
-/// Every method fails with [`Error::Fault`](crate::Error::Fault) for what these processes say, or if none answers.
+/// Every method returns [`Error::Fault`](crate::Error::Fault) for an error that these processes report, or if none
+/// answers.
 pub trait Source: Debug + Send + Sync {
-    /// The dataset's location, as these processes read it.
+    /// Returns the dataset's location from the view of these processes.
     fn location(&self) -> &str;
 
-    /// Snapshot `number` of the dataset, or its newest one.
+    /// Returns snapshot `number` of the dataset, or its newest one.
     fn snapshot(&self, number: Option<u64>) -> Result<Snapshot>;
 
-    /// The statistics of the samples in some partitions of snapshot `number`.
+    /// Returns the statistics of the samples in some partitions of snapshot `number`.
     fn statistics(&self, number: u64, partitions: &PartitionFilter) -> Result<SampleStatistics>;
 
-    /// By stream, the samples that sampling leaves in an epoch of each part of a row group that the stream reads, in the
-    /// order of the files.
+    /// Returns the number of samples that sampling keeps in an epoch, for each part of a row group that a stream
+    /// reads, `[streams][parts]` in the order of the files.
     fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>>;
 
-    /// Gives the batches of some steps to `deliver`, each once and in order; ends early if it takes no more, or once the
-    /// caller `is_gone`: that is known before a batch comes.
+    /// Passes the batches of some steps to `deliver`, each one once and in order. Ends early if `deliver` returns
+    /// `None`, or if the caller `is_gone`, which is also checked between batches.
     fn batches(
         &self,
         asked: &Asked,
@@ -42,44 +43,46 @@ pub trait Source: Debug + Send + Sync {
     ) -> Result<()>;
 }
 
-/// A request to a [`Source`]: everything that decides which bytes batches have.
+/// A request to a [`Source`]: everything that determines the bytes of batches.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// The identity of the dataset, which is another one when a dataset is built anew at the same place.
+    /// The identity of the dataset, which changes if the dataset is built anew at the same location.
     pub identity: String,
-    /// The options, with a number of the snapshot and of streams.
+    /// The options, with the numbers of the snapshot and of the streams filled in.
     pub options: ReaderOptions,
-    /// The rank whose part of every step is asked for.
+    /// The rank whose part of every step is requested.
     pub rank: Rank,
 }
 
-/// Which batches are asked for.
+/// The requested batches.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// The epoch; 0 if all epochs have the same batches, so that equal batches have one name.
+    /// The epoch, or 0 if all epochs have the same batches, so that equal batches have one name.
     pub epoch: u64,
-    /// The epoch that the caller is in.
+    /// The epoch that the caller reads.
     pub pass: u64,
     /// The steps of the epoch.
     pub steps: Range<u64>,
-    /// Steps that are best computed together: at the ends of such a block, row groups are decoded of which only a part is
-    /// needed.
+    /// The recommended number of steps that are computed together. At the ends of such a block, row groups are
+    /// decoded of which only a part is needed.
     pub block_steps: u64,
-    /// The steps from which on a few row groups are read, and a name for these that every request has for them.
+    /// The first steps of runs of row groups, each with a name of the run. The name is equal in all requests that
+    /// read these row groups.
     pub row_groups: Vec<(u64, String)>,
-    /// About what a batch takes.
+    /// The approximate size of a batch in bytes.
     pub batch_bytes: u64,
-    /// Bytes that batches on their way may take here.
+    /// The memory limit, in bytes, of batches that are being transferred to this process.
     pub memory: u64,
 }
 
-/// Takes a batch, and says how long the caller has waited for batches; `None` if the caller is gone.
+/// A callback that takes a batch, and returns how long the caller has waited for batches so far, or `None` if the
+/// caller is gone.
 pub type Deliver<'a> = dyn FnMut(PackedBatch) -> Option<Duration> + Send + 'a;
 
-/// Whether the caller takes no more batches.
+/// A callback that returns whether the caller takes no more batches.
 pub type IsGone<'a> = dyn Fn() -> bool + 'a;
 
-/// Where a dataset is.
+/// The location of a dataset: storage, or a service.
 #[derive(Debug)]
 pub(crate) enum Location {
     Storage(Box<Storage>),

@@ -1,39 +1,39 @@
-//! Where the reader's time goes, summed over its threads.
+//! The time of the reader's stages, summed over its threads.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Figures that the reader's threads add to.
+/// Figures that the reader's threads update.
 #[derive(Debug, Default)]
 pub(super) struct Stages(Mutex<StageFigures>);
 
-/// Time by stage, summed over the reader's threads, and bytes.
+/// The time of each stage, summed over the reader's threads, and numbers of bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageFigures {
-    /// Comparing the bytes of columns with their checksums.
+    /// The time of comparing the bytes of columns with their checksums.
     pub verify_seconds: f64,
-    /// Reading byte ranges.
+    /// The time of reading byte ranges.
     pub read_seconds: f64,
-    /// Decompressing and decoding Parquet.
+    /// The time of decompressing and decoding Parquet.
     pub decode_seconds: f64,
-    /// Making tensors of decoded columns: offsets, inverse indices from nulls, interleaved floats.
+    /// The time of making tensors from decoded columns: offsets, inverse indices from nulls, interleaved floats.
     pub arrange_seconds: f64,
-    /// Cutting batches of exact size out of row groups.
+    /// The time of cutting batches of exact size out of row groups.
     pub cut_seconds: f64,
-    /// Finding duplicates or windows, or expanding.
+    /// The time of finding duplicates or windows, or of expanding rows.
     pub deduplicate_seconds: f64,
-    /// The preprocessing pipeline, and the check of ids.
+    /// The time of preprocessing, and of checking ids.
     pub preprocess_seconds: f64,
-    /// Bytes that were compared with their checksums.
+    /// The number of bytes that were compared with their checksums.
     pub bytes_verified: u64,
-    /// Bytes of columns that came from the storage, with those between them that one request covers.
+    /// The number of bytes that were read from storage, including bytes between columns that one request covers.
     pub bytes_read: u64,
 }
 
 impl StageFigures {
-    /// The time of all stages together.
+    /// Returns the total time of all stages.
     pub fn seconds(&self) -> Duration {
         let all = self.verify_seconds
             + self.read_seconds
@@ -45,17 +45,17 @@ impl StageFigures {
         Duration::try_from_secs_f64(all).unwrap_or_default()
     }
 
-    /// What was done since `earlier`, after what these figures say was done.
+    /// Returns the difference between these figures and the figures `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         self.with(earlier, |now, then| now - then, u64::saturating_sub)
     }
 
-    /// Both together.
+    /// Returns the sum of both figures.
     pub fn and(&self, other: &Self) -> Self {
         self.with(other, |a, b| a + b, u64::saturating_add)
     }
 
-    /// So many times as much.
+    /// Returns the figures multiplied by `factor`.
     pub fn scaled(&self, factor: f64) -> Self {
         self.with(self, |seconds, _| seconds * factor, |bytes, _| (bytes as f64 * factor) as u64)
     }

@@ -1,4 +1,5 @@
-//! One stream of an epoch: its row groups as they are decoded, and their samples in the order of the epoch.
+//! One stream of an epoch: receives row groups as they are decoded, and delivers their samples in the order of the
+//! epoch.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
@@ -16,32 +17,33 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Stream {
     order: StreamOrder,
-    /// Samples that it gives to a step.
+    /// The number of samples that the stream contributes to a step.
     pub(super) each: u64,
-    /// The next row group to decode, by its number in the order.
+    /// The index in the order of the next row group to decode.
     next: usize,
-    /// The next row group to arrive.
+    /// The index in the order of the next row group to arrive.
     arrived: usize,
     decoding: VecDeque<Promise<Decoded>>,
-    /// The samples in decoding.
+    /// The number of samples in decoding.
     coming: u64,
-    /// Sessions that others may come before.
+    /// Decoded sessions that sessions of later row groups may precede.
     held: BinaryHeap<Reverse<Session>>,
     held_samples: u64,
     ready: VecDeque<Piece>,
     ready_samples: u64,
-    /// Samples to leave out: those of steps before the first.
+    /// The number of samples to skip, because they belong to steps before the first one.
     skip: u64,
-    /// The files that are being read.
+    /// The files that are being read, with the number of their set.
     pub(super) current: Option<(usize, Arc<OpenFiles>)>,
-    /// Why nothing comes after what is in decoding: told once that is delivered, whatever the threads did first.
+    /// The error of the next row group. It is reported after everything in decoding is delivered, so that its place
+    /// does not depend on the timing of threads.
     pub(super) failed: Option<Error>,
 }
 
-/// Samples of a decoded row group.
+/// A range of samples of a decoded row group.
 type Piece = (Arc<Decoded>, Range<usize>);
 
-/// A session of a decoded row group, ordered by its key; by its place where keys are equal.
+/// A session of a decoded row group. Sessions are ordered by their keys, and by their places if keys are equal.
 #[derive(Debug)]
 struct Session {
     key: (u64, usize, usize),
@@ -69,7 +71,7 @@ impl Ord for Session {
 }
 
 impl Stream {
-    /// A stream that gives `each` samples to a step, from a step on.
+    /// Creates a stream that contributes `each` samples to a step, from `step` on.
     pub(super) fn new(order: StreamOrder, each: u64, step: u64) -> Self {
         let (first, skip) = order.find(step.saturating_mul(each).min(order.samples()));
         Self {
@@ -89,54 +91,54 @@ impl Stream {
         }
     }
 
-    /// All samples of the stream in the epoch.
+    /// Returns the number of samples of the stream in the epoch.
     pub(super) fn samples(&self) -> u64 {
         self.order.samples()
     }
 
-    /// The row groups that are still to be decoded, with the step that needs each first.
+    /// Returns the row groups that are still to be decoded, each with the first step that needs it.
     fn upcoming(&self) -> impl Iterator<Item = (u64, &Item)> {
         let starts = self.order.starts[self.next..].iter().map(|start| start / self.each);
         starts.zip(&self.order.items[self.next..])
     }
 
-    /// The row group to decode next.
+    /// Returns the row group to decode next.
     pub(super) fn next_item(&self) -> Option<Item> {
         self.order.items.get(self.next).copied()
     }
 
-    /// Samples that can be delivered now.
+    /// Returns the number of samples that can be delivered now.
     pub(super) fn ready(&self) -> u64 {
         self.ready_samples
     }
 
-    /// Samples that are decoded, or will be.
+    /// Returns the number of samples that are decoded or in decoding, and not delivered yet.
     pub(super) fn covered(&self) -> u64 {
         (self.ready_samples + self.held_samples + self.coming).saturating_sub(self.skip)
     }
 
-    /// Row groups in decoding.
+    /// Returns the number of row groups in decoding.
     pub(super) fn in_decoding(&self) -> usize {
         self.decoding.len()
     }
 
-    /// The next row group is being decoded.
+    /// Records that decoding of the next row group has begun.
     pub(super) fn began(&mut self, promise: Promise<Decoded>) {
         self.coming += self.order.items[self.next].samples;
         self.next += 1;
         self.decoding.push_back(promise);
     }
 
-    /// The row group that arrives next.
+    /// Takes the promise of the row group that arrives next.
     pub(super) fn take_decoding(&mut self) -> Option<Promise<Decoded>> {
         self.decoding.pop_front()
     }
 
-    /// Adds the row group that arrives next; what can be delivered then is ready.
+    /// Adds the row group that has arrived, and marks the samples that can now be delivered as ready.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if it has another number of samples than the epoch was planned with.
+    /// [`Error::Invariant`] if it has another number of samples than the plan of the epoch.
     pub(super) fn add(&mut self, decoded: Decoded) -> Result<()> {
         let item = self.order.items[self.arrived];
         let number = self.arrived;
@@ -160,7 +162,7 @@ impl Stream {
             let key = (self.order.key(number, session), number, session);
             self.held.push(Reverse(Session { key, piece: (Arc::clone(&decoded), rows) }));
         }
-        // Sessions of row groups that are still to come have keys from here on.
+        // Sessions of later row groups have keys of at least this value.
         let all = self.arrived == self.order.items.len();
         let settled = if all { u64::MAX } else { self.order.starts[self.arrived] };
         while self.held.peek().is_some_and(|Reverse(session)| session.key.0 < settled)
@@ -182,7 +184,7 @@ impl Stream {
         }
     }
 
-    /// Appends the next `count` samples to `pieces`; they are ready.
+    /// Appends the next `count` samples to `pieces`. They must be ready.
     pub(super) fn take(&mut self, count: u64, pieces: &mut Pieces) {
         let mut missing = count;
         while missing > 0 {
@@ -199,7 +201,7 @@ impl Stream {
     }
 }
 
-/// The files of some streams in the order in which they are needed.
+/// Returns the files of some streams in the order in which they are first needed.
 pub(super) fn files_by_first_use(streams: &[Stream]) -> VecDeque<usize> {
     let mut items: Vec<_> = streams
         .iter()

@@ -1,4 +1,4 @@
-//! The threads and the memory that the readers of a process share.
+//! The threads and the memory limit that the readers of a process share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,12 +14,12 @@ use crate::{Error, Result};
 /// The memory limit of [`Workers::of_machine`]: 1 GiB.
 pub const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
 
-/// The threads that decode, deduplicate and preprocess, and a limit on the memory for row groups and batches: one for
-/// all readers of a process, however many there are. A clone shares both.
+/// The threads that decode, deduplicate and preprocess, and a limit on the memory for row groups and batches. All
+/// readers of a process can share one instance; a clone shares both the threads and the limit.
 ///
-/// Where several epochs are read at once, each reads ahead within its share of the memory. An epoch always gets what it
-/// needs to go on, two row groups and a batch of each, even where the others hold the rest: only then can the sum be
-/// above the limit.
+/// If several epochs are read at the same time, each one reads ahead within its share of the memory. An epoch always
+/// gets the memory that it needs to proceed (two row groups per stream and a batch), even if other epochs hold the
+/// rest. Only in this case can the total exceed the limit.
 #[derive(Debug, Clone)]
 pub struct Workers {
     pub(super) pool: Arc<rayon::ThreadPool>,
@@ -28,15 +28,15 @@ pub struct Workers {
     known: Arc<Mutex<KnownDatasets>>,
 }
 
-/// What is known of files, by the location and the identity of their dataset.
+/// The known files of datasets, by location and identity of the dataset.
 type KnownDatasets = HashMap<(String, String), Weak<KnownFiles>>;
 
 impl Workers {
-    /// So many threads, and at most so many bytes.
+    /// Starts `threads` threads, and sets a limit of `memory_limit` bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for no threads, [`Error::Io`] if threads cannot be started.
+    /// [`Error::Fault`] for 0 threads, [`Error::Io`] if threads cannot be started.
     pub fn new(threads: usize, memory_limit: u64) -> Result<Self> {
         if threads == 0 {
             return Err(Error::options("cannot read with 0 threads", "take at least 1"));
@@ -44,7 +44,7 @@ impl Workers {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("onefold-read-{i}"))
-            // Whoever waits for what the task was to send finds out.
+            // The receiver of the task's result notices the panic.
             .panic_handler(|_| ())
             .build()
             .map_err(std::io::Error::other)?;
@@ -52,7 +52,7 @@ impl Workers {
         Ok(Self { pool, budget, cache: None, known: Arc::default() })
     }
 
-    /// All of the machine's threads and [`DEFAULT_MEMORY_LIMIT`].
+    /// Starts one thread per available core, with [`DEFAULT_MEMORY_LIMIT`].
     ///
     /// # Errors
     ///
@@ -61,17 +61,18 @@ impl Workers {
         Self::new(available_threads(), DEFAULT_MEMORY_LIMIT)
     }
 
-    /// The same threads with another limit on memory of its own.
+    /// Returns the same threads with a separate memory limit.
     pub fn with_memory_limit(&self, memory_limit: u64) -> Self {
         Self { budget: Budget::within(memory_limit), ..self.clone() }
     }
 
-    /// The same with a cache: what one reader decodes others need not decode again.
+    /// Returns the same workers with a cache, so that a column that one reader decodes is not decoded again by
+    /// others.
     pub fn with_cache(&self, cache: &Arc<Cache>) -> Self {
         Self { cache: Some(Arc::clone(cache)), ..self.clone() }
     }
 
-    /// What is known of a dataset's files, as long as some reader reads them.
+    /// Returns the known files of a dataset. They are kept as long as a reader uses them.
     pub(super) fn known_files(&self, storage: &Storage, dataset: &str) -> Arc<KnownFiles> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, files| files.strong_count() > 0);
@@ -81,12 +82,12 @@ impl Workers {
         files
     }
 
-    /// The number of threads.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
 
-    /// The limit on memory, in bytes.
+    /// Returns the limit on memory, in bytes.
     pub fn memory_limit(&self) -> u64 {
         self.budget.limit()
     }

@@ -4,25 +4,25 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// The scheme of a service without TLS, and of one with it.
+/// The schemes of services, and whether they use TLS.
 const SCHEMES: [(&str, bool); 2] = [("grpc://", false), ("grpcs://", true)];
 
-/// Where a dataset is read by a service: `grpc://HOST:PORT/DATASET`, where the dataset is a location as the workers read
-/// it, or a name that the master knows.
+/// The address of a dataset that a service reads: `grpc://HOST:PORT/DATASET`. DATASET is a location from the view of
+/// the workers, or a name that the master knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceAddress {
     /// `HOST:PORT` of the master.
     pub master: String,
-    /// Whether connections use TLS: the scheme is `grpcs`.
+    /// Whether connections use TLS, which the scheme `grpcs` selects.
     pub secure: bool,
-    /// What follows the host.
+    /// The part after `HOST:PORT/`.
     pub dataset: String,
-    /// Whether batches are compressed on the way: `?compression=zstd` follows the dataset.
+    /// Whether batches are compressed for the transfer, which `?compression=zstd` after the dataset selects.
     pub compressed: bool,
 }
 
 impl ServiceAddress {
-    /// The parts of a location; `None` if it is not that of a service.
+    /// Parses a location. Returns `None` if it is not the URL of a service.
     ///
     /// # Errors
     ///

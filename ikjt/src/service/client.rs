@@ -19,27 +19,27 @@ use super::security::Security;
 use super::waiting::Waiting;
 use crate::{Error, Result};
 
-/// How long a client waits for a service that does not answer when it opens a dataset.
+/// The time for which a client retries if a service does not answer while a dataset is opened.
 const OPENING: Duration = Duration::from_secs(15);
 
-/// How long a client waits for a service that has answered before: for a master or workers that start again.
+/// The time for which a client retries if a service answered before, so that a master or workers can restart.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The processes of a service, as a client knows them.
+/// A service from the view of a client.
 #[derive(Debug)]
 pub(super) struct Service {
     address: ServiceAddress,
     network: Network,
-    /// The dataset's location, as workers read it.
+    /// The dataset's location from the view of the workers.
     location: OnceLock<String>,
 }
 
 impl Service {
-    /// The service at `address`, once its master has answered.
+    /// Connects to the service at `address`, and waits for an answer of its master.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it does not answer, or not to this client.
+    /// [`Error::Fault`] if it does not answer, or refuses this client.
     pub(super) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
         let security = Security::of_environment()?;
         let service = Arc::new(Self {
@@ -53,17 +53,17 @@ impl Service {
         Ok(service)
     }
 
-    /// The dataset's location, as workers read it.
+    /// Returns the dataset's location from the view of the workers.
     pub(super) fn location(&self) -> &str {
         self.location.get().map_or("", String::as_str)
     }
 
-    /// `HOST:PORT` of the master.
+    /// Returns `HOST:PORT` of the master.
     pub(super) fn master(&self) -> &str {
         &self.address.master
     }
 
-    /// A snapshot of the dataset.
+    /// Returns a snapshot of the dataset.
     ///
     /// # Errors
     ///
@@ -73,11 +73,11 @@ impl Service {
         self.ask_a_worker(OPENING, &location.clone(), None, FindSnapshot { location, number })
     }
 
-    /// The statistics of the samples in some partitions of snapshot `number`.
+    /// Returns the statistics of the samples in some partitions of snapshot `number`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for what the worker says, and if the service does not answer.
+    /// [`Error::Fault`] for an error that the worker reports, and if the service does not answer.
     pub(super) fn statistics(
         self: &Arc<Self>,
         number: u64,
@@ -87,17 +87,17 @@ impl Service {
         self.ask_a_worker(OPENING, &location.clone(), None, FindStatistics { location, number, partitions })
     }
 
-    /// The samples of a job's row groups that sampling keeps in an epoch.
+    /// Returns the numbers of samples that sampling keeps in an epoch of a job.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for what the worker says, and if the service does not answer.
+    /// [`Error::Fault`] for an error that the worker reports, and if the service does not answer.
     pub(super) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
         let key = job.key();
         self.ask_a_worker(PATIENCE, &key, Some(job), CountSamples { job: key.clone(), epoch })
     }
 
-    /// Asks the master when a dataset is opened.
+    /// Asks the master until it answers, while a dataset is opened.
     fn ask_until_answered<Q: Question + Sync>(service: Arc<Self>, question: Q) -> Result<Q::Answer> {
         runtime::wait(async move {
             let waiting = service.waiting();
@@ -109,7 +109,7 @@ impl Service {
                     match service.ask_master(&question).await {
                         Ok(answer) => return Ok(answer),
                         Err(Failure::Final(error)) => return Err(error),
-                        // A server may close a connection before it says why it refuses a certificate.
+                        // A server may close a connection before it sends the reason why it refuses a certificate.
                         Err(Failure::Passing(cause)) if service.address.secure => {
                             tries.again(&waiting, master, cause.hint(TLS_HINT)).await?;
                         }
@@ -122,12 +122,12 @@ impl Service {
         })?
     }
 
-    /// Who waits, and for what.
+    /// Creates the log of this client's waiting.
     pub(super) fn waiting(&self) -> Waiting {
         Waiting::new(format!("the client of the preprocessing service at `{}`", self.master()))
     }
 
-    /// Asks whichever worker the master names for `key`; it hears of the job first if it does not know it.
+    /// Asks the worker that the master assigns to `key`. Sends the job first if the worker does not know it.
     fn ask_a_worker<Q: Question + Sync>(
         self: &Arc<Self>,
         patience: Duration,
@@ -177,7 +177,7 @@ impl Service {
         })?
     }
 
-    /// Asks a worker about a job, which is sent if the worker does not know it.
+    /// Asks a worker about a job. Sends the job first if the worker does not know it.
     async fn ask_about<Q: Question>(
         &self,
         worker: &str,
@@ -193,7 +193,7 @@ impl Service {
         }
     }
 
-    /// The batches that a worker sends; it hears of the job first if it does not know it.
+    /// Requests the batches of a ticket from a worker. Sends the job first if the worker does not know it.
     pub(super) async fn get(
         &self,
         worker: &str,
@@ -215,7 +215,7 @@ impl Service {
     }
 }
 
-/// Tries with growing pauses between them.
+/// Retries with growing pauses.
 #[derive(Debug)]
 pub(super) struct Tries {
     until: Instant,
@@ -229,7 +229,7 @@ impl Tries {
         Self { until: Instant::now() + patience, patience, pause: Duration::from_millis(20) }
     }
 
-    /// Starts anew after a success.
+    /// Restarts the time limit after a success.
     pub(super) fn succeeded(&mut self) {
         *self = Self::new(self.patience);
     }
@@ -238,7 +238,7 @@ impl Tries {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] with `cause`, what went wrong last, if the time is over.
+    /// [`Error::Fault`] with `cause`, the last error, if the time limit has passed.
     pub(super) async fn again(&mut self, waiting: &Waiting, master: &str, cause: Fault) -> Result<()> {
         waiting.because(cause.message.to_string());
         if Instant::now() + self.pause > self.until {
@@ -254,7 +254,7 @@ impl Tries {
     }
 }
 
-/// The error for a worker that knows nothing of a job right after it was told.
+/// Returns the error for a worker that does not know a job right after the job was sent to it.
 pub(super) fn unexpected() -> Error {
     let message = "a worker of the preprocessing service does not know the job that it was asked about";
     Error::Fault(Fault::new(Kind::Data, message))

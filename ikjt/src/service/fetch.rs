@@ -1,16 +1,16 @@
-//! The batches of an epoch, fetched from workers: each exactly once and in order, whatever becomes of workers and
-//! master.
+//! Fetches the batches of an epoch from workers: each batch exactly once and in order, even if workers or the master
+//! fail.
 //!
-//! An epoch is divided into **blocks** of steps. The client asks the master which worker computes a block, and that
-//! worker for its batches; it keeps several blocks on their way, so that several workers compute at the same time, and
-//! hands on the batches of the first one. Which bytes a batch has is decided by the job and its step alone. So the
-//! remedy for everything that can go wrong is the same: to ask another worker for what is missing.
+//! An epoch is divided into **blocks** of steps. The client asks the master which worker computes a block, and asks
+//! that worker for its batches. It requests several blocks at the same time, so that several workers compute in
+//! parallel, and delivers the batches of the first block. The bytes of a batch depend only on the job and the step.
+//! Therefore every failure has the same remedy: request the missing batches from another worker.
 //!
 //! ```text
-//!           first block                      further blocks, each from a worker of its own
+//!           first block                      further blocks from other workers
 //! caller ◀── batch │ batch │ batch ◀─ worker    batch │ batch ◀─ worker    batch │ batch ◀─ worker
-//!                     │ nothing comes for long:
-//!                     └─ the same steps from another worker; whichever is first is taken
+//!                     │ no batch arrives for long:
+//!                     └─ the same steps from another worker; the first answer is used
 //! ```
 
 use std::collections::VecDeque;
@@ -33,74 +33,78 @@ use super::waiting::Waiting;
 use crate::reader::{Deliver, IsGone};
 use crate::{Error, PackedBatch, Result};
 
-/// Batches of a block that must find room here, at least.
+/// The least number of batches of a block that must fit into this process's memory.
 const READY: u64 = 2;
 
-/// The bytes that a block on its way takes here at least, for batches of `batch_bytes`: batches that wait for their turn,
-/// one that arrives, and what the network holds.
+/// Returns the least memory in bytes that a requested block takes in this process, for batches of `batch_bytes`:
+/// batches that wait for delivery, one that arrives, and the network's buffers.
 pub(super) fn block_bytes(batch_bytes: u64) -> u64 {
     batch_bytes.saturating_mul(READY + 1).saturating_add(u64::from(BLOCK_WINDOW))
 }
 
-/// The unit in which room is counted: of bytes, a semaphore could not count enough.
+/// The unit in which memory is counted, in bytes, because a semaphore cannot count enough bytes.
 const ROOM_UNIT: usize = 1 << 10;
 
-/// Blocks that are on their way from each worker: it begins the next one while the client reads the one before.
+/// The number of blocks that are requested per worker, so that a worker begins the next block while the client reads
+/// the previous one.
 const BLOCKS_OF_WORKER: usize = 2;
 
-/// How often a client says how it fares.
+/// The interval of progress reports to the master.
 const REPORT: Duration = Duration::from_secs(1);
 
-/// How long a report may take.
+/// The time limit of a report.
 const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 
-/// How often it is seen whether the caller is gone.
+/// The interval of checking whether the caller is gone.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A worker that gives nothing for so long is a straggler, unless it has been faster than this before.
+/// The time without a batch after which a worker is a straggler, until the usual time between batches is known.
 const STRAGGLES_AFTER: Duration = Duration::from_secs(5);
 
 /// The least time after which a worker is a straggler.
 const LEAST_STRAGGLE: Duration = Duration::from_millis(500);
 
-/// How many times the usual time between batches makes a straggler.
+/// A worker is a straggler after this multiple of the usual time between batches.
 const STRAGGLE_FACTOR: u32 = 20;
 
-/// The same where batches always take seconds: a second worker would do all the work again.
+/// The multiple that applies if batches usually take seconds, because a second worker would repeat all the work.
 const SLOW_FACTOR: u32 = 3;
 
-/// The steps that are fetched.
+/// The steps to fetch.
 #[derive(Debug)]
 pub(super) struct Fetch {
     pub(super) service: Arc<Service>,
     pub(super) job: Arc<Job>,
     pub(super) epoch: u64,
-    /// The epoch that the caller is in: where all epochs have the same batches, these are of epoch 0.
+    /// The epoch that the caller reads. It differs from `epoch` if all epochs have the same batches, because these
+    /// are named epoch 0.
     pub(super) pass: u64,
     /// The steps to fetch.
     pub(super) steps: Range<u64>,
-    /// Steps of a block.
+    /// The number of steps of a block.
     pub(super) block_steps: u64,
-    /// The steps from which on a few row groups are read, and a name for these, in order.
+    /// The first steps of runs of row groups, each with the name of the run, in order.
     pub(super) row_groups: Vec<(u64, String)>,
-    /// Blocks that are on their way at the same time, at most.
+    /// The maximal number of blocks that are requested at the same time.
     pub(super) ahead: usize,
-    /// Bytes that each of them may take here. The more there is, the less workers wait for the turn of their blocks.
+    /// The memory in bytes that each of them may take in this process. More memory lets workers run further ahead.
     pub(super) block_bytes: u64,
 }
 
 impl Fetch {
-    /// A name for the row groups that are read at a step.
+    /// Returns the name of the run of row groups that a step reads.
     fn affinity(&self, step: u64) -> Option<String> {
         let after = self.row_groups.partition_point(|(start, _)| *start <= step);
         self.row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
     }
 
-    /// Fetches all batches, each of which goes to `deliver`; ends early if the caller does not go on, or `is_gone`.
+    /// Fetches all batches and passes each one to `deliver`. Ends early if `deliver` returns `None` or the caller
+    /// `is_gone`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for what a worker says about the job or its data, and if no batch comes for a long time.
+    /// [`Error::Fault`] for an error that a worker reports about the job or its data, and if no batch arrives for a
+    /// long time.
     pub(super) fn run(&self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
         let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
         let job = self.job.key();
@@ -121,7 +125,7 @@ fn ended_early(stream: &Stream) -> Fault {
     Fault::new(Kind::Storage, format!("the worker `{worker}` ended before its batches did"))
 }
 
-/// How a client fares.
+/// The progress of a client, which it reports to the master.
 struct ProgressReport {
     service: Arc<Service>,
     began: Instant,
@@ -134,20 +138,20 @@ impl ProgressReport {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A batch came.
+    /// Counts a batch that has arrived.
     fn got(&self, batch: &PackedBatch) {
         let mut state = self.state();
         state.samples += batch.places().size as u64;
         state.bytes += batch.memory().len() as u64;
     }
 
-    /// The state to report now.
+    /// Returns the state to report now.
     fn now(&self) -> ClientState {
         ClientState { seconds: self.began.elapsed().as_secs_f64(), ..self.state().clone() }
     }
 
-    /// Reports to the master once a second, also while its caller evaluates or writes a checkpoint.
-    /// A report that fails is not sent again.
+    /// Reports to the master once a second, including while the caller evaluates or writes a checkpoint. Does not
+    /// repeat a report that fails.
     async fn report(self: Arc<Self>) {
         loop {
             tokio::time::sleep(REPORT).await;
@@ -160,7 +164,7 @@ impl ProgressReport {
     }
 }
 
-/// Ends a task when it is dropped.
+/// Aborts a task when it is dropped.
 struct Ending(AbortHandle);
 
 impl Drop for Ending {
@@ -172,14 +176,14 @@ impl Drop for Ending {
 /// An epoch that is being fetched.
 struct Running<'a> {
     fetch: &'a Fetch,
-    /// The client's name, of this epoch alone.
+    /// The client's name, which is unique to this epoch.
     name: String,
     /// The key of the job.
     job: String,
     progress: Arc<ProgressReport>,
-    /// Blocks that keep all workers busy.
+    /// The number of requested blocks that keeps all workers busy.
     ahead: usize,
-    /// How long a batch that was waited for took, in the mean of the last ones.
+    /// The moving average of the time to wait for a batch.
     usual: Option<Duration>,
 }
 
@@ -197,7 +201,7 @@ impl Running<'_> {
             () = gone => Ok(()),
         };
         drop(reporting);
-        // Otherwise the master would find out some seconds later.
+        // Reports the end, which the master would otherwise notice only some seconds later.
         let state = ClientState { ended: true, ..progress.now() };
         let _ = tokio::time::timeout(REPORT, progress.service.ask_master(&state)).await;
         ended
@@ -223,7 +227,7 @@ impl Running<'_> {
         }
     }
 
-    /// Asks for the batches of a block, from a step on.
+    /// Requests the batches of a block from the step `from` on.
     fn open(&self, block: &Range<u64>, from: u64, avoid: Vec<String>) -> Stream {
         let Fetch { service, job, epoch, .. } = self.fetch;
         let block = Block { job: self.job.clone(), epoch: *epoch, steps: block.clone() };
@@ -235,7 +239,7 @@ impl Running<'_> {
         Stream::open(service, job, lease, ticket, room)
     }
 
-    /// Hands on the batches of a block from a step on; whether the caller goes on.
+    /// Delivers the batches of a block from the step `from` on. Returns whether the caller wants more.
     async fn block(
         &mut self,
         block: &Range<u64>,
@@ -249,7 +253,7 @@ impl Running<'_> {
         let (fetch, progress) = (self.fetch, Arc::clone(&self.progress));
         let (waiting, master) = (&progress.waiting, fetch.service.master());
         waiting.because(sources.reason());
-        // When a worker was last asked, or gave something.
+        // The time of the last request to a worker or of the last batch.
         let mut since = Instant::now();
         while step < block.end {
             let asked = Instant::now();
@@ -296,7 +300,7 @@ impl Running<'_> {
         Ok(true)
     }
 
-    /// The time after which a worker is a straggler.
+    /// Returns the time without a batch after which a worker is a straggler.
     fn straggles_after(&self) -> Duration {
         let of_usual = |usual: Duration| {
             let most = STRAGGLES_AFTER.max(SLOW_FACTOR * usual);
@@ -305,31 +309,32 @@ impl Running<'_> {
         self.usual.map_or(STRAGGLES_AFTER, of_usual)
     }
 
-    /// A batch was waited for.
+    /// Updates the average time to wait for a batch.
     fn took(&mut self, time: Duration) {
         self.usual = Some(self.usual.map_or(time, |usual| (usual * 7 + time) / 8));
     }
 }
 
-/// Where the batches of a block come from: one worker, and another one if the first gives nothing.
+/// The sources of a block's batches: one worker, and a second one if the first is a straggler.
 struct Sources {
     first: Stream,
     second: Option<Stream>,
 }
 
-/// What comes next.
+/// The next event.
 enum Next {
     Batch(Result<(u64, PackedBatch), Failure>),
-    /// Why it takes long.
+    /// A worker's reason for a delay.
     Notice(Notice),
-    /// Nothing came for long.
+    /// Nothing arrived within the time limit.
     Nothing,
     /// One of two workers failed.
     OneFailed,
 }
 
 impl Sources {
-    /// What comes first from either; the other one is given up then. Of one that failed the other one is left.
+    /// Returns the first event of either worker. If it is a batch, the other worker is given up; if it is a failure,
+    /// the other worker remains.
     async fn next(&mut self, patience: Duration) -> Next {
         let Some(second) = &mut self.second else {
             return match tokio::time::timeout(patience, self.first.next()).await {
@@ -359,7 +364,7 @@ impl Sources {
         }
     }
 
-    /// The reason for waiting, for people.
+    /// Returns the reason for waiting, for people.
     fn reason(&self) -> String {
         match self.first.worker() {
             Some(worker) => format!("the worker `{worker}` has not given the next batch yet"),
@@ -367,7 +372,7 @@ impl Sources {
         }
     }
 
-    /// The workers that are asked.
+    /// Returns the workers that were asked.
     fn workers(&self) -> Vec<String> {
         let streams = [Some(&self.first), self.second.as_ref()];
         streams.into_iter().flatten().filter_map(Stream::worker).collect()
@@ -383,16 +388,17 @@ enum Came {
 /// A message of a worker, or the failure that ended the connection.
 type Received = Result<Came, Failure>;
 
-/// Batches on their way from one worker.
+/// The batches that one worker sends.
 struct Stream {
-    /// With the room that each takes until its turn comes.
+    /// The received batches, each with the memory that it reserves until it is delivered.
     batches: mpsc::UnboundedReceiver<(Received, Option<OwnedSemaphorePermit>)>,
     worker: Arc<OnceLock<Leased>>,
     _task: Ending,
 }
 
 impl Stream {
-    /// Asks the master for a worker, and the worker for batches, which may take `room` bytes and those of one batch.
+    /// Asks the master for a worker, and the worker for batches. Received batches may take `room` bytes, or the size
+    /// of one batch if it is larger.
     fn open(service: &Arc<Service>, job: &Arc<Job>, lease: Lease, ticket: Ticket, room: u64) -> Self {
         let (sender, batches) = mpsc::unbounded_channel();
         let worker = Arc::new(OnceLock::new());
@@ -408,17 +414,17 @@ impl Stream {
     }
 
     async fn next(&mut self) -> Option<Received> {
-        // What has its turn gives its room to the next.
+        // Dropping the permit releases the memory of the batch for the next ones.
         self.batches.recv().await.map(|(received, _)| received)
     }
 
-    /// The worker, once the master has named one.
+    /// Returns the worker, if the master has assigned one.
     fn worker(&self) -> Option<String> {
         self.worker.get().map(|leased| leased.worker.clone())
     }
 }
 
-/// Where received batches go.
+/// The receiving end's queue of batches, and its memory limit in units of [`ROOM_UNIT`].
 struct Batches {
     room: usize,
     sender: mpsc::UnboundedSender<(Received, Option<OwnedSemaphorePermit>)>,
@@ -452,7 +458,7 @@ async fn receive(
     Ok(())
 }
 
-/// The batch of a message and its step, or a notice.
+/// Decodes a message to a batch and its step, or to a notice.
 fn came(message: FlightData) -> Result<Came, Failure> {
     if !message.data_header.is_empty() {
         let notice = serde_json::from_slice(&message.data_header);

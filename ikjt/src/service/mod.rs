@@ -1,9 +1,9 @@
-//! The client of the preprocessing service: a reader's batches come from its workers. The service itself is
-//! `onefold-serve`.
+//! The client of the preprocessing service: a reader receives its batches from the service's workers. The service
+//! itself is `onefold-serve`.
 //!
-//! A [`Reader`](crate::Reader) that is opened with the URL of a service does what any reader does, but for what needs the
-//! dataset's files: the service is its [source](crate::reader::Source) of snapshots and of batches. Options, pipelines
-//! and positions are checked and steps are counted by the same code in this process.
+//! A [`Reader`](crate::Reader) that is opened with the URL of a service behaves like any other reader, but does not
+//! read the dataset's files: the service is its [source](crate::reader::Source) of snapshots and batches. This
+//! process checks options, pipelines and positions and counts steps with the same code as other readers.
 
 mod address;
 mod client;

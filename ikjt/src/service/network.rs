@@ -1,4 +1,4 @@
-//! Connections to the processes of a service.
+//! Network connections to the processes of a service.
 
 use std::collections::HashMap;
 use std::error::Error as _;
@@ -18,28 +18,28 @@ use super::protocol::{MOST_MESSAGE_BYTES, Question, Ticket};
 use super::security::{Credentials, Security};
 use crate::{Error, Result};
 
-/// How long a process may take to accept a connection.
+/// The time limit for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How often an open connection is tried, and how long the answer may take: a host that is gone, or a process that was
-/// stopped, is noticed so.
+/// The interval and the time limit of keep-alive pings. They detect a host that is gone or a process that was
+/// stopped.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// How long one question may take; to read a snapshot takes longest.
+/// The time limit of a question. Reading a snapshot takes longest.
 const QUESTION: Duration = Duration::from_secs(120);
 
-/// What a worker may send of one block before the client reads it, so that a batch does not wait for the answer to the
-/// one before.
+/// The flow-control window of one block in bytes. A worker may send this much before the client reads it, so that a
+/// batch does not wait for the acknowledgment of the previous one.
 pub(super) const BLOCK_WINDOW: u32 = 4 << 20;
 
-/// What a worker may send of all blocks: no less than gRPC can say. The client reads blocks in their order, so those
-/// that come later must never use up what the first one needs.
+/// The flow-control window of all blocks of a connection in bytes, the maximum of gRPC. The client reads blocks in
+/// order, so later blocks must never use up the window that the first one needs.
 const CONNECTION_WINDOW: u32 = i32::MAX as u32;
 
-/// The parts into which HTTP/2 cuts a message: its default, 16 KiB, took twice the processor time of the rest.
+/// The size of HTTP/2 frames in bytes. The default of 16 KiB took twice the processor time of everything else.
 const FRAME_BYTES: u32 = 1 << 20;
 
-/// What a message may have beside a batch.
+/// The maximal size of a message besides its batch, in bytes.
 const HEADER_BYTES: usize = 64 << 20;
 
 /// Usual causes of a failed TLS connection.
@@ -49,27 +49,27 @@ pub(super) const TLS_HINT: &str = "`ONEFOLD_TLS_AUTHORITY` must name the certifi
 
 type Client = FlightServiceClient<InterceptedService<Channel, Credentials>>;
 
-/// Why a request failed.
+/// The reason why a request failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// It would fail again.
+    /// An error that would occur again.
     Final(Error),
-    /// It may succeed later, or elsewhere.
+    /// An error that may not occur later or with another worker.
     Passing(Fault),
-    /// The worker does not know the job: it was started again, or has forgotten it.
+    /// The worker does not know the job, because it was restarted or has evicted the job.
     UnknownJob,
 }
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let message = describe(&status);
-        // A status that a process sent has no cause here.
+        // Only a local failure has a source; a status that a process sent has none.
         let is_of_connection = status.source().is_some();
         if is_of_connection && (message.contains("certificate") || message.contains("received fatal alert")) {
             let message = format!("cannot connect to the preprocessing service with TLS: {message}");
             return Self::Final(Error::Fault(Fault::new(Kind::Options, message).hint(TLS_HINT)));
         }
-        // A process of the service sends the fault with the status; a failed connection has none.
+        // A process of the service sends a fault in the details of the status; a failed connection has no details.
         let fault = |kind| {
             let sent = serde_json::from_slice(status.details()).ok();
             sent.unwrap_or_else(|| Fault::new(kind, message))
@@ -89,7 +89,7 @@ impl From<Status> for Failure {
 }
 
 impl Failure {
-    /// The same failure, which names the worker if its storage or its memory is the cause: its operator can act.
+    /// Adds the worker's name to a failure of its storage or memory, because the worker's operator must act.
     pub(super) fn of_worker(self, worker: &str) -> Self {
         let named = |fault: Fault| match fault.kind {
             Kind::Storage => fault.within(&format!("the worker `{worker}`")),
@@ -103,7 +103,7 @@ impl Failure {
     }
 }
 
-/// The message of a status, with its causes: those of a failed connection say why.
+/// Returns the message of a status with its causes, which explain failed connections.
 fn describe(status: &Status) -> String {
     let mut message = status.message().to_owned();
     let mut source = status.source();
@@ -117,7 +117,7 @@ fn describe(status: &Status) -> String {
     message
 }
 
-/// Connections to processes, by their addresses.
+/// Connections to processes, by address.
 #[derive(Debug)]
 pub struct Network {
     credentials: Credentials,
@@ -127,7 +127,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// No connection yet; `secure` says whether connections use TLS.
+    /// Creates a network without connections. `secure` says whether connections use TLS.
     ///
     /// # Errors
     ///
@@ -137,13 +137,13 @@ impl Network {
         Ok(Self { credentials: security.credentials()?, tls, compressed: false, channels: Mutex::default() })
     }
 
-    /// The same, with messages to this process compressed or not: by zstd, which a batch's ids make worth its time where
-    /// the network is slow.
+    /// Sets whether messages to this process are compressed with zstd. Compression of ids saves time if the network
+    /// is slow.
     pub fn compressed(self, compressed: bool) -> Self {
         Self { compressed, ..self }
     }
 
-    /// A client of the process at `host`.
+    /// Returns a client of the process at `host`.
     fn client(&self, host: &str) -> Result<Client> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let channel = match channels.get(host) {
@@ -160,7 +160,7 @@ impl Network {
         Ok(if self.compressed { client.accept_compressed(CompressionEncoding::Zstd) } else { client })
     }
 
-    /// A connection, which is made when it is first needed, and again when it broke.
+    /// Creates a connection, which is established on first use and re-established after a failure.
     fn channel(&self, host: &str) -> Result<Channel> {
         let wrong = |error: tonic::transport::Error| {
             let message = match error.source() {
@@ -183,16 +183,16 @@ impl Network {
             .max_frame_size(FRAME_BYTES)
             .initial_stream_window_size(BLOCK_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW);
-        // Hyper's connections start tasks where they are made.
+        // Hyper starts tasks on the current runtime.
         let _entered = runtime::handle()?.enter();
         Ok(endpoint.connect_lazy())
     }
 
-    /// Asks the process at `host`, as `HOST:PORT`.
+    /// Asks the process at `host`, which is `HOST:PORT`.
     ///
     /// # Errors
     ///
-    /// A [`Failure`].
+    /// A [`Failure`] of the connection or of the process.
     pub async fn ask<Q: Question>(&self, host: &str, question: &Q) -> Result<Q::Answer, Failure> {
         let body = serde_json::to_vec(question).map_err(|error| malformed("a question", &error))?;
         let action = Action::new(Q::ACTION, body);
@@ -211,7 +211,7 @@ impl Network {
         serde_json::from_slice(&answer).map_err(|error| malformed("an answer", &error))
     }
 
-    /// The batches that the worker at `host` sends.
+    /// Requests the batches of a ticket from the worker at `host`.
     pub(super) async fn get(&self, host: &str, ticket: &Ticket) -> Result<Streaming<FlightData>, Failure> {
         let body = serde_json::to_vec(ticket).map_err(|error| malformed("a ticket", &error))?;
         let ticket = FlightTicket { ticket: body.into() };
@@ -220,7 +220,7 @@ impl Network {
     }
 }
 
-/// The error for something that is not what its sender's version writes.
+/// Returns the failure for a message that does not have the expected format.
 pub(super) fn malformed(what: &str, error: &dyn std::fmt::Display) -> Failure {
     let message = format!("{what} of the preprocessing service cannot be read: {error}");
     Failure::Final(Error::Fault(Fault::new(Kind::Data, message)))

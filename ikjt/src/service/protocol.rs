@@ -1,8 +1,8 @@
 //! Messages between the client, the master and the workers of a preprocessing service.
 //!
-//! It is Arrow Flight: questions and answers are the JSON bodies of `DoAction`, and batches are the messages of
-//! `DoGet`, one message a batch. A message's metadata is a [`BatchHeader`], and its body is the memory of a
-//! [`PackedBatch`](crate::PackedBatch), as it is or with narrow ids.
+//! The protocol is Arrow Flight. Questions and answers are JSON bodies of `DoAction`. Batches are messages of
+//! `DoGet`, one message per batch: its metadata is a [`BatchHeader`], and its body is the memory of a
+//! [`PackedBatch`](crate::PackedBatch), unchanged or with narrow ids.
 
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use serde::de::DeserializeOwned;
@@ -13,62 +13,62 @@ pub use crate::cache::Block;
 use crate::preprocess::PreprocessConfig;
 use crate::{Places, Rank, ReaderOptions};
 
-/// The version of this program, for people.
+/// The version of this program, for display.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The version of these messages. Processes with another one do not understand each other: raise it with every change
-/// of a message that old programs cannot read, or of which old programs lack a part.
+/// The version of these messages. Processes with different versions cannot communicate. Increase it with every change
+/// of a message that old programs cannot read, or that requires parts that old programs do not send.
 pub const PROTOCOL: &str = "2";
 
-/// The metadata in which every request names its sender's [`PROTOCOL`].
+/// The metadata key under which every request sends its sender's [`PROTOCOL`].
 pub const PROTOCOL_KEY: &str = "onefold-protocol";
 
-/// The version of what decides the bytes of batches: the order of samples, deduplication, the operators of
-/// preprocessing, the packed form. Raise it with every change of the bytes of any batch. The batches of an epoch come
-/// from workers with the client's own version, so a service can be upgraded one worker after the other.
+/// The version of everything that determines the bytes of batches: the order of samples, deduplication, the operators
+/// of preprocessing, the packed form. Increase it with every change of the bytes of any batch. Clients receive
+/// batches only from workers with their own version, so the workers of a service can be upgraded one by one.
 pub const SAME_BYTES: u32 = 2;
 
-/// The most bytes of a message, and so of a batch: gRPC itself ends at 2 GiB.
+/// The maximal size of a message in bytes, and thereby of a batch. The limit of gRPC is 2 GiB.
 pub const MOST_MESSAGE_BYTES: usize = 1 << 30;
 
-/// The bytes of one of the messages into which long answers are divided.
+/// The size in bytes of the messages into which long answers are split.
 pub const ANSWER_BYTES: usize = 1 << 20;
 
-/// A question that a process answers.
+/// A question that a process of the service answers.
 pub trait Question: Serialize + DeserializeOwned + Send + 'static {
-    /// The type of the action.
+    /// The action type of the Flight protocol.
     const ACTION: &'static str;
-    /// The answer.
+    /// The type of the answer.
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 }
 
-/// To the master: which dataset is meant, by a name or a location.
+/// Asks the master to resolve a dataset, given by a name or a location.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
-    /// The text behind the host in a client's URL.
+    /// The part of a client's URL after the host.
     pub dataset: String,
 }
 
 impl Question for Open {
     const ACTION: &'static str = "open";
-    /// The location of the dataset, as workers read it.
+    /// The location of the dataset from the view of the workers.
     type Answer = String;
 }
 
-/// To the master: which worker answers for something. Equal keys have the same worker as long as it lives, so that
-/// what it has computed for one client is there for the next.
+/// Asks the master for a worker. Equal keys get the same worker as long as it lives, so that its results for one
+/// client can be reused for the next.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lease {
     /// The key of the request: a [block](Block::key), or the job or dataset that a question is about.
     pub key: String,
-    /// Equal for blocks of other jobs that read the same row groups: they are best computed by one
-    /// worker, which then decodes them once.
+    /// A name that is equal for blocks of other jobs that read the same row groups. One worker should compute such
+    /// blocks, because it then decodes the row groups once.
     pub affinity: Option<String>,
-    /// Workers that did not give it.
+    /// The workers that failed to answer this request before.
     pub avoid: Vec<String>,
     /// The client that reads blocks, and its progress.
     pub client: Option<ClientState>,
-    /// The client's [`SAME_BYTES`]: only workers with the same one are named.
+    /// The client's [`SAME_BYTES`]. The master assigns only workers with the same value.
     pub same_bytes: u32,
 }
 
@@ -77,62 +77,62 @@ impl Question for Lease {
     type Answer = Leased;
 }
 
-/// The worker that answers for something.
+/// The worker that the master assigned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leased {
-    /// Its address: `HOST:PORT`.
+    /// The worker's address: `HOST:PORT`.
     pub worker: String,
-    /// All workers that there are.
+    /// The number of workers of the service.
     pub workers: usize,
 }
 
-/// To the master: the progress of a client, also while it has no block to ask for.
+/// Reports the progress of a client to the master, including while it requests no blocks.
 impl Question for ClientState {
     const ACTION: &'static str = "client";
     type Answer = ();
 }
 
-/// A client as the master sees it.
+/// The state of a client that the master knows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientState {
-    /// A random name.
+    /// The client's random name.
     pub client: String,
-    /// The [key](Job::key) of its job.
+    /// The [key](Job::key) of the client's job.
     pub job: String,
     /// The dataset's location.
     pub dataset: String,
-    /// Samples that it has received.
+    /// The number of samples that it has received.
     pub samples: u64,
-    /// Bytes that it has received.
+    /// The number of bytes that it has received.
     pub bytes: u64,
-    /// Seconds since it began.
+    /// The seconds since it began.
     pub seconds: f64,
-    /// Seconds of them in which its caller waited for a batch.
+    /// The part of these seconds in which its caller waited for a batch.
     pub waited_seconds: f64,
-    /// Whether it reads no more.
+    /// Whether it has finished reading.
     pub ended: bool,
 }
 
 impl ClientState {
-    /// A client that has received nothing yet.
+    /// Creates the state of a client that has received nothing yet.
     pub fn new(client: String, job: String, dataset: String) -> Self {
         Self { client, job, dataset, samples: 0, bytes: 0, seconds: 0.0, waited_seconds: 0.0, ended: false }
     }
 }
 
 impl Block {
-    /// The block's key in a [`Lease`].
+    /// Returns the block's key in a [`Lease`].
     pub fn key(&self) -> String {
         format!("{}/{}/{}", self.job, self.epoch, self.steps.start)
     }
 }
 
-/// To a worker: the snapshot of a dataset.
+/// Asks a worker for a snapshot of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindSnapshot {
     /// The dataset's location.
     pub location: String,
-    /// The number of the snapshot; the newest one if `None`.
+    /// The number of the snapshot, or `None` for the newest one.
     pub number: Option<u64>,
 }
 
@@ -141,7 +141,7 @@ impl Question for FindSnapshot {
     type Answer = Snapshot;
 }
 
-/// To a worker: the statistics of samples of a dataset.
+/// Asks a worker for the statistics of samples of a dataset.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FindStatistics {
     /// The dataset's location.
@@ -157,26 +157,26 @@ impl Question for FindStatistics {
     type Answer = SampleStatistics;
 }
 
-/// The job of a client: everything that decides which bytes its batches have.
+/// The job of a client: everything that determines the bytes of its batches.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
     /// The location of the dataset.
     pub dataset: String,
-    /// The identity of the dataset, which is another one when a dataset is built anew at the same place.
+    /// The identity of the dataset, which changes if the dataset is built anew at the same location.
     pub identity: String,
-    /// How it is read. The snapshot is one with a number, and so are the streams.
+    /// The options of reading, with the numbers of the snapshot and of the streams filled in.
     pub options: ReaderOptions,
     /// The rank whose part of each step is read.
     pub rank: Rank,
 }
 
 impl Job {
-    /// A name for the job, the same for jobs of equal batches: a part of the SHA-256 of what decides their bytes. Where
-    /// the text of the pipeline came from, and its comments, do not.
+    /// Returns the name of the job: a prefix of the SHA-256 of everything that determines the bytes of its batches.
+    /// Jobs with equal batches have the same name. The path of the pipeline file and its comments do not matter.
     ///
     /// # Panics
     ///
-    /// Never: the parts of a job can be written as JSON.
+    /// Never, because the parts of a job can always be written as JSON.
     pub fn key(&self) -> String {
         let Self { dataset, identity, options, rank } = self;
         let pipeline = options.preprocess.as_ref().map(PreprocessConfig::content);
@@ -188,7 +188,7 @@ impl Job {
     }
 }
 
-/// To a worker: a job that blocks of will be asked for.
+/// Sends a job to a worker, before blocks of it are requested.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Define {
     /// The job.
@@ -198,7 +198,7 @@ pub struct Define {
 }
 
 impl Define {
-    /// The definition of a job by this program.
+    /// Creates the definition of a job with the version of this program.
     pub fn of(job: &Job) -> Self {
         Self { job: job.clone(), same_bytes: SAME_BYTES }
     }
@@ -209,12 +209,12 @@ impl Question for Define {
     type Answer = ();
 }
 
-/// To a worker: the samples that sampling leaves.
+/// Asks a worker for the numbers of samples after sampling.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountSamples {
     /// The [key](Job::key) of the job.
     pub job: String,
-    /// The epoch, in which sampling may leave other samples than in another one.
+    /// The epoch. Sampling may keep other samples in other epochs.
     pub epoch: u64,
 }
 
@@ -223,46 +223,48 @@ impl Question for CountSamples {
     type Answer = SampleCounts;
 }
 
-/// The samples of the parts of row groups that each stream of the job reads, in the order of the files.
+/// The numbers of samples of the parts of row groups that each stream of the job reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
-    /// The samples after sampling; `None` if nothing samples.
+    /// The numbers of samples after sampling, `[streams][parts]` in the order of the files, or `None` without
+    /// sampling.
     pub sampled: Option<Vec<Vec<u64>>>,
 }
 
-/// The ticket of a `DoGet`: the batches of a block that a worker sends.
+/// The ticket of a `DoGet`, which requests batches of a block from a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
     /// The block.
     pub block: Block,
     /// The first step to send.
     pub from: u64,
-    /// The name of the client's [state](ClientState): a worker lets clients of equal jobs go on side by side.
+    /// The name of the client's [state](ClientState). A worker uses it to keep clients of equal jobs within a window of
+    /// blocks.
     pub client: String,
-    /// The epoch that the client is in, also where all epochs have the same batches and the block's is 0: a client in
-    /// another one is not waited for.
+    /// The epoch that the client reads, even if all epochs have the same batches and the block has epoch 0. A worker
+    /// does not wait for clients in another epoch.
     pub pass: u64,
 }
 
-/// Where a batch would be, the reason why it takes long: the `data_header` of a message that is no batch.
+/// The reason for a delay, sent instead of a batch in the `data_header` of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notice {
-    /// Words that can follow "the client waits because ".
+    /// A text that can follow "the client waits because ".
     pub reason: String,
-    /// Whether another worker would not give the batch earlier: a client of an equal job is waited for.
+    /// Whether another worker would not be faster, because the delay is caused by a client of an equal job.
     pub waits_for_client: bool,
 }
 
-/// The header of a batch.
+/// The header of a batch, in the metadata of its message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchHeader {
     /// The step of the epoch.
     pub step: u64,
-    /// The XXH3 of the body.
+    /// The XXH3 hash of the body.
     pub checksum: u64,
     /// Whether the body's ids have [32 bits](crate::SentBatch::narrow).
     pub narrow: bool,
-    /// Where the parts of the batch stand in the body.
+    /// The places of the batch's parts in the body.
     pub places: Places,
 }
 

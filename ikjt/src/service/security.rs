@@ -1,4 +1,4 @@
-//! Credentials of a process: certificates, and a token.
+//! The credentials of a client: certificates and a token.
 
 use std::env;
 use std::path::PathBuf;
@@ -11,32 +11,32 @@ use tonic::{Request, Status};
 use super::protocol::{PROTOCOL, PROTOCOL_KEY};
 use crate::{Error, Result};
 
-/// The environment's names for what a client shows and accepts.
+/// The environment variables with a client's credentials.
 const AUTHORITY: &str = "ONEFOLD_TLS_AUTHORITY";
 const CERTIFICATE: &str = "ONEFOLD_TLS_CERTIFICATE";
 const KEY: &str = "ONEFOLD_TLS_KEY";
 const TOKEN: &str = "ONEFOLD_TOKEN";
 
-/// Credentials that a client of a service sends and accepts. They come from the environment, as an object store's
-/// credentials do.
+/// The credentials that a client of a service sends, and the certificate authority that it accepts. They come from
+/// the environment, like the credentials of object stores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Security {
-    /// The certificate of the authority that signed the servers' ones (PEM).
+    /// The certificate of the authority that signed the servers' certificates (PEM).
     pub authority: Option<Vec<u8>>,
-    /// This process's certificate and its private key (PEM), if servers ask for one.
+    /// This process's certificate and private key (PEM), if servers require a client certificate.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The token that proves that the client may read.
+    /// The token that authorizes the client to read.
     pub token: Option<String>,
 }
 
 impl Security {
-    /// What the environment says: the variables `ONEFOLD_TLS_AUTHORITY`, `ONEFOLD_TLS_CERTIFICATE` and
-    /// `ONEFOLD_TLS_KEY` name PEM files, `ONEFOLD_TOKEN` is a token.
+    /// Reads the credentials from the environment. The variables `ONEFOLD_TLS_AUTHORITY`, `ONEFOLD_TLS_CERTIFICATE`
+    /// and `ONEFOLD_TLS_KEY` name PEM files; `ONEFOLD_TOKEN` is the token.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] for a file that cannot be read, [`Error::Fault`] for a certificate without a key, or a key
-    /// without a certificate.
+    /// [`Error::Io`] for a file that cannot be read, [`Error::Fault`] if only one of the certificate and the key is
+    /// given.
     pub fn of_environment() -> Result<Self> {
         let file = |name: &str| env::var_os(name).map(|path| fs_err::read(PathBuf::from(path))).transpose();
         let identity = match (file(CERTIFICATE)?, file(KEY)?) {
@@ -52,7 +52,7 @@ impl Security {
         Ok(Self { authority: file(AUTHORITY)?, identity, token: env::var(TOKEN).ok() })
     }
 
-    /// How connections are encrypted.
+    /// Returns the TLS configuration of connections.
     pub(super) fn tls(&self) -> ClientTlsConfig {
         let mut tls = ClientTlsConfig::new();
         if let Some(authority) = &self.authority {
@@ -64,11 +64,11 @@ impl Security {
         tls
     }
 
-    /// What every request says.
+    /// Returns the headers of every request.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a token with other characters than visible ASCII.
+    /// [`Error::Fault`] for a token with characters other than visible ASCII.
     pub(super) fn credentials(&self) -> Result<Credentials> {
         let token = self.token.as_ref().map(|token| format!("Bearer {token}").parse()).transpose();
         let token = token.map_err(|_| {
@@ -81,7 +81,7 @@ impl Security {
     }
 }
 
-/// Headers of a client's requests: the version of its messages, and its token.
+/// The headers of a client's requests: the version of its messages, and its token.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     token: Option<MetadataValue<Ascii>>,

@@ -1,4 +1,4 @@
-//! A service as the source of a reader's batches.
+//! The source of a reader's batches that requests them from a service.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,15 +12,17 @@ use super::protocol::Job;
 use crate::Result;
 use crate::reader::{Asked, Deliver, IsGone, Source, Wanted};
 
-/// Blocks that are on their way at the same time, at most: as many workers can compute for one client.
+/// The maximal number of blocks that one client requests at the same time, and thereby of workers that compute for
+/// it.
 const MOST_BLOCKS: u64 = 16;
 
-/// The service at `location`, once its master has answered; `None` if it is not the location of a service.
+/// Connects to the service at `location`, and waits for an answer of its master. Returns `None` if it is not the
+/// location of a service.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`](crate::Error::Fault) for a location that lacks something, and if the master does not answer, or not
-/// to this client.
+/// [`Error::Fault`](crate::Error::Fault) for an incomplete location, and if the master does not answer or refuses
+/// this client.
 pub fn connect(location: &Path) -> Result<Option<Arc<dyn Source>>> {
     Ok(match ServiceAddress::parse(location)? {
         Some(address) => Some(Arc::new(Served(Service::connect(address)?))),

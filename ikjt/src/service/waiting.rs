@@ -4,19 +4,19 @@ use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A client that has waited for so long says why.
+/// The time of waiting after which a client reports the reason.
 const LONG: Duration = Duration::from_secs(4);
 
-/// How often it says so again.
+/// The interval of further reports.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// How often it looks whether it has waited for long.
+/// The interval of checking the time of waiting.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Something that a client waits for now and then.
+/// The waiting of a client, which may be interrupted and continued.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    /// Words before " has waited".
+    /// The subject of the report, which precedes " has waited".
     who: String,
     now: Mutex<Option<Wait>>,
 }
@@ -37,7 +37,7 @@ impl Waiting {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It waits, from now on if it has not waited before.
+    /// Records the reason for waiting. The wait begins now, unless it has begun before.
     pub(super) fn because(&self, why: impl Into<String>) {
         let (mut now, why) = (self.now(), why.into());
         match &mut *now {
@@ -46,12 +46,12 @@ impl Waiting {
         }
     }
 
-    /// It waits no more.
+    /// Ends the wait.
     pub(super) fn over(&self) {
         *self.now() = None;
     }
 
-    /// The line to print at a time, if any.
+    /// Returns the line to print at a time, if one is due.
     fn line(&self, at: Instant) -> Option<String> {
         let mut now = self.now();
         let wait = now.as_mut()?;
@@ -64,7 +64,7 @@ impl Waiting {
         Some(format!("{} has waited for {:.0} seconds: {}", self.who, seconds.as_secs_f64(), wait.why))
     }
 
-    /// Says on stderr why it waits, if it has for long.
+    /// Prints the reason for waiting on stderr, if a report is due.
     #[expect(
         clippy::print_stderr,
         reason = "programs and notebooks without a log must see why nothing happens"
@@ -75,7 +75,7 @@ impl Waiting {
         }
     }
 
-    /// Does `work`, which says what it waits for.
+    /// Runs `work`, and reports its waits meanwhile.
     pub(super) async fn watch<T>(&self, work: impl Future<Output = T>) -> T {
         let say = async {
             loop {

@@ -1,4 +1,4 @@
-//! Features that were added, dropped or renamed after samples were written.
+//! Tests of features that are added, dropped or renamed after samples were written.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const LOG: Log = Log { sessions: 40, session_size: 8.0, repeat: 0.7, seed: 5 };
 
 const ADDED: [&str; 4] = ["age", "item", "tags", "views"];
 
-/// The schema without the features that are added.
+/// Returns the schema without the features that are added later.
 fn first_schema() -> Schema {
     let mut schema = schema();
     schema.dense.retain(|name| name != "age");
@@ -33,7 +33,7 @@ fn first_schema() -> Schema {
     schema
 }
 
-/// A sample that was written without the features.
+/// Returns a sample as it was written before the features were added.
 fn without_added(sample: &Sample) -> Sample {
     let Sample { clicked, dense, lists } = sample.clone();
     let [city, _, history, _, _] = <[_; 5]>::try_from(lists).unwrap();
@@ -41,14 +41,14 @@ fn without_added(sample: &Sample) -> Sample {
     Sample { clicked, dense: vec![MISSING_DENSE, dense[1]], lists }
 }
 
-/// The column that has the values of a column.
+/// Maps the name of a column to the name of the column that supplies its values.
 type Source = fn(&str) -> &str;
 
 fn same(name: &str) -> &str {
     name
 }
 
-/// Writes a partition; each column has the values of its source.
+/// Writes a partition. `source` maps each column to the column with its values.
 fn write(
     root: &Path,
     (schema, options): (Schema, WriterOptions),
@@ -67,7 +67,8 @@ fn write(
     writer.finish().unwrap();
 }
 
-/// A dataset whose second partition has more features than the first, and one of the same samples that always had them.
+/// Writes two datasets with the same samples: in `grown`, the second partition has more features than the first; in
+/// `whole`, both partitions have all features.
 fn write_both(grown: &Path, whole: &Path, layout: Layout) {
     let sessions = LOG.samples();
     let (first, second) = sessions.split_at(sessions.len() / 2);
@@ -87,7 +88,8 @@ fn samples(root: &Path, options: ReaderOptions) -> Vec<Sample> {
     read(root, options).iter().flat_map(samples_of).collect()
 }
 
-/// Checks that two datasets of two partitions and one schema are read, verified and described alike.
+/// Checks that reading, verifying and describing give equal results for two datasets with two partitions and one
+/// schema.
 fn are_alike(first: &Path, second: &Path) {
     let features = |name: &str| Some(vec![name.to_owned()]);
     for options in [
@@ -127,13 +129,13 @@ fn samples_without_a_feature_have_its_missing_value() {
         let since = Snapshot::load(grown).unwrap().features_since;
         assert!(since.keys().map(String::as_str).eq(ADDED) && since.values().all(|since| *since == 2));
         assert!(Snapshot::load(whole).unwrap().features_since.is_empty());
-        // The first snapshot reads as before.
+        // The first snapshot can be read as before.
         let first = ReaderOptions { snapshot: Some(1), ..ReaderOptions::new(40) };
         assert_eq!(*open(grown, first).unwrap().schema(), Schema { kept: Vec::new(), ..first_schema() });
     }
 }
 
-/// Without `age` and `tags`, `number` as `count` and `views` as `seen`.
+/// Returns the schema without `age` and `tags`, with `number` renamed to `count` and `views` to `seen`.
 fn altered_schema() -> Schema {
     let mut schema = schema();
     schema.dense = vec!["count".to_owned()];
@@ -173,7 +175,7 @@ fn dropped_and_renamed_features_are_as_if_they_had_been_built_so() {
         are_alike(altered, whole);
         let old = ReaderOptions { snapshot: Some(1), ..ReaderOptions::new(40) };
         assert_eq!(samples(altered, old), written);
-        // The names are free for other features.
+        // The names can be reused for other features.
         let mut further = altered_schema();
         for (name, kind) in [("tags", SparseKind::Sparse), ("views", SparseKind::Sequence)] {
             let features = vec![SparseFeature::new(name, kind)];

@@ -1,16 +1,15 @@
-//! Datasets of any size, with the buckets that a build chooses, read by any number of ranks.
+//! Tests of datasets of any size that any number of ranks read, with the buckets that a build chooses.
 
 use std::path::Path;
 
-use onefold_datasets::digest::Digest;
 use onefold_datasets::{
     Buckets, DatasetWriter, Layout, PartitionColumn, PartitionKey, PartitionType, Snapshot, WriterOptions,
     bucket_of_session, session_id,
 };
-use onefold_ikjt::{Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest};
+use onefold_ikjt::{Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within};
 use proptest::prelude::*;
 
-use crate::dataset::{Log, Sample, columns, open, options, samples_of, schema};
+use crate::dataset::{Log, Sample, columns, open, options, samples_of, schema, step_digests};
 
 const RANKS: [usize; 8] = [1, 2, 3, 5, 6, 7, 12, 64];
 const BUCKETS: usize = 64;
@@ -23,8 +22,8 @@ struct Written {
     number: i64,
 }
 
-/// Writes the first samples of a log to as many partitions, their sessions divided by the hash of their identities.
-/// Gives them in the dataset's order.
+/// Writes the first `most` samples of a log to `partitions` partitions, with hashed session ids. Returns the samples
+/// in the dataset's order.
 fn write(directory: &Path, log: Log, most: usize, partitions: usize, layout: Layout) -> Vec<Written> {
     let buckets = Buckets::of_samples(3000);
     assert_eq!((buckets.number as usize, buckets.ranges()), (BUCKETS, 1));
@@ -56,7 +55,7 @@ fn write(directory: &Path, log: Log, most: usize, partitions: usize, layout: Lay
     written
 }
 
-/// The number of a sample in its log.
+/// Returns the number of a sample in its log.
 fn number(sample: &Sample) -> i64 {
     sample.dense[1] as i64
 }
@@ -65,7 +64,8 @@ fn bucket(sample: &Written) -> usize {
     bucket_of_session(sample.session, BUCKETS as u32) as usize
 }
 
-/// By the definition: the numbers of the samples of each stream in each step, of an epoch in file order.
+/// Returns the numbers of the samples, `[steps][streams][samples]`, of an epoch in file order, computed from the
+/// definition.
 fn naive_steps(written: &[Written], streams: usize, size: usize) -> Vec<Vec<Vec<i64>>> {
     let mut steps: Vec<Vec<Vec<i64>>> = Vec::new();
     for stream in 0..streams {
@@ -88,7 +88,7 @@ fn of_rank(directory: &Path, options: &ReaderOptions, rank: Rank) -> Reader {
     open(directory, ReadRequest { rank, ..options.clone().into() }).unwrap()
 }
 
-/// The steps of every rank from a position on.
+/// Returns the steps of every rank from a position on.
 fn steps_by_rank(directory: &Path, options: &ReaderOptions, ranks: usize, from: &Position) -> Vec<Vec<Step>> {
     let read = |rank| {
         let reader = of_rank(directory, options, Rank { rank, world_size: ranks });
@@ -103,18 +103,7 @@ fn steps_by_rank(directory: &Path, options: &ReaderOptions, ranks: usize, from: 
     (0..ranks).map(read).collect()
 }
 
-/// The digests of the global batches.
-fn step_digests(steps: &[Vec<Step>], reader: &Reader) -> Vec<Digest> {
-    assert!(steps.iter().all(|of_rank| of_rank.len() == steps[0].len()), "all ranks take equally many steps");
-    let of_step = |step: usize| {
-        let mut sum = Digest::default();
-        steps.iter().for_each(|of_rank| sum.merge(digest(&of_rank[step].batch, reader.schema())));
-        sum
-    };
-    (0..steps[0].len()).map(of_step).collect()
-}
-
-/// Reads a dataset with as many streams as ranks, and compares each batch with the definition.
+/// Reads a dataset with one stream per rank, and compares each batch with the definition.
 #[track_caller]
 fn check_ranks(directory: &Path, written: &[Written], ranks: usize, size: usize) {
     let size = size.clamp(ranks, written.len().max(ranks));
@@ -134,7 +123,7 @@ fn check_ranks(directory: &Path, written: &[Written], ranks: usize, size: usize)
     assert_eq!(numbers, (0..written.len() as i64).collect::<Vec<_>>());
 }
 
-/// Reads a dataset in `options.streams` streams with different numbers of ranks, also from the middle on.
+/// Reads a dataset in `options.streams` streams with different numbers of ranks, from the start and from the middle.
 fn check_streams(directory: &Path, options: &ReaderOptions, taken: prop::sample::Index) {
     let streams = options.streams.unwrap();
     let reader = of_rank(directory, options, Rank::default());
@@ -187,7 +176,7 @@ fn buckets_share_files() {
     let row_groups = snapshot.partitions[0].files.iter().flat_map(|set| &set.row_groups);
     assert!(row_groups.clone().any(|row_group| !row_group.bucket_starts.is_empty()));
     assert_eq!(row_groups.map(|row_group| row_group.samples).sum::<u64>(), written.len() as u64);
-    // A row group of several streams is in the plan of each.
+    // If a row group belongs to several streams, it is in the plan of each of them.
     let plan = open(directory.path(), ReaderOptions { streams: Some(64), ..ReaderOptions::new(64) });
     let plan = plan.unwrap().plan(0).unwrap();
     let mut splits: Vec<_> = plan.streams.into_iter().flat_map(|stream| stream.splits).collect();

@@ -1,4 +1,4 @@
-//! Files and options that are wrong: typed errors that say where.
+//! Tests of invalid files and options: each gives a typed error that names the place.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,8 @@ fn first_error(directory: &Path, request: impl Into<ReadRequest>) -> Error {
     }
 }
 
-/// Replaces the row groups of a data file as `change` leaves each, as if they had been written so.
+/// Replaces each row group of a data file by the result of `change`, and commits it as if it had been written like
+/// this.
 fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> RecordBatch) {
     let path = files(directory)[file].clone();
     let rows = row_groups(&path).into_iter().map(change).collect::<Vec<_>>();
@@ -51,8 +52,7 @@ fn unverified(dedupe: Dedupe) -> ReadRequest {
     ReadRequest { checks, ..ReaderOptions { dedupe, ..ReaderOptions::new(40) }.into() }
 }
 
-/// Every way to break the folded layout, from a file that is otherwise in order: the error names file, row group,
-/// column and row.
+/// Breaks the folded layout of a valid file in every possible way. The error names file, row group, column and row.
 #[test]
 fn broken_folded_columns_are_placed() {
     let null_at = |column: &dyn Array, row: usize| {
@@ -115,7 +115,8 @@ fn a_file_with_another_schema_is_refused() {
     assert!(text.contains("part-00001") && text.contains("tags") && text.contains("labels"), "{text}");
 }
 
-/// Bytes of one column's pages overwritten: the error names that column, although a whole row group is decoded at once.
+/// Overwrites the bytes of one column's pages. The error names that column, although a row group is decoded as a
+/// whole.
 #[test]
 fn damaged_pages_are_placed() {
     for layout in [Layout::Rows, Layout::Folded] {
@@ -132,7 +133,7 @@ fn damaged_pages_are_placed() {
         fs_err::write(path, bytes).unwrap();
         let text = first_error(directory.path(), unverified(Dedupe::Exact)).to_string();
         assert!(text.contains(", row group 1, column `tags`: "), "{text}");
-        // A reader that does not need the column does not see the damage.
+        // A reader that does not need the column does not notice the damage.
         let features = Some(vec!["city".to_owned()]);
         let request = unverified(Dedupe::Exact).with(|options| ReaderOptions { features, ..options });
         assert!(!read(directory.path(), request).is_empty());
@@ -163,7 +164,8 @@ fn truncated_and_empty_files_are_refused() {
     assert!(first_error(directory.path(), ReaderOptions::new(40)).to_string().contains("it is missing"));
 }
 
-/// A file that is wrong ends the epoch at its place, after the batches before it, however far ahead the threads were.
+/// A damaged file ends the epoch after all batches that precede it, independent of how far the threads have read
+/// ahead.
 #[test]
 fn errors_come_after_the_batches_before_them() {
     let directory = tempfile::tempdir().unwrap();
@@ -181,7 +183,7 @@ fn errors_come_after_the_batches_before_them() {
     }
 }
 
-/// The number of the sample in this row of a dataset's file.
+/// Returns the number of the sample in this row of a dataset's file.
 fn number_of(dataset: &Path, path: &Path, row_group: usize, row: usize) -> usize {
     let snapshot = Snapshot::load(dataset).unwrap();
     let file = snapshot.file_paths().position(|file| dataset.join(file) == path).unwrap();
@@ -193,7 +195,7 @@ fn number_of(dataset: &Path, path: &Path, row_group: usize, row: usize) -> usize
     before as usize + earlier as usize + row
 }
 
-/// The file, row group and row that the error of a value names.
+/// Returns the file, row group and row that an error about a value names.
 fn place_in(text: &str) -> (&Path, usize, usize) {
     let parts: Vec<&str> = text.splitn(3, "`, row ").collect();
     let number = |part: &str, end: char| part.split(end).next().unwrap().parse::<usize>().unwrap();
@@ -240,7 +242,7 @@ fn ids_outside_their_table_are_placed() {
             text.contains("column `city`") && text.contains("id 4 is outside the table's 4 rows"),
             "{text}"
         );
-        // The first sample of the dataset that has the id.
+        // The error names the first sample of the dataset that has the id.
         let sample = written.iter().position(|sample| sample.lists[0] == [4]).unwrap();
         let (path, row_group, row) = place_in(&text);
         assert_eq!(number_of(directory.path(), path, row_group, row), sample);

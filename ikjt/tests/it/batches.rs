@@ -1,4 +1,4 @@
-//! What batches hold: the samples that were written, whatever the layout and the options.
+//! Tests of the content of batches: the samples that were written, for every layout and all options.
 
 use std::collections::HashSet;
 
@@ -82,7 +82,7 @@ fn batches_hold_what_their_form_promises() {
         let batch = read(directory.path(), ReaderOptions { dedupe: Dedupe::Off, ..ReaderOptions::new(64) });
         assert!(batch.iter().all(|batch| batch.groups().iter().all(|group| group.inverse().is_none())));
     }
-    // Nothing is searched for where the schema says that nothing repeats.
+    // No duplicates are searched in groups that the schema does not deduplicate.
     let batches = read(rows.path(), ReaderOptions::new(64));
     assert!(batches.iter().all(|batch| batch.groups()[2].inverse().is_none()));
 }
@@ -114,7 +114,7 @@ fn only_the_columns_asked_for_are_read() {
         assert!(all.by_ref().all(|batch| batch.is_ok()));
         let sets = || everything.snapshot().partitions.iter().flat_map(|partition| &partition.files);
         let columns = sets().flat_map(|set| &set.row_groups).map(|row_group| row_group.bytes_on_disk).sum();
-        // Sessions and times are not read.
+        // Session ids and times are not read.
         let verified = all.stages().bytes_verified;
         assert!((1..columns).contains(&verified), "{verified} bytes of {columns}");
         assert!(batches.stages().bytes_read < verified, "{} bytes", batches.stages().bytes_read);
@@ -159,7 +159,8 @@ fn a_dataset_without_samples_has_no_batches() {
     assert!(read(directory.path(), ReaderOptions::new(100)).is_empty());
 }
 
-/// No value that no row uses, and no row that no sample has, whatever was dropped or shortened.
+/// Checks that every value is used by a row and every row by a sample, after samples were dropped and lists
+/// shortened.
 #[test]
 fn every_batch_is_canonical() {
     let shorten = "[[step]]\nop = 'lastx'\ninputs = ['history']\ncount = 2\n\
@@ -192,7 +193,7 @@ fn every_batch_is_canonical() {
     }
 }
 
-/// A batch in one allocation has the same samples, and lists share ids only in windows.
+/// Checks that batches in one allocation have the same samples, and that their lists share ids only in windows.
 #[test]
 fn packed_batches_have_the_same_samples() {
     let config = "format_version = 1\n\
@@ -222,7 +223,8 @@ fn packed_batches_have_the_same_samples() {
     }
 }
 
-/// Processes that take turns have all batches, each one once, and positions that any of them goes on from.
+/// Checks that processes that take turns have all batches together, each one once, and that any of them can resume at
+/// their positions.
 #[test]
 fn processes_that_take_turns_share_the_batches() {
     let directory = tempfile::tempdir().unwrap();
@@ -250,7 +252,7 @@ fn processes_that_take_turns_share_the_batches() {
     assert!(reader.resume_packed_every(0, &reader.position(0)).is_err());
 }
 
-/// The values that rows use.
+/// Counts the values that rows use.
 fn used(feature: &Feature) -> usize {
     let mut used = vec![false; feature.values().len()];
     for (offset, size) in feature.offsets().iter().zip(feature.sizes().iter()) {
@@ -259,7 +261,7 @@ fn used(feature: &Feature) -> usize {
     used.into_iter().filter(|used| *used).count()
 }
 
-/// A batch has the same rows from either layout, also with windows: a row that comes back is the row that it was.
+/// Checks that both layouts give the same rows, also with windows: a row that recurs in a batch is stored once.
 #[test]
 fn both_layouts_give_the_same_rows() {
     let (rows, folded) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -274,7 +276,7 @@ fn both_layouts_give_the_same_rows() {
     assert_eq!(of(&folded, Dedupe::Window), exact);
 }
 
-/// The values that the features of a group store.
+/// Returns the number of values that each feature of a group stores.
 fn stored(group: &Group) -> Vec<usize> {
     group.features().iter().map(|feature| feature.values().len()).collect()
 }
@@ -282,7 +284,7 @@ fn stored(group: &Group) -> Vec<usize> {
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 30, ..onefold_property::cases(24) })]
 
-    /// Four users come back in many sessions, with the lists that they had at some time.
+    /// Four users have many sessions, with lists from different times of the user's history.
     #[test]
     fn windows_have_the_rows_of_exact_and_no_more_ids(
         seed in 0_u64..1000,

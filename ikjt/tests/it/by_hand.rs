@@ -1,4 +1,4 @@
-//! Data files written by hand, and datasets of them.
+//! Writes data files and datasets with arbitrary content.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The row groups of a Parquet file.
+/// Reads the row groups of a Parquet file.
 pub(crate) fn row_groups(path: &Path) -> Vec<RecordBatch> {
     let builder = || {
         let file = fs_err::File::open(path).unwrap().into_file();
@@ -55,7 +55,7 @@ pub(crate) fn write_file(directory: &Path, path: &str, row_groups: &[RecordBatch
     DataFile { path, bytes_on_disk, footer_bytes, footer_checksum, columns, row_group_bytes }
 }
 
-/// Commits the row groups of the only snapshot of a dataset anew, with other files: as `edit` leaves them.
+/// Commits the row groups of a dataset with one snapshot anew, with files that `edit` has changed.
 pub(crate) fn commit_again(directory: &Path, mut edit: impl FnMut(&mut FileSet)) {
     let snapshot = Snapshot::load(directory).unwrap();
     let [entry] = &snapshot.manifests[..] else { panic!("{:?}", snapshot.manifests) };
@@ -100,7 +100,7 @@ fn written(
     serde_json::from_value(written).unwrap()
 }
 
-/// The statistics of the row groups of a manifest.
+/// Reads the statistics of the row groups of a manifest.
 fn statistics(manifest: &Path) -> Vec<Value> {
     let rows = row_groups(manifest).remove(0);
     let columns = ["features", "dense"].map(|name| rows.schema().index_of(name).unwrap());

@@ -1,4 +1,4 @@
-//! Small datasets, and the samples they were made of.
+//! Writes small datasets, and generates their samples.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,37 +7,38 @@ use arrow::array::{
     ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, TimestampMicrosecondArray,
 };
 use arrow::datatypes::Int64Type;
+use onefold_datasets::digest::Digest;
 use onefold_datasets::{
     Buckets, DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionColumn, PartitionKey,
     PartitionType, Schema, Snapshot, SparseFeature, SparseKind, WriterOptions, bucket_of_session,
 };
-use onefold_ikjt::{Batch, Batches, Error, ReadRequest, Reader, Workers};
+use onefold_ikjt::{Batch, Batches, Error, ReadRequest, Reader, Step, Workers, digest};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// One sample as it was written, or as it was read.
+/// A sample, as it was written or read.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) clicked: f32,
     pub(crate) dense: Vec<f32>,
-    /// `city`, `tags`, `history`, `views`, `item`.
+    /// The lists of `city`, `tags`, `history`, `views` and `item`.
     pub(crate) lists: Vec<Vec<i64>>,
 }
 
-/// How a log is drawn.
+/// The parameters of a random log.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Log {
     pub(crate) sessions: usize,
-    /// Mean samples per session.
+    /// The mean number of samples per session.
     pub(crate) session_size: f64,
-    /// Probability that `city` and `tags` repeat.
+    /// The probability that `city` and `tags` repeat.
     pub(crate) repeat: f64,
     pub(crate) seed: u64,
 }
 
 pub(crate) const FEATURES: [&str; 5] = ["city", "tags", "history", "views", "item"];
 
-/// `user` (two sparse features), `past` (two windows) and `item`, which is not deduplicated.
+/// Returns a schema with the groups `user` (two sparse features), `past` (two windows) and `item` (not deduplicated).
 pub(crate) fn schema() -> Schema {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group =
@@ -59,18 +60,19 @@ pub(crate) fn schema() -> Schema {
     }
 }
 
-/// What is kept of the sample of this number.
+/// Returns the value of the kept column `request` for a sample with this number.
 pub(crate) fn request(number: i64) -> Option<i64> {
     (number % 7 != 3).then_some(number * 1_000_003 - 5)
 }
 
-/// What is kept of the sample of this number, too.
+/// Returns the value of the kept column `country` for a sample with this number.
 pub(crate) fn country(number: i64) -> Option<String> {
     (number % 5 != 0).then(|| "ü".repeat((number % 4) as usize) + &number.to_string())
 }
 
 impl Log {
-    /// The samples, session by session. Dense feature `number` counts them; the last id of `item` is the session.
+    /// Generates the samples by session. The dense feature `number` counts them; the last id of `item` is the number
+    /// of the session.
     pub(crate) fn samples(self) -> Vec<Vec<Sample>> {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         let mut number = 0;
@@ -108,23 +110,24 @@ impl Log {
         (0..self.sessions).map(&mut session).collect()
     }
 
-    /// The same in `buckets` buckets, each of which has files of its own. A session is in the bucket of its number.
+    /// Does the same as [`write`](Self::write) with `buckets` buckets that have separate files. Sessions are assigned
+    /// to buckets by their numbers.
     pub(crate) fn write_buckets(self, directory: &Path, layout: Layout, buckets: u32) -> Vec<Sample> {
         self.write_divided(directory, layout, Buckets::with_own_files(buckets))
     }
 
-    /// The same in these buckets and ranges.
+    /// Does the same as [`write`](Self::write) with these buckets and ranges.
     pub(crate) fn write_divided(self, directory: &Path, layout: Layout, buckets: Buckets) -> Vec<Sample> {
         self.write_as(directory, WriterOptions { buckets, ..options(layout) })
     }
 
-    /// Writes the samples to `directory`, in two partitions, with row groups and files of a few KiB; gives them in the
-    /// dataset's order.
+    /// Writes the samples to `directory`, in two partitions, with row groups and files of a few KiB. Returns the
+    /// samples in the dataset's order.
     pub(crate) fn write(self, directory: &Path, layout: Layout) -> Vec<Sample> {
         self.write_in_order(directory, layout, &[])
     }
 
-    /// The same with these columns first in the files.
+    /// Does the same as [`write`](Self::write) with the columns `first` at the beginning of the files.
     pub(crate) fn write_in_order(self, directory: &Path, layout: Layout, first: &[&str]) -> Vec<Sample> {
         let column_order = first.iter().map(|name| (*name).to_owned()).collect();
         self.write_as(directory, WriterOptions { column_order, ..options(layout) })
@@ -135,7 +138,7 @@ impl Log {
     }
 }
 
-/// Writes sessions to `directory`, in two partitions; gives their samples in the dataset's order.
+/// Writes sessions to `directory`, in two partitions. Returns their samples in the dataset's order.
 pub(crate) fn write_sessions(
     sessions: &[Vec<Sample>],
     directory: &Path,
@@ -149,7 +152,7 @@ pub(crate) fn write_sessions(
     for (split, sessions) in [("a", first), ("b", second)] {
         let key = PartitionKey::new(vec![("split".to_owned(), split.to_owned())]);
         let samples = in_buckets(sessions, buckets);
-        // Batches that end anywhere, also within sessions.
+        // Batches end anywhere, including within sessions.
         for part in samples.chunks(37) {
             writer.write(&key, &columns(part)).unwrap();
         }
@@ -159,18 +162,18 @@ pub(crate) fn write_sessions(
     written
 }
 
-/// The samples of a partition with their sessions, in the order of a dataset of so many buckets. A session is in the
-/// bucket of its number.
+/// Returns the samples of a partition with their session ids, in the order of a dataset with `buckets` buckets.
+/// Sessions are assigned to buckets by their numbers.
 pub(crate) fn in_buckets(sessions: &[Vec<Sample>], buckets: u32) -> Vec<(i64, &Sample)> {
     let count = i64::from(buckets);
-    // The bucket follows from the 16 high bits of 63.
+    // The upper 16 of 63 bits determine the bucket.
     let id = |number: usize| ((number as i64 % count * 65_536 + 65_535) / count) << 47 | number as i64;
     let mut numbered: Vec<_> = sessions.iter().enumerate().map(|(i, session)| (id(i), session)).collect();
     numbered.sort_by_key(|(id, _)| bucket_of_session(*id, buckets));
     numbered.into_iter().flat_map(|(id, session)| session.iter().map(move |sample| (id, sample))).collect()
 }
 
-/// Row groups and files of a few KiB.
+/// Returns options for row groups and files of a few KiB.
 pub(crate) fn options(layout: Layout) -> WriterOptions {
     WriterOptions {
         layout,
@@ -204,7 +207,7 @@ pub(crate) fn columns(samples: &[(i64, &Sample)]) -> RecordBatch {
     RecordBatch::try_from_iter(columns).unwrap()
 }
 
-/// The samples of a batch.
+/// Returns the samples of a batch.
 pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
     let width = batch.dense_width();
     let sample = |i: usize| Sample {
@@ -218,7 +221,7 @@ pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
     (0..batch.size()).map(sample).collect()
 }
 
-/// A reader with so many threads and bytes.
+/// Opens a reader with the given number of threads and memory limit in bytes.
 pub(crate) fn open_with(
     directory: &Path,
     request: impl Into<ReadRequest>,
@@ -227,22 +230,33 @@ pub(crate) fn open_with(
     Reader::open(directory, request, &Workers::new(threads, memory_limit)?)
 }
 
-/// A reader with two threads and enough memory.
+/// Opens a reader with two threads and enough memory.
 pub(crate) fn open(directory: &Path, request: impl Into<ReadRequest>) -> Result<Reader, Error> {
     open_with(directory, request, (2, 1 << 30))
 }
 
-/// The batches of an epoch.
+/// Returns the batches of an epoch.
 pub(crate) fn collect(batches: Batches) -> Vec<Batch> {
     batches.map(|step| step.unwrap().batch).collect()
 }
 
-/// The batches of the first epoch.
+/// Returns the batches of the first epoch.
 pub(crate) fn read(directory: &Path, request: impl Into<ReadRequest>) -> Vec<Batch> {
     collect(open(directory, request).unwrap().batches().unwrap())
 }
 
-/// A dataset's data files.
+/// Returns the paths of a dataset's data files.
 pub(crate) fn files(directory: &Path) -> Vec<std::path::PathBuf> {
     Snapshot::load(directory).unwrap().file_paths().map(|path| directory.join(path)).collect()
+}
+
+/// Returns the digest of each global batch, from the steps of each rank.
+pub(crate) fn step_digests(steps: &[Vec<Step>], reader: &Reader) -> Vec<Digest> {
+    assert!(steps.iter().all(|of_rank| of_rank.len() == steps[0].len()), "all ranks take equally many steps");
+    let of_step = |step: usize| {
+        let mut sum = Digest::default();
+        steps.iter().for_each(|of_rank| sum.merge(digest(&of_rank[step].batch, reader.schema())));
+        sum
+    };
+    (0..steps[0].len()).map(of_step).collect()
 }

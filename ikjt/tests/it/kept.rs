@@ -1,4 +1,4 @@
-//! Columns beside the features stay with their samples, however these are read.
+//! Tests that kept columns stay with their samples, for all ways of reading.
 
 use onefold_datasets::Layout;
 use onefold_ikjt::preprocess::PreprocessConfig;
@@ -11,8 +11,8 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Checks the kept columns of a batch against the number of each sample, its second dense feature, and its session,
-/// the last id of its last list. Gives the numbers.
+/// Checks the kept columns of a batch against the number of each sample (its second dense feature) and its session
+/// (the last id of its last list). Returns the numbers.
 fn check(batch: &Batch) -> Vec<i64> {
     let kept: Vec<&str> = batch.kept().iter().map(|column| &*column.name).collect();
     assert_eq!(kept, ["country", "session_id", "request"]);

@@ -1,10 +1,11 @@
-//! Datasets written and read back: what the reader promises, on small data of every shape.
+//! Tests that write small datasets of many shapes and read them back.
 
 mod added_features;
 mod any_ranks;
 mod bad_input;
 mod batches;
 mod by_hand;
+mod columns_beside;
 mod dataset;
 mod kept;
 mod memory;

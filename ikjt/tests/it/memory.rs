@@ -1,4 +1,4 @@
-//! The memory limit.
+//! Tests of the memory limit.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::dataset::{Log, collect, open_with, samples_of};
 
 const LOG: Log = Log { sessions: 100, session_size: 8.0, repeat: 0.7, seed: 5 };
 
-/// With room for little more than one row group at a time the samples are the same, only slower.
+/// With memory for little more than one row group at a time, the batches are the same, but reading is slower.
 #[test]
 fn a_small_limit_changes_no_batch() {
     for layout in [Layout::Rows, Layout::Folded] {
@@ -49,7 +49,7 @@ fn a_row_group_that_does_not_fit_is_named() {
     assert!(text.contains("hint: raise the option `memory_limit`"), "{text}");
 }
 
-/// Whoever raises the limit to what the error asks for gets further each time, and soon through the whole dataset.
+/// Raises the limit to the value that the error names, until the whole dataset can be read.
 #[test]
 fn the_error_says_which_limit_suffices() {
     for shuffle in [None, Some(Shuffle { seed: 1, row_groups: 3, within: Within::Epoch })] {
@@ -75,7 +75,7 @@ fn the_error_says_which_limit_suffices() {
     }
 }
 
-/// A caller who stops taking batches and goes away leaves no thread behind: dropping would hang.
+/// Drops a reader after some batches. Dropping would hang if a thread did not end.
 #[test]
 fn a_reader_can_be_dropped_at_any_time() {
     let directory = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn a_reader_can_be_dropped_at_any_time() {
     }
 }
 
-/// Epochs that are read in turns by one thread share the memory, and none waits for another.
+/// One thread reads several epochs in turns. They share the memory, and none waits for another.
 #[test]
 fn many_epochs_share_one_limit() {
     let directory = tempfile::tempdir().unwrap();
@@ -115,7 +115,7 @@ fn many_epochs_share_one_limit() {
     assert!(epochs.iter().all(|(_, samples)| *samples == written.len()));
 }
 
-/// A window that slides over 30,000 ids takes what it stores, and not what its rows would take side by side.
+/// A window that slides over 30,000 ids takes memory for the stored ids, not for copies of the ids in all rows.
 #[test]
 fn windows_count_what_they_store() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,18 +1,15 @@
-//! In which order samples come, to which rank, and how reading goes on where it stopped.
+//! Tests of the order of samples, of their distribution over ranks, and of resuming.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use onefold_datasets::digest::Digest;
 use onefold_datasets::{Buckets, Layout, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{
-    Batch, Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest,
-};
+use onefold_ikjt::{Batch, Position, Rank, ReadRequest, ReaderOptions, Shuffle, Step, Tail, Within};
 use proptest::prelude::*;
 
-use crate::dataset::{Log, Sample, collect, files, open, open_with, read, samples_of};
+use crate::dataset::{Log, Sample, collect, files, open, open_with, read, samples_of, step_digests};
 
 const LOG: Log = Log { sessions: 80, session_size: 8.0, repeat: 0.7, seed: 3 };
 
@@ -44,7 +41,8 @@ fn shuffling_keeps_sessions_together_and_loses_nothing() {
         let mut ordered = found.clone();
         ordered.sort_by_key(|sample| sample.dense[1] as i64);
         assert_eq!(ordered, written);
-        // Within a session the order stays, and sessions change only where one ends (or a row group cuts a long one).
+        // The order within sessions does not change, and another session follows only at the end of a session (or of
+        // a row group that cuts a long session).
         let cuts = numbers(&found).windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
         assert!(
             (LOG.sessions / 2..LOG.sessions + 20).contains(&cuts),
@@ -67,7 +65,7 @@ fn the_seed_and_the_epoch_make_the_order() {
     assert_ne!(first, order(shuffled(1, 2), 1, 2));
     assert_ne!(first, order(shuffled(2, 2), 0, 2));
     assert_ne!(first, order(shuffled(1, 5), 0, 2));
-    // Everything mixed with everything.
+    // With the largest window, all row groups are mixed.
     assert_eq!(order(shuffled(1, usize::MAX), 0, 2).len(), first.len());
 }
 
@@ -86,7 +84,7 @@ fn within_partitions_time_moves_on() {
     assert_ne!(within[..first], numbers(&written[..first]));
 }
 
-/// The steps of an epoch by rank.
+/// Returns the steps of every rank in an epoch.
 fn steps_by_rank(
     directory: &Path,
     options: &ReaderOptions,
@@ -101,17 +99,6 @@ fn steps_by_rank(
     (0..world_size).map(of_rank).collect()
 }
 
-/// The digests of the global batches.
-fn step_digests(steps: &[Vec<Step>], reader: &Reader) -> Vec<Digest> {
-    assert!(steps.iter().all(|of_rank| of_rank.len() == steps[0].len()), "all ranks take equally many steps");
-    let of_step = |step: usize| {
-        let mut sum = Digest::default();
-        steps.iter().for_each(|of_rank| sum.merge(digest(&of_rank[step].batch, reader.schema())));
-        sum
-    };
-    (0..steps[0].len()).map(of_step).collect()
-}
-
 fn orders() -> impl Strategy<Value = Option<Shuffle>> {
     let within = prop_oneof![Just(Within::Epoch), Just(Within::Partition)];
     let shuffle = (any::<u64>(), 1_usize..4, within);
@@ -121,8 +108,9 @@ fn orders() -> impl Strategy<Value = Option<Shuffle>> {
 proptest! {
     #![proptest_config(onefold_property::cases(24))]
 
-    /// Uneven streams that may share row groups, any number of ranks, sampling or none, resumed by another number of
-    /// ranks: the same global batches, in as many steps on all ranks, every sample once.
+    /// Reads uneven streams that may share row groups, with any number of ranks, with or without sampling, and
+    /// resumes with another number of ranks. All have the same global batches and the same number of steps on all
+    /// ranks, and every sample occurs once.
     #[test]
     fn steps_do_not_depend_on_the_ranks(
         (sessions, log_seed) in (20_usize..60, any::<u64>()),
@@ -218,7 +206,7 @@ fn every_epoch_samples_anew() {
     assert_ne!(first, order(1, None));
 }
 
-/// A plan needs no data file, and its splits have every row of the epoch once.
+/// Checks that a plan needs no data file, and that its splits contain every row of the epoch once.
 #[test]
 fn a_plan_needs_no_data_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -260,7 +248,7 @@ fn a_reader_resumes_at_the_exact_next_batch() {
             let reader = open(directory.path(), request.clone()).unwrap();
             let whole: Vec<Step> = reader.epoch(2).unwrap().map(Result::unwrap).collect();
             for taken in 0..whole.len() {
-                // Another process, with other threads.
+                // Resumes with another reader that has another number of threads.
                 let other = open_with(directory.path(), request.clone(), (1, 1 << 30)).unwrap();
                 let rest = collect(other.resume(&whole[taken].position).unwrap());
                 let expected: Vec<Batch> = whole[taken + 1..].iter().map(|step| step.batch.clone()).collect();
@@ -279,7 +267,7 @@ fn a_step_that_was_waited_for_is_the_next_one() {
     let mut batches = reader.epoch(0).unwrap();
     let mut found = Vec::new();
     loop {
-        // It may be asked again, also when the step is there.
+        // `wait` may be called again, including after the step has arrived.
         while !(batches.wait(Duration::from_millis(1)) && batches.wait(Duration::ZERO)) {}
         let Some(step) = batches.next() else { break };
         found.push(step.unwrap().batch);

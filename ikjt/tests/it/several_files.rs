@@ -1,4 +1,5 @@
-//! Row groups whose columns are in several files: features added later, labels recomputed.
+//! Tests of row groups whose columns are in several files: features that were added later, labels that were
+//! recomputed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::dataset::{Log, open, options, samples_of};
 
 const LOG: Log = Log { sessions: 30, session_size: 8.0, repeat: 0.7, seed: 12 };
 
-/// Columns that get a file of their own.
+/// The columns that are moved to a separate file.
 const MOVED: [&str; 2] = ["clicked", "views"];
 
 /// Moves columns of every row group to a second file.
@@ -71,7 +72,7 @@ fn row_groups_of_several_files_have_the_samples_of_one() {
             ReaderOptions { features: Some(vec!["views".to_owned()]), ..ReaderOptions::new(40) },
             ReaderOptions { features: Some(vec!["city".to_owned()]), ..ReaderOptions::new(40) },
         ];
-        // The last one is read without verifying it.
+        // The last request does not verify checksums.
         let requests = || {
             let verified = |i: usize| Checks { verify: i < 4, ..Checks::default() };
             let request = |(i, options): (usize, &ReaderOptions)| ReadRequest {
@@ -95,7 +96,7 @@ fn row_groups_of_several_files_have_the_samples_of_one() {
         let verified = verify(root, &VerifyOptions::new(2), &Silent).unwrap();
         assert_eq!((verified.problems, verified.warnings), (vec![], vec![]));
         assert_eq!(verified.files as u64, snapshot.statistics.files);
-        // A vacuum removes no file of it.
+        // A vacuum removes none of its files.
         let storage = Storage::open(root).unwrap();
         let all = VacuumOptions { keep: 1, older_than: Duration::ZERO, dry_run: false };
         assert_eq!(vacuum(&storage, &all).unwrap().files_removed, 0);
@@ -138,13 +139,13 @@ fn only_files_with_columns_that_are_read_are_opened() {
     divide(root);
     let second: PathBuf = root.join(&Snapshot::load(root).unwrap().partitions[0].files[0].files[1].path);
     fs_err::remove_file(&second).unwrap();
-    // Labels are read by every reader.
+    // Every reader reads labels.
     let error = read(root, ReaderOptions::new(40)).unwrap_err();
     assert!(error.to_string().contains("the file was replaced or removed after the build"), "{error}");
     assert!(error.to_string().contains(&second.display().to_string()), "{error}");
 }
 
-/// A flipped byte is found by readers that read its column chunk, and by no other.
+/// A flipped byte is detected by readers that read its column chunk, and by no others.
 #[test]
 fn readers_verify_the_bytes_that_they_read() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Batches that other processes make, here another reader.
+//! Tests of batches that another process makes; here it is another reader.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::dataset::{Log, open};
 
 const LOG: Log = Log { sessions: 60, session_size: 6.0, repeat: 0.7, seed: 5 };
 
-/// A dataset that a reader of its own reads.
+/// A source that reads a dataset with its own reader.
 #[derive(Debug)]
 struct Elsewhere {
     directory: PathBuf,
@@ -27,7 +27,7 @@ struct Elsewhere {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Gives {
     Batches,
-    /// Batches of twice as many samples as are asked for.
+    /// Batches with twice the requested number of samples.
     Large,
     Nothing,
 }
@@ -137,7 +137,7 @@ fn what_is_not_a_batch_of_the_request_is_refused() {
     assert!(text.contains("of a batch, column `clicked`: the label is 1"), "{text}");
 }
 
-/// Dropping the batches of a source that gives nothing does not wait for one.
+/// Checks that dropping the batches of a source that sends nothing does not wait for a batch.
 #[test]
 fn a_silent_source_is_left() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Readers of older snapshots, while others commit and vacuum.
+//! Tests readers of older snapshots while others commit and vacuum.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,42 +18,42 @@ use crate::dataset::{Log, Sample, columns, in_buckets, open, open_with, options,
 
 const ROUNDS: usize = 20;
 const BUCKETS: u32 = 4;
-/// Readers that begin in a round.
+/// The number of readers that begin in a round.
 const READERS: usize = 3;
-/// Samples of a batch; every snapshot has more.
+/// The number of samples per batch; every snapshot has more samples.
 const BATCH: usize = 10;
-/// What vacuums keep, in minutes.
+/// The age in minutes up to which vacuums keep removed files.
 const OLDER_THAN: u64 = 60;
-/// Readers end so many minutes earlier: the test itself takes some time, too.
+/// The number of minutes by which readers end earlier, because the test itself takes time.
 const MARGIN: u64 = 10;
 
-/// A snapshot that was committed.
+/// A committed snapshot.
 struct Committed {
-    /// The minute.
+    /// The minute of the commit.
     at: u64,
     samples: Vec<Sample>,
 }
 
-/// A reader amid an epoch.
+/// A reader in the middle of an epoch.
 struct Reading {
     snapshot: u64,
     batches: Batches,
     samples: Vec<Sample>,
 }
 
-/// A dataset that grows older when [`pass_time`](Self::pass_time) says so, and not by the clock of the machine.
+/// A dataset whose age is controlled by [`pass_time`](Self::pass_time) instead of the machine's clock.
 struct Aging {
     directory: tempfile::TempDir,
     random: ChaCha8Rng,
-    /// The minute that it is.
+    /// The current minute.
     now: u64,
-    /// By number, also those that were removed.
+    /// All snapshots by number, including removed ones.
     snapshots: BTreeMap<u64, Committed>,
-    /// The partitions of the newest one.
+    /// The partitions of the newest snapshot.
     partitions: Vec<String>,
     partitions_made: usize,
     readers: Vec<Reading>,
-    /// Readers that read to the end.
+    /// The number of readers that have finished.
     finished: usize,
 }
 
@@ -92,7 +92,12 @@ impl Aging {
                 self.partitions.push(partition.clone());
                 vec![partition]
             }
-            Commit::Replace | Commit::Merge | Commit::Alter | Commit::Forget | Commit::Compact => {
+            Commit::Replace
+            | Commit::Merge
+            | Commit::Columns
+            | Commit::Alter
+            | Commit::Forget
+            | Commit::Compact => {
                 vec![self.partitions[self.random.random_range(0..self.partitions.len())].clone()]
             }
         };
@@ -119,14 +124,14 @@ impl Aging {
         self.snapshots.insert(number, Committed { at: self.now, samples });
     }
 
-    /// Whether readers may read a snapshot until the minute `until`: it is the newest one, or was superseded less than
-    /// the age ago that vacuums keep.
+    /// Returns whether readers may read a snapshot until the minute `until`: it is the newest one, or it was
+    /// superseded more recently than the age that vacuums keep.
     fn is_kept(&self, snapshot: u64, until: u64) -> bool {
         let superseded = self.snapshots.get(&(snapshot + 1)).map(|next| next.at);
         superseded.is_none_or(|at| until + MARGIN < at + OLDER_THAN)
     }
 
-    /// Begins to read snapshots, newer and older ones, with so little memory that most is read later.
+    /// Starts reading newer and older snapshots, with a small memory limit, so that most of the data is read later.
     fn open_readers(&mut self) {
         let kept: Vec<u64> =
             self.snapshots.keys().copied().filter(|number| self.is_kept(*number, self.now)).collect();
@@ -138,7 +143,7 @@ impl Aging {
         }
     }
 
-    /// Every reader takes a batch or two.
+    /// Takes one or two batches from every reader.
     fn read_on(&mut self) {
         for reader in &mut self.readers {
             for step in reader.batches.by_ref().take(self.random.random_range(1..3)) {
@@ -147,7 +152,7 @@ impl Aging {
         }
     }
 
-    /// Reads to the end with the readers whose snapshots are not kept until the minute `until`.
+    /// Reads to the end with all readers of snapshots that are not kept until the minute `until`.
     fn finish_readers(&mut self, until: u64) {
         for mut reader in std::mem::take(&mut self.readers) {
             if self.is_kept(reader.snapshot, until) {
@@ -161,11 +166,12 @@ impl Aging {
         }
     }
 
-    /// Makes all snapshots older, once the readers have ended that would read for too long.
+    /// Makes all snapshots older, after finishing the readers that would take too long.
     fn pass_time(&mut self, minutes: u64) {
         self.finish_readers(self.now + minutes);
         self.now += minutes;
-        // A vacuum goes by the times of snapshots. Those of data files tell readers that nobody has changed these.
+        // A vacuum uses the times of snapshots. The times of data files must not change, because readers use them to
+        // detect changes.
         for object in Storage::open(self.root()).unwrap().list("snapshots", None).unwrap() {
             let file = fs_err::OpenOptions::new().write(true).open(self.root().join(&object.path)).unwrap();
             file.file().set_modified(object.modified - Duration::from_secs(60 * minutes)).unwrap();
@@ -201,7 +207,7 @@ fn readers_finish_while_others_commit_and_vacuum() {
         }
         dataset.read_on();
     }
-    // No reader of the newest snapshot had to end before.
+    // Readers of the newest snapshot are still open. Supersedes the snapshot, and finishes all readers.
     dataset.commit(Commit::Overwrite);
     dataset.finish_readers(dataset.now + 2 * OLDER_THAN);
     assert_eq!((dataset.finished, dataset.readers.len()), (READERS * ROUNDS, 0));

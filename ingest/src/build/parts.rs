@@ -108,7 +108,8 @@ pub async fn write_part(
 }
 
 impl Pipeline<'_> {
-    /// Writes the samples of range `place.0` of `place.1` ranges, and adds the files to `written`. Gives the part without them.
+    /// Writes the samples of range `place.0` of `place.1` ranges, and adds the files to `written`. Gives the part
+    /// without them.
     async fn part(&self, place: (u32, u32), written: &mut Vec<WrittenBucket>) -> Result<Part> {
         let Self { config, options, reporter, .. } = *self;
         let (range, ranges) = place;
@@ -266,7 +267,7 @@ impl Part {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if there are none, ranges are missing or there twice, parts do not fit together or lack samples
+/// [`Error::Fault`] if `parts` is empty, ranges are missing or there twice, parts do not fit together or lack samples
 /// that they have read, or a file of one is not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and
 /// [`DatasetWriter::finish`]. The dataset is then as it was, and the parts can be committed later.
 pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> Result<Written> {

@@ -53,6 +53,7 @@ use crate::error::bug;
 use crate::profile::stage;
 use crate::remote::{Cluster, OnCluster, WrittenRows, cluster_of, write_rows};
 use crate::sessionize::{self, TOTALS};
+use crate::sources;
 use crate::spilling_join::once_each;
 use crate::{Config, Error, Result};
 
@@ -317,13 +318,14 @@ impl<'a> Clustering<'a> {
     }
 
     /// Passes the samples to `output`, as [`write`](Self::write) passes them to files. To be called in one process, after
-    /// [`fold`](Self::fold), which must have given samples.
+    /// [`fold`](Self::fold), which must have given samples. `what` is the name of the stage.
     ///
     /// # Errors
     ///
     /// As [`write`](Self::write), and those of `output`.
     pub(crate) async fn decode(
         self,
+        what: &'static str,
         lists: Vec<ListColumn>,
         reporter: &dyn Reporter,
         output: &mut dyn RowGroups,
@@ -334,7 +336,7 @@ impl<'a> Clustering<'a> {
         };
         let context = context.task_ctx();
         let held = MemoryConsumer::new("decoding of samples").register(context.memory_pool());
-        reporter.begin("comparing", Some(totals.samples), "samples");
+        reporter.begin(what, Some(totals.samples), "samples");
         let mut decoded = DecodedTotals::default();
         for (partition, mut sorted) in sorting.records().into_iter().enumerate() {
             let slices = slices.iter().map(|plan| plan.execute(partition, Arc::clone(&context)));
@@ -492,6 +494,7 @@ pub(super) async fn fold_samples(
 ) -> Result<Arc<FoldExec>> {
     check_types(config, columns, &options.problems)?;
     let samples = context.query(&sessionize::samples(config, columns)?).await?;
+    sources::report_refused_columns(&samples, &options.problems)?;
     let input = OnCluster::inner(samples.create_physical_plan().await?);
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
     let spec = FoldSpec {

@@ -203,6 +203,7 @@ impl Converter {
 ///
 /// [`Error::Fault`] for the first column that does not, with its type and a hint.
 pub(crate) fn check_types(config: &Config, columns: &ArrowSchema, problems: &Problems) -> Result<()> {
+    let mut all_fit = true;
     for (name, kind) in config.feature_columns() {
         let Ok(field) = columns.field_with_name(name) else { continue };
         let data_type = field.data_type();
@@ -214,10 +215,11 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema, problems: &Pro
         if let Some(WrongType { message, hint }) = wrong {
             let message = format!("`[features]` makes it a {} of a column {message}", kind.described());
             problems.report(Error::column(name, message, hint))?;
+            all_fit = false;
         }
     }
-    // No value of these columns can be read.
-    problems.check()
+    // No value of a column with a wrong type can be read.
+    if all_fit { Ok(()) } else { problems.check() }
 }
 
 /// A label, weight or dense feature as finite `f32`s.

@@ -50,6 +50,26 @@ pub(crate) trait RowGroups {
     fn write_row_group(&mut self, decode: Decode) -> Result<()>;
 }
 
+/// Cuts samples that are not written into portions of some decoded bytes, in whole sessions as far as these are no larger.
+#[derive(Debug, Default)]
+pub(crate) struct Portions {
+    session: Option<i64>,
+    bytes: usize,
+}
+
+/// About the decoded bytes of a portion.
+const PORTION_BYTES: usize = 32 << 20;
+
+impl Portions {
+    /// Announces the next sample. If this gives `true`, a portion ends before it.
+    pub(crate) fn push(&mut self, session: i64, bytes: usize) -> bool {
+        let begins = self.session.replace(session) != Some(session);
+        let ends = self.bytes >= PORTION_BYTES && begins || self.bytes >= 2 * PORTION_BYTES;
+        self.bytes = if ends { bytes } else { self.bytes + bytes };
+        ends
+    }
+}
+
 /// How records are decoded.
 #[derive(Debug)]
 pub(super) struct Decoding {

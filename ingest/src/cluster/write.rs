@@ -5,8 +5,8 @@
 //! slices, by timeline ─┘                                    └──▶ rows: ranges, samples left out, totals
 //! ```
 //!
-//! A [`WriteExec`] is described by a [`WriteSpec`] and its inputs. What it learns leaves as rows, each of which is an
-//! [`Outcome`]; nothing is visible in the dataset before somebody commits the ranges. Files have names that no other
+//! A [`WriteExec`] is described by a [`WriteSpec`] and its inputs. Its results leave as rows, each of which is an
+//! [`Outcome`]; nothing is visible in the dataset before the ranges are committed. Files have names that no other
 //! run has, so a task that is tried again disturbs nothing.
 
 use std::pin::pin;

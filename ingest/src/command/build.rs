@@ -107,7 +107,7 @@ enum OrderArgument {
 pub type ConnectCluster<'a> = dyn Fn(&Path) -> anyhow::Result<Arc<dyn Cluster>> + 'a;
 
 /// The name and the path of a source.
-fn parse_source(text: &str) -> Result<(String, String), String> {
+pub(super) fn parse_source(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.to_owned())),
         _ => Err("write the name of a source and a path, as `log=log.parquet`".to_owned()),

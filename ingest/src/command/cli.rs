@@ -5,7 +5,8 @@ use onefold_base::fault::Explainer;
 use onefold_terminal::{CommandLine, OutputOptions, Printer};
 
 use super::{
-    ERRORS, build, check, compact, features, forget, history, init, parts, report, shard, vacuum, verify,
+    ERRORS, build, check, columns, compact, features, forget, history, init, parts, report, shard, vacuum,
+    verify,
 };
 
 /// Build session-clustered training datasets from raw logs
@@ -46,6 +47,18 @@ pub(crate) enum Command {
     /// those after midnight of sessions that began before it. Only the ranges of buckets that get samples are
     /// written anew. Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
     Append(build::AppendArguments),
+    /// Compute features that a dataset or some of its partitions lack, and write their columns alone
+    ///
+    /// The configuration declares further features, as for `append`. Their values are computed from the logs, by the key
+    /// of the samples, and written into files beside those of the samples that are there. The dataset is then the one that
+    /// a build of all features gives. Example: onefold-ingest add-features logs/dataset.toml --out dataset
+    /// --partition 'date>=2024-05-01'
+    AddFeatures(columns::AddFeaturesArguments),
+    /// Compute labels and weights from the events that the logs have now, and write those that changed
+    ///
+    /// No other column is written. Partitions whose labels are those of the dataset get no files.
+    /// Example: onefold-ingest relabel logs/dataset.toml --out dataset --partition 'date>=2024-05-25'
+    Relabel(columns::RelabelArguments),
     /// Write one range of a dataset's buckets; `commit` makes a dataset of all of them
     ///
     /// Any scheduler can so build a dataset on many machines, each of which needs only its range's samples. Samples of
@@ -118,6 +131,8 @@ impl CommandLine for Cli {
             Command::Build(arguments) => build::run_build(arguments, None, printer),
             Command::Check(arguments) => check::run(arguments, printer),
             Command::Append(arguments) => build::run_append(arguments, None, printer),
+            Command::AddFeatures(arguments) => columns::run_add_features(arguments, printer),
+            Command::Relabel(arguments) => columns::run_relabel(arguments, printer),
             Command::Write(arguments) => parts::run_write(arguments, printer),
             Command::Commit(arguments) => parts::run_commit(arguments, printer),
             Command::Shard(arguments) => shard::run(arguments, printer),

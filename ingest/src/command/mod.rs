@@ -3,6 +3,7 @@
 mod build;
 mod check;
 mod cli;
+mod columns;
 mod compact;
 mod features;
 mod forget;

@@ -24,7 +24,7 @@ pub(super) fn written(logs: &[Log], main: usize, plan: &Plan, out: &Path) -> Str
         String::new(),
         "[sources]".to_owned(),
     ];
-    for log in logs {
+    for (place, log) in logs.iter().enumerate() {
         lines.push(format!("# {:?}, {} files; {} rows seen", log.format, log.files, log.rows));
         if !log.source.header {
             lines.push(
@@ -32,7 +32,12 @@ pub(super) fn written(logs: &[Log], main: usize, plan: &Plan, out: &Path) -> Str
                     .to_owned(),
             );
         }
-        lines.push(format!("{} = {}", key(&log.name), source(&log.source)));
+        let mut config = log.source.clone();
+        if plan.by_rows && place == main {
+            let mut columns = plan.time.columns.iter().cloned();
+            (config.row_number, config.file_number) = (columns.next(), columns.next());
+        }
+        lines.push(format!("{} = {}", key(&log.name), source(&config)));
     }
     samples(&mut lines, &logs[main], plan);
     checks(&mut lines, plan);
@@ -46,6 +51,10 @@ fn samples(lines: &mut Vec<String>, log: &Log, plan: &Plan) {
     lines.extend([String::new(), "[samples]".to_owned()]);
     comment(lines, &plan.rows);
     lines.push(format!("query = \"\"\"\n{}\n\"\"\"", multiline(&query(log, plan))));
+    if plan.by_rows {
+        comment(lines, &plan.time);
+        lines.push("order = \"rows\"".to_owned());
+    }
     if !plan.key.columns.is_empty() {
         comment(lines, &plan.key);
         lines.push(format!("key = {}", array(&plan.key.columns)));
@@ -98,8 +107,30 @@ fn checks(lines: &mut Vec<String>, plan: &Plan) {
 }
 
 fn session(lines: &mut Vec<String>, plan: &Plan) {
-    lines.extend([String::new(), "[session]".to_owned()]);
+    lines.push(String::new());
     comment(lines, &plan.session);
+    if plan.by_rows {
+        if !plan.session.columns.is_empty() {
+            lines.extend(["[session]".to_owned(), format!("key = {}", array(&plan.session.columns))]);
+        }
+    } else {
+        timed_session(lines, plan);
+    }
+    if plan.partition.columns.is_empty() && !plan.by_day {
+        return;
+    }
+    lines.extend([String::new(), "[partition]".to_owned()]);
+    comment(lines, &plan.partition);
+    if !plan.partition.columns.is_empty() {
+        lines.push(format!("columns = {}", array(&plan.partition.columns)));
+    }
+    if plan.by_day {
+        lines.push("by = \"day\"".to_owned());
+    }
+}
+
+fn timed_session(lines: &mut Vec<String>, plan: &Plan) {
+    lines.push("[session]".to_owned());
     match plan.session.columns.as_slice() {
         [user] if plan.by_gap => {
             lines.push(format!("user = {}", text(user)));
@@ -117,17 +148,6 @@ fn session(lines: &mut Vec<String>, plan: &Plan) {
     });
     if !plan.key.columns.is_empty() {
         lines.push(format!("order = {}    # among samples of one time", array(&plan.key.columns)));
-    }
-    if plan.partition.columns.is_empty() && !plan.by_day {
-        return;
-    }
-    lines.extend([String::new(), "[partition]".to_owned()]);
-    comment(lines, &plan.partition);
-    if !plan.partition.columns.is_empty() {
-        lines.push(format!("columns = {}", array(&plan.partition.columns)));
-    }
-    if plan.by_day {
-        lines.push("by = \"day\"".to_owned());
     }
 }
 
@@ -206,6 +226,9 @@ fn source(source: &SourceConfig) -> String {
     }
     if source.missing_columns == MissingColumns::Null {
         keys.push("missing_columns = \"null\"".to_owned());
+    }
+    for (name, column) in [("row_number", &source.row_number), ("file_number", &source.file_number)] {
+        keys.extend(column.as_ref().map(|column| format!("{name} = {}", text(column))));
     }
     if keys.is_empty() && source.paths.len() == 1 {
         return path;

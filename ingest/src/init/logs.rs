@@ -190,7 +190,7 @@ fn other_ways(path: &str) -> Vec<SourceConfig> {
     let mut ways = Vec::new();
     for quote in [Quote::Guarded, Quote::None] {
         for header in [true, false] {
-            for delimiter in [None, Some(b'\t'), Some(b';'), Some(b'|')] {
+            for delimiter in [None, Some(b'\t'), Some(b';'), Some(b'|'), Some(b' ')] {
                 ways.push(SourceConfig { delimiter, header, quote, ..csv.clone() });
             }
         }

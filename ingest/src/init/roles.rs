@@ -125,10 +125,13 @@ pub(super) struct Plan {
     pub(super) made: Vec<Expression>,
     pub(super) rows: Choice,
     pub(super) key: Choice,
-    /// The time: its column, and the keys beside it.
+    /// The time: its column, and the keys beside it. If samples are in the order of their rows, the columns with the
+    /// number of each row and, for several files, with the number of its file.
     pub(super) time: Choice,
     pub(super) time_keys: Vec<String>,
-    /// The columns of the session's key.
+    /// Whether no column is a time, so that samples are in the order of their rows.
+    pub(super) by_rows: bool,
+    /// The columns of the session's key. Without any, each row is a session of its own, which needs `by_rows`.
     pub(super) session: Choice,
     /// Whether the session is a user's, and ends with a pause.
     pub(super) by_gap: bool,
@@ -243,12 +246,17 @@ impl<'a> Roles<'a> {
     fn time(&mut self) {
         let chosen = times::choose(&self.free).map(|(column, found)| (column.clone(), found));
         let Some((column, found)) = chosen else {
-            let name = self.unused_name("time");
-            self.plan.take_as(&name, "TIMESTAMP '2000-01-01T00:00:00'".to_owned());
-            let check = "no column is a time, so all samples have the same: name the column, or keep this if time does \
-                         not matter";
-            self.plan.time =
-                Choice { columns: vec![name], check: Some(check.to_owned()), ..Choice::default() };
+            let mut columns = vec![self.unused_name("row_number")];
+            if self.log.files > 1 {
+                columns.push(self.unused_name("file_number"));
+            }
+            for name in &columns {
+                self.plan.take(name);
+            }
+            let check = "no column is a time, so samples are in the order of their rows: name the column if one is a \
+                         time, as `time` of `[session]`";
+            self.plan.time = Choice { columns, check: Some(check.to_owned()), ..Choice::default() };
+            self.plan.by_rows = true;
             return;
         };
         self.plan.time = Choice {
@@ -353,6 +361,12 @@ impl<'a> Roles<'a> {
                 let check = "the log has no header, and this column may be another one than the user";
                 (vec![column.clone()], Some(check.to_owned()))
             }
+            (None, None, None) if self.plan.by_rows => {
+                let check = "no column names a session or a user, so each row is a session: name the column as `key` of \
+                             `[session]`";
+                self.plan.session.check = Some(check.to_owned());
+                return;
+            }
             (None, None, None) => {
                 let name = self.unused_name("session");
                 self.plan.take_as(&name, "0".to_owned());
@@ -363,7 +377,7 @@ impl<'a> Roles<'a> {
                 return;
             }
         };
-        self.plan.by_gap = session.is_none();
+        self.plan.by_gap = session.is_none() && !self.plan.by_rows;
         let shown = columns.iter().map(|column| {
             format!(
                 "`{}`: {}, {} distinct in {} rows",

@@ -69,12 +69,13 @@ fn times_users_and_labels_are_found_with_their_evidence() {
 }
 
 #[test]
-fn what_is_not_known_is_to_be_checked() {
+fn unknown_roles_are_marked_to_be_checked() {
     let (text, config) = written(log(vec![column("weather", Type::Text, &["sun", "rain"])]));
     for part in ["no column is a time", "no column names a session", "no column is a label"] {
         assert!(text.contains(&format!("# CHECK: {part}")), "{text}");
     }
-    assert_eq!(config.session_columns(), ["session"]);
+    assert!(!text.contains("[session]"), "{text}");
+    assert_eq!(config.session_columns(), ["row_number"]);
 }
 
 #[test]

@@ -28,7 +28,6 @@ use std::sync::Arc;
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::{Int64Type, Schema as ArrowSchema};
 use datafusion::datasource::empty::EmptyTable;
-use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionContext;
 use onefold_base::progress::Reporter;
@@ -36,7 +35,7 @@ use onefold_datasets::{PartitionChoice, PartitionKey, Sessions, Snapshot, hash_i
 use onefold_sql::Query as _;
 use serde::Serialize;
 
-use self::old::OldDataset;
+pub(crate) use self::old::OldDataset;
 use self::old_rows::{FILES, OldFile, Read};
 pub(crate) use self::old_rows::{OldRowsExec, OldRowsSpec};
 use self::sql::{COUNT, RANGE, Sql};
@@ -402,11 +401,7 @@ impl<'a> Merge<'a> {
         }
         let files = files.iter().map(|files| OldFile::rows(files)).collect::<Result<Vec<_>, _>>()?;
         let (files, lists): (Arc<dyn ExecutionPlan>, _) = match cluster_of(&self.context.copied_config()) {
-            None => {
-                let files: Vec<_> = files.into_iter().map(|files| vec![files]).collect();
-                let files = MemorySourceConfig::try_new_exec(&files, Arc::clone(&FILES), None)?;
-                (files, WrittenLists::Here(lists.to_vec()))
-            }
+            None => (OldFile::scan(files)?, WrittenLists::Here(lists.to_vec())),
             Some(cluster) => {
                 let lists = WrittenLists::InFiles(self.sent_lists(&cluster, lists)?, Arc::default());
                 (self.sent_files(&cluster, &files).await?, lists)

@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
+use datafusion::physical_plan::ExecutionPlan;
 use onefold_datasets::{FeatureGroup, FileSet, Partition, PartitionKey, Snapshot, SparseFeature};
 
-use super::old_rows::{OldFile, OldRowsSpec, Read, value_of};
+use super::old_rows::{OldFile, OldRowsExec, OldRowsSpec, Read, value_of};
 use crate::cluster::{
-    OLD_SESSION, PARTITION, SEQUENCE, float_column, kept_column, list_column, list_names, partition_column,
+    OLD_SESSION, PARTITION, SEQUENCE, WrittenLists, float_column, kept_column, list_column, list_names,
+    partition_column,
 };
 use crate::sessionize::{self, KEY, TIME};
 use crate::{Config, Error, Result};
@@ -62,9 +64,9 @@ impl OldDataset {
         let spec = OldRowsSpec {
             location: self.location.clone(),
             snapshot: Snapshot { partitions: Vec::new(), manifests: Vec::new(), ..self.snapshot.clone() },
-            floats: config.schema.float_columns().map(str::to_owned).collect(),
+            floats: floats(config, read).map(str::to_owned).collect(),
             lists: lists.unwrap_or_default(),
-            positions: sessionize::position_columns(config).len(),
+            positions: if read == Read::Places { 0 } else { sessionize::position_columns(config).len() },
             keyed: !config.samples.key.is_empty(),
             read,
         };
@@ -103,6 +105,34 @@ impl OldDataset {
         Ok(parts)
     }
 
+    /// The places of the samples of some files, each of a partition with a number: the samples are numbered in the order
+    /// of the files.
+    ///
+    /// # Errors
+    ///
+    /// As [`files`](Self::files), and those of the engine.
+    pub(crate) fn places(
+        &self,
+        config: &Config,
+        sets: &[(usize, &FileSet)],
+        readers: usize,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let mut parts: Vec<Vec<OldFile>> = vec![Vec::new(); readers.clamp(1, sets.len().max(1))];
+        let mut before = 0;
+        for (place, (partition, files)) in sets.iter().enumerate() {
+            let values = self.values(config, &self.snapshot.partitions[*partition])?;
+            let (partition, files) = (*partition, FileSet::clone(files));
+            let samples = files.samples;
+            let readers = parts.len();
+            parts[place % readers].push(OldFile { partition, values, files, before });
+            before += samples;
+        }
+        let (spec, schema) = self.rows(config, Read::Places);
+        let rows = parts.iter().map(|files| OldFile::rows(files)).collect::<Result<Vec<_>, _>>()?;
+        let lists = WrittenLists::Here(Vec::new());
+        Ok(Arc::new(OldRowsExec::new(Arc::new(spec), lists, &schema, OldFile::scan(rows)?)))
+    }
+
     /// The columns of a table.
     fn columns(&self, config: &Config, read: Read) -> SchemaRef {
         let integer = |name: &str| Field::new(name, DataType::Int64, false);
@@ -113,6 +143,11 @@ impl OldDataset {
         match read {
             Read::Times => fields.push(integer(TIME)),
             Read::Keys => fields.push(integer(KEY)),
+            Read::Places => {
+                fields.extend([SEQUENCE, KEY, TIME].map(integer));
+                let floats = 0..floats(config, read).count();
+                fields.extend(floats.map(|i| Field::new(float_column(i), DataType::Float32, false)));
+            }
             Read::Samples => {
                 fields.push(integer(SEQUENCE));
                 fields.extend((!config.samples.key.is_empty()).then(|| integer(KEY)));
@@ -142,7 +177,7 @@ impl OldDataset {
                     "the dataset has the partition `{}`, but in the logs `{name}` is a {kind}",
                     partition.key
                 ),
-                "merge with the configuration that the dataset was built with",
+                "use the configuration that the dataset was built with",
             )),
         };
         columns.map(value).collect()
@@ -155,4 +190,11 @@ impl OldDataset {
             groups.flat_map(|group| group.features.iter().map(move |feature| (group, feature)));
         features.find(|(_, f)| f.name == name).map(|(group, feature)| (group.clone(), feature.clone()))
     }
+}
+
+/// The float columns that are read. Dense features are not those of places.
+fn floats(config: &Config, read: Read) -> impl Iterator<Item = &str> {
+    let dense = if read == Read::Places { config.schema.dense.len() } else { 0 };
+    let all = config.schema.float_columns().count();
+    config.schema.float_columns().take(all - dense)
 }

@@ -14,6 +14,7 @@ use datafusion::arrow::datatypes::{
     DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef, TimestampMicrosecondType,
 };
 use datafusion::common::ScalarValue;
+use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::error::{DataFusionError, Result as EngineResult};
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -48,6 +49,8 @@ pub(crate) enum Read {
     Times,
     /// The hash of the key.
     Keys,
+    /// Place, hash of the key, time, labels and weight.
+    Places,
     /// Time, key if there is one, place, floats, kept columns, and lists with the originals of their ids.
     Samples,
 }
@@ -59,7 +62,7 @@ pub(crate) struct OldFile {
     /// The values of the partition columns.
     pub(super) values: Vec<String>,
     pub(super) files: FileSet,
-    /// Samples of the bucket before those of the files.
+    /// Samples before those of the files: of the bucket, or of all that are read.
     pub(super) before: u64,
 }
 
@@ -73,6 +76,16 @@ impl OldFile {
         let texts: Vec<String> =
             files.iter().map(serde_json::to_string).collect::<Result<_, _>>().map_err(json)?;
         Ok(RecordBatch::try_new(Arc::clone(&FILES), vec![Arc::new(StringArray::from(texts))])?)
+    }
+
+    /// A scan of rows that name files; each batch is a partition.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine.
+    pub(crate) fn scan(rows: Vec<RecordBatch>) -> EngineResult<Arc<dyn ExecutionPlan>> {
+        let parts: Vec<_> = rows.into_iter().map(|rows| vec![rows]).collect();
+        Ok(MemorySourceConfig::try_new_exec(&parts, Arc::clone(&FILES), None)?)
     }
 
     /// The files that rows name.
@@ -162,7 +175,7 @@ impl ExecutionPlan for OldRowsExec {
         rows.spawn_blocking(move || {
             let originals = match spec.read {
                 Read::Samples => known_originals(&known, &lists, context.memory_pool())?,
-                Read::Times | Read::Keys => Vec::new(),
+                Read::Times | Read::Keys | Read::Places => Vec::new(),
             };
             let storage = Storage::open(&spec.location).map_err(|error| external(error.into()))?;
             let batch_rows = context.session_config().batch_size();
@@ -296,7 +309,7 @@ impl Reader<'_> {
             columns.push(value.to_array_of_size(rows.len())?);
         }
         columns.extend([same(file.partition as i64), integers(&group.sessions)]);
-        if self.spec.read == Read::Samples {
+        if matches!(self.spec.read, Read::Samples | Read::Places) {
             let first = before as i64;
             let sequence = rows.clone().map(|row| first + row as i64);
             columns.push(Arc::new(Int64Array::from_iter_values(sequence)));
@@ -339,14 +352,16 @@ impl RowGroup {
         if spec.read != Read::Keys {
             columns.times = Some(file.numbers::<TimestampMicrosecondType>(group, TIME_COLUMN)?.to_vec());
         }
-        let is_whole = spec.read == Read::Samples;
-        if spec.read == Read::Keys || is_whole && spec.keyed {
+        let (is_whole, is_place) = (spec.read == Read::Samples, spec.read == Read::Places);
+        if spec.read == Read::Keys || (is_whole || is_place) && spec.keyed {
             columns.keys = Some(file.numbers::<Int64Type>(group, SAMPLE_KEY_COLUMN)?.to_vec());
         }
-        if is_whole {
+        if is_whole || is_place {
             for name in &spec.floats {
                 columns.floats.push(file.numbers::<Float32Type>(group, name)?.to_vec());
             }
+        }
+        if is_whole {
             for column in &spec.snapshot.schema.kept {
                 columns.kept.push(file.kept(group, column)?);
             }

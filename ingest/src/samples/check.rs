@@ -18,6 +18,7 @@ use crate::config::{
 use crate::error::engine_message;
 use crate::ids::wrong_item_type;
 use crate::problems::Problems;
+use crate::sessionize::EVENT_TIME;
 use crate::sql::{key_hint, key_kind, table};
 use crate::{Config, Error, Result, times};
 
@@ -199,6 +200,7 @@ impl<'a> StepColumns<'a> {
         }
         self.check_reserved("a step", made.iter().copied())?;
         made.extend(self.config.sampling.iter().map(|sampling| sampling.weight.as_str()));
+        made.extend(self.config.keep.iter().map(String::as_str).filter(|name| *name == EVENT_TIME));
         let config = self.config;
         let features = config.feature_columns().map(|(name, _)| ("`[features]`", name));
         let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));

@@ -5,6 +5,7 @@ use super::tables::RowState::Usable;
 use super::tables::{EVENTS, ROWS, USABLE};
 use crate::Result;
 use crate::config::{Credit, JoinConfig, LabelConfig};
+use crate::sessionize::EVENT_TIME;
 use crate::sql::{enclosed, equal, first_of_each, numbered, quote};
 
 impl StepSql<'_> {
@@ -81,8 +82,8 @@ impl StepSql<'_> {
         }
     }
 
-    /// The labels as aggregates over events.
-    fn label_columns(join: &JoinConfig) -> String {
+    /// The labels as aggregates over events, and the time of the latest event if that is kept.
+    fn label_columns(&self, join: &JoinConfig, time: &str) -> String {
         let labels = join.labels.iter().map(|(name, label)| match label {
             LabelConfig::When(sql) => {
                 format!("max(CASE WHEN {} THEN 1 ELSE 0 END) AS {}", enclosed(sql), quote(name))
@@ -91,7 +92,8 @@ impl StepSql<'_> {
                 format!("CAST({} AS DOUBLE) AS {}", enclosed(aggregate), quote(name))
             }
         });
-        labels.collect::<Vec<_>>().join(", ")
+        let latest = self.keeps_event_times().then(|| format!("max({time}) AS {EVENT_TIME}"));
+        labels.chain(latest).collect::<Vec<_>>().join(", ")
     }
 
     /// The [`labels`](Self::labels) where an event belongs to one of the samples in whose windows it falls: that with the
@@ -123,7 +125,7 @@ impl StepSql<'_> {
         Ok(format!(
             "SELECT {keys}, __onefold_credited AS __onefold_at, count(*) AS __onefold_events, {} FROM ({credited}) \
              WHERE __onefold_kind = 1 AND __onefold_credited IS NOT NULL GROUP BY {keys}, __onefold_credited",
-            Self::label_columns(join)
+            self.label_columns(join, "__onefold_at")
         ))
     }
 
@@ -148,7 +150,7 @@ impl StepSql<'_> {
              JOIN (SELECT {distinct}{}, __onefold_time AS __onefold_at FROM ({})) ON {} AND __onefold_time >= __onefold_at \
              AND __onefold_time <= __onefold_at + {} GROUP BY {}, __onefold_at",
             named.join(", "),
-            Self::label_columns(join),
+            self.label_columns(join, "__onefold_time"),
             ours.join(", "),
             self.distinct(),
             equal(keys.iter().zip(&samples)),

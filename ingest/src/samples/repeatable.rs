@@ -1,7 +1,7 @@
 //! Which queries give the same rows each time that they are evaluated.
 //!
 //! A query is evaluated several times: for the sessions, for the samples, and when a dataset is compared with its logs.
-//! Rows that differ from one time to the next belong to wrong sessions, and nobody could build the dataset again.
+//! Rows that differ from one time to the next belong to wrong sessions, and the dataset could not be built again.
 
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::Result;
@@ -176,7 +176,7 @@ mod tests {
     fn queries_that_state_their_order_are_fine() {
         for sql in [
             "SELECT * FROM t ORDER BY a, b LIMIT 3",
-            "SELECT a FROM (SELECT * FROM t ORDER BY a, b) LIMIT 3",
+            "SELECT a FROM (SELECT * FROM t ORDER BY a, b LIMIT 3)",
             "SELECT *, row_number() OVER (PARTITION BY b ORDER BY a) AS n FROM t",
             "SELECT a, array_agg(b ORDER BY b) AS n, count(*), max(b) FROM t GROUP BY a",
             "SELECT *, rank() OVER (PARTITION BY b) AS n, sum(a) OVER () AS s FROM t",

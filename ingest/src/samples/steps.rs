@@ -13,6 +13,7 @@ use crate::config::{
 };
 use crate::ids::IdType;
 use crate::ids::functions::timeline_function_name;
+use crate::sessionize::EVENT_TIME;
 use crate::sql::{all, enclosed, equal, first_of_each, is_sortable, key_kind, list, numbered, quote, table};
 use crate::times::{self, TimeLimits};
 use crate::{Config, Result, timeline};
@@ -341,8 +342,10 @@ impl<'a> StepSql<'a> {
                     format!("COALESCE(n.{0}, {missing}) AS {0}", quote(name))
                 })
                 .collect();
+            let event_time =
+                if self.keeps_event_times() { format!(", n.{EVENT_TIME}") } else { String::new() };
             sql = format!(
-                "SELECT s.*, {}, n.__onefold_events FROM {LABELS} n RIGHT JOIN ({sql}) s ON {} AND n.__onefold_at = s.__onefold_time",
+                "SELECT s.*, {}, n.__onefold_events{event_time} FROM {LABELS} n RIGHT JOIN ({sql}) s ON {} AND n.__onefold_at = s.__onefold_time",
                 labels.join(", "),
                 on(&join.on)
             );
@@ -380,6 +383,11 @@ impl<'a> StepSql<'a> {
             Some(sampling) => format!("SELECT *, {} AS __onefold_kept FROM ({sql})", self.kept(sampling)),
             None => sql,
         }
+    }
+
+    /// Whether samples have the time of the latest event that their labels are made of.
+    pub(super) fn keeps_event_times(&self) -> bool {
+        self.config.join.is_some() && self.config.keep.iter().any(|name| name == EVENT_TIME)
     }
 
     /// The conditions that drop a sample.
@@ -487,7 +495,8 @@ impl<'a> StepSql<'a> {
         let rows = self.wide.iter().filter(|name| !is_weight(name));
         let labels = self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name));
         let attributes = self.config.attributes.iter().flat_map(|attributes| &attributes.columns);
-        let made = labels.chain(attributes.map(|(name, _)| name));
+        let event_time = self.keeps_event_times().then(|| EVENT_TIME.to_owned());
+        let made = labels.chain(attributes.map(|(name, _)| name)).chain(&event_time);
         let columns = rows.chain(made).map(|name| quote(name));
         Ok(self.placed(&joined, columns.chain(sampling.map(|sampling| self.weight(sampling))).collect()))
     }

@@ -24,7 +24,7 @@ use arrow::error::ArrowError;
 use crate::config::Format;
 
 /// A double holds every integer up to this one.
-const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
+const LARGEST_EXACT: u64 = 1 << 53;
 /// The significant digits that tell every double from all others.
 const DOUBLE_DIGITS: usize = 17;
 
@@ -158,7 +158,7 @@ fn is_plain_integer(text: &str) -> bool {
 
 fn double(text: &str, guessed: bool) -> Option<f64> {
     let value: f64 = text.parse().ok()?;
-    let loses = has_digits(text) && (!value.is_finite() || (guessed && !is_plain_double(text, value)));
+    let loses = has_digits(text) && (!value.is_finite() || (guessed && !is_plain_double(text)));
     (!loses).then_some(value)
 }
 
@@ -166,9 +166,9 @@ fn has_digits(text: &str) -> bool {
     text.bytes().any(|byte| byte.is_ascii_digit())
 }
 
-/// Whether `value`, which was read from `text`, has all of its digits. An integer may name something, so each of its
-/// digits counts.
-fn is_plain_double(text: &str, value: f64) -> bool {
+/// Whether the double that is read from `text` has all of its digits. An integer may be an id, so each of its digits
+/// counts.
+fn is_plain_double(text: &str) -> bool {
     let text = text.strip_prefix('-').unwrap_or(text);
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, ""));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -177,7 +177,7 @@ fn is_plain_double(text: &str, value: f64) -> bool {
     }
     let fraction = fraction.trim_end_matches('0');
     if exponent.is_empty() && fraction.is_empty() {
-        return value.abs() <= LARGEST_EXACT;
+        return whole.parse().is_ok_and(|whole: u64| whole <= LARGEST_EXACT);
     }
     let digits = match whole.trim_start_matches('0') {
         "" => fraction.trim_start_matches('0').len(),

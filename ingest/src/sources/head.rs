@@ -177,7 +177,7 @@ impl Head {
         Schema::new(fields.collect::<Vec<_>>())
     }
 
-    /// The rows from which types are inferred; `None` if there are none.
+    /// The rows from which types are inferred; `None` if the file has no rows.
     fn decode(&self, columns: &SchemaRef, dialect: Dialect) -> Result<Option<RecordBatch>, ArrowError> {
         let (columns, bytes) = (Arc::clone(columns), Cursor::new(&self.bytes));
         match dialect.format {

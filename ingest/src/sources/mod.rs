@@ -42,7 +42,7 @@ use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, stream};
 use object_store::ObjectMeta;
-use onefold_base::fault::Explain as _;
+use onefold_base::fault::{Explain as _, Fault, Kind};
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::files::{FileError, FileName, FoundFile};
@@ -51,8 +51,8 @@ use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
 pub(crate) use self::inspect::int96_as_micros;
-pub(crate) use self::refused::function as refused_function;
 use self::refused::refused_column;
+pub(crate) use self::refused::{function as refused_function, report_refused_columns};
 use self::schema::{FileColumns, Refused};
 pub(crate) use self::segments::{SEGMENTS_FILE, check_segments};
 pub(crate) use self::sent::SentScan;
@@ -143,8 +143,9 @@ async fn expand(
             let shown = PathBuf::from(path);
             let (store, pattern) =
                 stores.open(path, &config.object_stores).map_err(|error| wrong(shown.clone(), error))?;
-            let objects =
-                listing::expand(&store, pattern).await.map_err(|error| wrong(shown.clone(), error))?;
+            let objects = listing::expand(&store, pattern).await.map_err(|error| {
+                Error::from(Fault { kind: Kind::Storage, ..wrong(shown.clone(), error).fault() })
+            })?;
             let files = objects.into_iter().map(|meta| FoundFile {
                 name: PathBuf::from(format!("{}/{}", store.url, meta.location)),
                 folders: files::folders(meta.location.as_ref()),
@@ -334,7 +335,10 @@ impl Source {
     fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
         let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();
         for file in files {
-            let refused = self.refused.get(&file.found.name);
+            let refused = self
+                .refused
+                .get(&file.found.name)
+                .filter(|_| file.inspection.rows.is_none_or(|rows| rows > 0));
             let is_refused = |name: &String| refused.is_some_and(|refused| refused.contains_key(name));
             // The values of a CSV row belong to columns by their position only.
             let columns = match file.dialect.format {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use arrow::array::NullArray;
 use arrow::datatypes::DataType;
 use datafusion::common::ScalarValue;
+use datafusion::common::tree_node::{TreeNode as _, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
 };
+use datafusion::prelude::DataFrame;
 use onefold_base::fault::Fault;
 
 use crate::config::RESERVED;
@@ -30,6 +32,33 @@ fn function_of(problems: Problems) -> ScalarUDF {
 pub(super) fn refused_column(fault: Fault, problems: &Problems) -> Expr {
     let fault = serde_json::to_string(&fault).unwrap_or_default();
     function_of(problems.clone()).call(vec![lit(ScalarValue::from(fault))])
+}
+
+/// Reports the columns that a query reads although they cannot be read from some files: before the query runs, because
+/// a value of another file may fail first.
+///
+/// # Errors
+///
+/// The engine's errors from planning, and the first such column unless problems are collected.
+pub(crate) fn report_refused_columns(query: &DataFrame, problems: &Problems) -> crate::Result<()> {
+    let mut faults = Vec::new();
+    query.clone().into_optimized_plan()?.apply_with_subqueries(|node| {
+        node.apply_expressions(|expression| {
+            expression.apply(|part| {
+                faults.extend(fault_of(part));
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })
+    })?;
+    faults.into_iter().try_for_each(|fault| problems.report(fault.into()))
+}
+
+/// The fault of a call of the function.
+fn fault_of(part: &Expr) -> Option<Fault> {
+    let Expr::ScalarFunction(call) = part else { return None };
+    let Some(Expr::Literal(fault, _)) = call.args.first() else { return None };
+    let is_refused = call.name().strip_prefix(RESERVED) == Some("refused");
+    serde_json::from_str(fault.try_as_str().flatten().filter(|_| is_refused)?).ok()
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]

@@ -176,6 +176,24 @@ fn a_log_of_tabs_without_a_header() {
 }
 
 #[test]
+fn a_log_of_users_and_items_without_times() {
+    let dir = Dir::new();
+    let rows = |users: std::ops::Range<i64>| -> String {
+        let row =
+            |place: i64| format!("{} {}\n", users.start + place % (users.end - users.start), 900 - place);
+        (0..30).map(row).collect()
+    };
+    dir.write("log/a.txt", rows(1..4));
+    dir.write("log/b.txt", rows(4..7));
+    let (text, summary) = init_and_build(&dir, &["log"]);
+    for part in ["delimiter = \" \"", "row_number = \"row_number\"", "file_number", "order = \"rows\""] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    assert!(text.contains("key = [\"column_1\"]") && !text.contains("gap = "), "{text}");
+    assert_eq!((&summary["samples"], &summary["sessions"]), (&60.into(), &6.into()), "{summary}");
+}
+
+#[test]
 fn a_log_that_tells_nothing_builds_too() {
     let dir = Dir::new();
     dir.write("weather.txt", "place;sky\nPorto;sun\nLisbon;rain\n");
@@ -184,7 +202,7 @@ fn a_log_that_tells_nothing_builds_too() {
     assert_eq!(text.matches("# CHECK: ").count(), 3, "{text}");
     let (text, summary) = init_and_build(&dir, &["weather.txt"]);
     assert!(text.contains("format = \"csv\", delimiter = \";\""), "{text}");
-    assert_eq!(summary["samples"], 2);
+    assert_eq!((&summary["samples"], &summary["sessions"]), (&2.into(), &2.into()), "{summary}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Raw logs of every kind, in folders and in an S3 server, and what `onefold-ingest` makes of them.
 
+mod columns;
 mod examples;
 mod features;
 mod ids;

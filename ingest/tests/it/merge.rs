@@ -26,10 +26,10 @@ const MINUTE: i64 = 60_000_000;
 
 /// A row of the log: its request, user and time in minutes; all else follows from them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Row {
-    request: i64,
-    user: i64,
-    minute: i64,
+pub(crate) struct Row {
+    pub(crate) request: i64,
+    pub(crate) user: i64,
+    pub(crate) minute: i64,
 }
 
 impl Row {
@@ -61,15 +61,15 @@ impl Row {
 
 /// How a dataset is made.
 #[derive(Debug, Clone)]
-struct Setup {
+pub(crate) struct Setup {
     gap: bool,
-    keyed: bool,
+    pub(crate) keyed: bool,
     /// Whether the request orders samples of one time.
     ordered: bool,
     partition: &'static str,
     /// The options of the features with ids.
     ids: &'static str,
-    timeline: bool,
+    pub(crate) timeline: bool,
     /// Whether a text and an integer are kept.
     keep: bool,
     layout: Layout,
@@ -77,7 +77,7 @@ struct Setup {
     buckets: u32,
 }
 
-const SETUP: Setup = Setup {
+pub(crate) const SETUP: Setup = Setup {
     gap: true,
     keyed: true,
     ordered: false,
@@ -91,7 +91,7 @@ const SETUP: Setup = Setup {
 };
 
 impl Setup {
-    fn text(&self, log: &str) -> String {
+    pub(crate) fn text(&self, log: &str) -> String {
         let (session, key) = (
             if self.gap { "user = \"user\"\ngap = \"30m\"" } else { "key = [\"visit\"]" },
             if self.keyed { "key = [\"request\"]\n" } else { "" },
@@ -159,7 +159,7 @@ impl Setup {
     }
 
     /// Writes a log and its configuration `name`.
-    fn write(&self, dir: &Dir, name: &str, rows: &[Row]) {
+    pub(crate) fn write(&self, dir: &Dir, name: &str, rows: &[Row]) {
         dir.write(format!("{name}.parquet"), parquet(self.columns(rows)));
         dir.write(format!("{name}.toml"), self.text(&format!("{name}.parquet")));
         let minutes: Vec<i64> = (0..60).map(|i| i * 97 % 4000).collect();
@@ -186,7 +186,7 @@ impl Setup {
         dir.write("events.parquet", parquet(events));
     }
 
-    fn options(&self, commit: Commit, partitions: &str) -> BuildOptions {
+    pub(crate) fn options(&self, commit: Commit, partitions: &str) -> BuildOptions {
         BuildOptions {
             layout: Some(self.layout),
             order: Some(self.order),
@@ -221,17 +221,17 @@ impl Setup {
         runtime.block_on(build(&config, &dir.path(out), &self.options(commit, partitions), &Silent))
     }
 
-    fn works(&self, dir: &Dir, name: &str, out: &str, commit: Commit) -> BuildSummary {
+    pub(crate) fn works(&self, dir: &Dir, name: &str, out: &str, commit: Commit) -> BuildSummary {
         self.run(dir, name, out, commit, "").unwrap()
     }
 }
 
 /// A sample as it is read: session, time, hash of the key, floats, kept values, and the originals of the lists.
-type Sample = (i64, i64, Option<i64>, Vec<u32>, Vec<Option<String>>, Vec<Vec<String>>);
+pub(crate) type Sample = (i64, i64, Option<i64>, Vec<u32>, Vec<Option<String>>, Vec<Vec<String>>);
 /// The samples of a dataset in their order, by partition and range of buckets.
-type Content = BTreeMap<(String, u32), Vec<Sample>>;
+pub(crate) type Content = BTreeMap<(String, u32), Vec<Sample>>;
 
-fn content(dataset: &Path) -> Content {
+pub(crate) fn content(dataset: &Path) -> Content {
     let (storage, snapshot) = (Storage::open(dataset).unwrap(), Snapshot::load(dataset).unwrap());
     let mut content = Content::new();
     for partition in &snapshot.partitions {
@@ -310,13 +310,13 @@ fn files(dataset: &Path) -> BTreeMap<(String, u32), Vec<FileSet>> {
 }
 
 #[track_caller]
-fn assert_sound(dataset: &Path) {
+pub(crate) fn assert_sound(dataset: &Path) {
     let verified = verify(dataset, &VerifyOptions::new(2), &Silent).unwrap();
     assert!(verified.is_sound(), "{:?}", verified.problems);
 }
 
 /// A row that a split log has, and in which part: the first, the second, or both.
-fn rows() -> impl Strategy<Value = Vec<(Row, u8)>> {
+pub(crate) fn rows() -> impl Strategy<Value = Vec<(Row, u8)>> {
     let row = (
         0..4_i64,
         prop_oneof![1380..1500_i64, 0..2900_i64],
@@ -328,7 +328,7 @@ fn rows() -> impl Strategy<Value = Vec<(Row, u8)>> {
     })
 }
 
-fn setups() -> impl Strategy<Value = Setup> {
+pub(crate) fn setups() -> impl Strategy<Value = Setup> {
     let partition = prop_oneof![
         Just(""),
         Just("by = \"day\""),

@@ -204,7 +204,12 @@ fn problems_of_several_files_and_sections_are_listed_together() {
     dir.write("log/b.csv", "n,at\n1,2,3\n");
     let rest =
         "time = \"at\"\n[samples]\nsource = \"log\"\nkey = [\"nn\"]\n[features]\nn = { kind = \"sparse\" }\n";
-    configure(&dir, "\"log\"\nnothing = \"nowhere.csv\"", rest);
+    let configure = |sources: &str, rest: &str| {
+        configure(&dir, sources, rest);
+        let text = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
+        dir.write("dataset.toml", text.replace("keep = [\"n\"]\n", ""));
+    };
+    configure("\"log\"\nnothing = \"nowhere.csv\"", rest);
     dir.fails(&[
         "log/a.csv`: the file is empty",
         "log/b.csv`: line 2: the row has 3 values",
@@ -214,7 +219,7 @@ fn problems_of_several_files_and_sections_are_listed_together() {
     dir.write("log/b.csv", "n,at,clicked\n1,2024-06-01T12:00:00Z,0\n");
     let attributes =
         "[[attributes]]\nsource = \"log\"\non = [\"n\"]\ncolumns = { size = \"sizee\" }\n[features]";
-    configure(&dir, "\"log\"", &rest.replace("[features]", attributes));
+    configure("\"log\"", &rest.replace("[features]", attributes));
     dir.fails(&["`[samples].key` names", "`nn`", "`[[attributes]]` 1: `columns`", "`sizee`"]);
 }
 

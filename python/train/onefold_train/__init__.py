@@ -14,7 +14,7 @@ HINT = f"install it with `pip install torch=={TORCH}`"
 
 
 def main():
-    """Starts the program, which takes the place of this process."""
+    """Replaces this process with the program."""
     try:
         path, libraries = program()
     except RuntimeError as error:
@@ -24,19 +24,19 @@ def main():
 
 
 def program():
-    """The program's path, and the LD_LIBRARY_PATH with which it finds the libraries of torch."""
+    """Returns the path of the program, and the LD_LIBRARY_PATH with which it finds the libraries of torch."""
     places = [str(libtorch()), os.environ.get("LD_LIBRARY_PATH")]
     return str(Path(__file__).with_name("onefold-train")), ":".join(place for place in places if place)
 
 
 def libtorch():
-    """The folder of libtorch's libraries. torch is not imported, which takes seconds."""
+    """Returns the directory of libtorch's libraries. torch is not imported, because that takes seconds."""
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError(f"onefold-train needs torch {TORCH}, and torch is not installed for {sys.executable}")
     torch = Path(spec.submodule_search_locations[0])
     version = _version(torch)
-    # The part behind the plus is the build: for the CPU, or for a version of CUDA.
+    # The part after the plus is the build: for the CPU, or for a version of CUDA.
     if version.split("+")[0] != TORCH:
         raise RuntimeError(f"onefold-train needs torch {TORCH}, and `{torch}` is torch {version}")
     libraries = torch / "lib"

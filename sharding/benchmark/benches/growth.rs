@@ -1,7 +1,8 @@
-//! How planning time grows with tables and ranks: `cargo bench -p onefold-sharding-benchmark --bench growth`.
+//! Measures how planning time grows with the numbers of tables and ranks: `cargo bench -p onefold-sharding-benchmark
+//! --bench growth`.
 //!
-//! Prints a line per size. Criterion has no part in it: what is of interest is one plan of each size, cold, with the
-//! memory that it took.
+//! Prints one line per size. Criterion is not used, because the benchmark measures one plan per size, without
+//! warm-up, and the memory that it takes.
 #![allow(clippy::print_stdout)]
 
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! How long plans and prices take: the searches on one task of NeuroShard's largest setting, and what they ask most.
+//! Measures the time of plans and of predictions: all searches on one task of NeuroShard's largest setting, and the
+//! calls of the cost model that searches make most often.
 
 use std::hint::black_box;
 
@@ -8,7 +9,7 @@ use onefold_sharding::{
 };
 use onefold_sharding_benchmark::{Task, TaskOptions, tasks};
 
-/// 120 tables of dimensions up to 32 for 8 ranks.
+/// Returns a task with 120 tables of dimensions up to 32 for 8 ranks.
 fn task() -> Task {
     let options = TaskOptions { max_dim: 32, ..TaskOptions::new(120..=120, 8, 1, 3) };
     match tasks(&options).as_deref() {
@@ -45,7 +46,7 @@ fn plans(criterion: &mut Criterion) {
     }
 }
 
-/// A contribution is computed once for every way to cut a table, a rank's time for every candidate.
+/// A contribution is computed once for every division of a table, and the time of a rank for every candidate.
 fn prices(criterion: &mut Criterion) {
     let task = task();
     let mut group = criterion.benchmark_group("price");

@@ -1,4 +1,4 @@
-//! All searches on the same tasks.
+//! Runs all searches on the same tasks.
 
 use std::time::Instant;
 
@@ -7,31 +7,32 @@ use onefold_sharding::{CostModel, Error, Plan, Result, Search};
 
 use crate::Task;
 
-/// What one search did on all tasks.
+/// The results of one search on all tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MethodFigures {
-    /// The search.
+    /// The name of the search.
     pub search: String,
-    /// Predicted cost of every task in milliseconds, in the tasks' order; `None` where it found no valid plan.
+    /// The predicted cost of every task in milliseconds, in the order of the tasks; `None` if the search found no
+    /// plan.
     pub costs_ms: Vec<Option<f64>>,
-    /// Seconds for all tasks.
+    /// The planning time of all tasks, in seconds.
     pub plan_seconds: f64,
-    /// The longest planning of one task, in seconds.
+    /// The longest planning time of a task, in seconds.
     pub max_plan_seconds: f64,
 }
 
 impl MethodFigures {
-    /// Tasks with a valid plan.
+    /// Returns the number of tasks with a plan.
     pub fn valid(&self) -> usize {
         self.costs_ms.iter().flatten().count()
     }
 
-    /// The mean predicted cost over the tasks with a valid plan.
+    /// Returns the mean predicted cost over the tasks with a plan, in milliseconds.
     pub fn mean_ms(&self) -> Option<f64> {
         mean(self.costs_ms.iter().flatten().copied())
     }
 
-    /// The mean of this and of another search over the tasks that both have valid plans for.
+    /// Returns the mean predicted costs of this and of another search over the tasks for which both found a plan.
     pub fn common_means_ms(&self, other: &Self) -> Option<(f64, f64)> {
         let both = || self.costs_ms.iter().zip(&other.costs_ms).filter_map(|(a, b)| a.zip(*b));
         Some((mean(both().map(|(a, _)| a))?, mean(both().map(|(_, b)| b))?))
@@ -43,20 +44,20 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// All searches on all tasks.
+/// The results of all searches on all tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
-    /// By search, in the order that was asked for.
+    /// The results of each search, in the requested order.
     pub methods: Vec<MethodFigures>,
 }
 
-/// Runs `searches` on `tasks`, and checks every plan, which `keep` then gets. `model` gives the cost model for a task's
-/// topology.
+/// Runs `searches` on `tasks`, checks every plan, and passes it to `keep`. `model` returns the cost model for the
+/// topology of a task.
 ///
 /// # Errors
 ///
-/// The cost model's errors, those of `keep`, and [`Error::Invalid`] if a search made a plan that is not valid: that
-/// would be a fault of the search. A task without a plan because memory is short is no error.
+/// Errors of the cost model and of `keep`, and [`Error::Invalid`] if a search made an invalid plan, which would be a
+/// bug in the search. It is not an error if a task has no plan because the tables do not fit into memory.
 pub fn compare(
     tasks: &[Task],
     searches: &[Box<dyn Search>],

@@ -1,8 +1,8 @@
-//! Placement tasks like those of NeuroShard's benchmark, and all searches on the same tasks.
+//! Placement tasks like those of NeuroShard's benchmark, and a comparison of all searches on the same tasks.
 //!
-//! [`pool()`] has tables with the published marginals of Meta's benchmark data, [`tasks()`] draws tasks from it, and
-//! [`compare()`] runs searches on them. Planning needs none of it: it is for those who judge a search or a cost model,
-//! and for `onefold-train-tools profile`, which measures shards of such tables.
+//! [`pool()`] returns tables with the published statistics of Meta's benchmark data, [`tasks()`] draws tasks from
+//! them, and [`compare()`] runs searches on the tasks. Planning does not need this crate. It serves to evaluate a
+//! search or a cost model, and `onefold-train-tools profile` measures shards of such tables.
 #![forbid(unsafe_code)]
 
 mod compare;

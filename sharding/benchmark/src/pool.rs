@@ -1,47 +1,49 @@
-//! A pool of tables like those of Meta's public benchmark data, drawn to its published marginals.
+//! A pool of tables like those of Meta's public benchmark data, drawn from their published statistics.
 
 use onefold_sharding::{ACCESS_BATCH, AccessBins, normal_cdf};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Tables in the pool, as in `fbgemm_t856_bs65536` of facebookresearch/dlrm_datasets.
+/// The number of tables in the pool, as in `fbgemm_t856_bs65536` of facebookresearch/dlrm_datasets.
 pub const POOL_TABLES: usize = 856;
-/// Of which these are never looked up.
+/// The number of these tables that are never looked up.
 pub const POOL_EMPTY_TABLES: usize = 36;
-/// Mean and standard deviation of the rows (the largest index of a batch of 65,536 samples, plus one).
+/// The mean and standard deviation of the number of rows (the largest index in a batch of 65,536 samples, plus one).
 pub const POOL_ROWS: (f64, f64) = (4_107_472.0, 3_134_816.0);
-/// Mean and standard deviation of the pooling factors.
+/// The mean and standard deviation of the pooling factors.
 pub const POOL_POOLING: (f64, f64) = (15.8117, 25.59);
 
-/// The fewest rows of a table, as NeuroShard's task generator has it.
+/// The least number of rows of a table, as in NeuroShard's task generator.
 const MIN_ROWS: u64 = 100;
-/// The pool is one, so that tasks of all seeds choose from the same tables.
+/// The seed of the pool. It is fixed, so that all tasks choose from the same tables, whatever their own seeds are.
 const SEED: u64 = 856;
-/// Rows are looked up by Zipf's law with an exponent between these. Ours: no histogram per table is published.
+/// The range of the exponents of Zipf's law, by which rows are looked up. This is an assumption: no histograms of
+/// single tables are published.
 const EXPONENTS: std::ops::Range<f64> = 0.4..1.2;
 
-/// A table of the pool; tasks give it a dimension.
+/// A table of the pool. Tasks add a dimension.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolTable {
-    /// Rows.
+    /// The number of rows.
     pub rows: u64,
-    /// Mean number of ids per sample.
+    /// The mean number of ids per sample.
     pub pooling_factor: f64,
-    /// How often its rows are looked up.
+    /// How often the rows are looked up.
     pub accesses: AccessBins,
 }
 
-/// The pool: 856 tables whose rows and pooling factors have the published means and standard deviations, 36 of
-/// them without lookups.
+/// Returns the pool: 856 tables whose numbers of rows and pooling factors have the published means and standard
+/// deviations. 36 of them have no lookups.
 ///
-/// The data themselves are hard to get, their moments are not: rows follow a Weibull and pooling factors a
-/// log-normal distribution, at evenly spaced quantiles and with parameters that meet both moments, paired at random.
+/// The original data are hard to obtain, but their moments are published. Numbers of rows follow a Weibull
+/// distribution and pooling factors a log-normal distribution. Both are taken at evenly spaced quantiles, with
+/// parameters that meet both moments, and paired at random.
 pub fn pool() -> Vec<PoolTable> {
     let looked_up = POOL_TABLES - POOL_EMPTY_TABLES;
     let mut rng = ChaCha8Rng::seed_from_u64(SEED);
     let quantiles: Vec<f64> = (0..looked_up).map(|i| (i as f64 + 0.5) / looked_up as f64).collect();
-    // Powers of exponential quantiles are those of a Weibull, powers of log-normal ones log-normal again.
+    // Powers of exponential quantiles are Weibull quantiles, and powers of log-normal quantiles are log-normal again.
     let exponential: Vec<f64> = quantiles.iter().map(|q| -(1.0 - q).ln()).collect();
     let log_normal: Vec<f64> = quantiles.iter().map(|q| normal_quantile(*q).exp()).collect();
     let mut rows = with_moments(&exponential, POOL_ROWS, MIN_ROWS as f64);
@@ -63,13 +65,14 @@ pub fn pool() -> Vec<PoolTable> {
     tables
 }
 
-/// `a · x^p` with a and p such that, together with the empty tables at `empty`, mean and deviation fit.
+/// Returns `a · x^p`, where a and p are chosen so that mean and deviation are met, including the empty tables with
+/// the value `empty`.
 fn with_moments(x: &[f64], (mean, deviation): (f64, f64), empty: f64) -> Vec<f64> {
     let all = POOL_TABLES as f64;
     let empties = all - x.len() as f64;
     let sum = mean * all - empty * empties;
     let squares = (deviation * deviation + mean * mean) * all - empty * empty * empties;
-    // Σy² ÷ (Σy)² grows with p whatever a is.
+    // Σy² ÷ (Σy)² increases with p and does not depend on a.
     let wanted = squares / (sum * sum);
     let (mut low, mut high) = (0.01, 4.0);
     for _ in 0..100 {
@@ -82,7 +85,7 @@ fn with_moments(x: &[f64], (mean, deviation): (f64, f64), empty: f64) -> Vec<f64
     bent.into_iter().map(|y| y * scale).collect()
 }
 
-/// The inverse of the standard normal distribution function, by bisection.
+/// Returns the inverse of the standard normal distribution function, by bisection.
 fn normal_quantile(q: f64) -> f64 {
     let (mut low, mut high) = (-8.0, 8.0);
     for _ in 0..80 {

@@ -13,36 +13,36 @@ use onefold_sharding::{
 
 use crate::pool::{PoolTable, pool};
 
-/// What tasks are drawn from.
+/// Options for drawing tasks.
 #[derive(Debug, Clone)]
 pub struct TaskOptions {
-    /// Tables of a task, uniformly drawn.
+    /// The range of the number of tables in a task, which is drawn uniformly.
     pub tables: RangeInclusive<usize>,
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Dimensions are 4, 8, 16, … up to this.
+    /// The largest dimension. Dimensions are 4, 8, 16, … up to this value.
     pub max_dim: u64,
-    /// Number of tasks.
+    /// The number of tasks.
     pub count: usize,
-    /// Another seed gives other tasks.
+    /// The seed of the random choices.
     pub seed: u64,
-    /// Memory of a rank.
+    /// The memory of a rank, in bytes.
     pub memory_bytes: u64,
-    /// Samples per step over all ranks.
+    /// The number of samples per step over all ranks.
     pub global_batch_size: u64,
 }
 
 impl TaskOptions {
-    /// NeuroShard's 4 GiB per rank and 65,536 samples per step.
+    /// Returns options with NeuroShard's 4 GiB per rank and 65,536 samples per step.
     pub fn new(tables: RangeInclusive<usize>, ranks: u32, count: usize, seed: u64) -> Self {
         Self { tables, ranks, max_dim: 128, count, seed, memory_bytes: 4 << 30, global_batch_size: 65_536 }
     }
 }
 
-/// Tables and the ranks to place them on.
+/// Tables, and the ranks on which to place them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
-    /// The folder's name.
+    /// The name of the task's directory.
     pub name: String,
     /// The tables.
     pub tables: TableFile,
@@ -50,25 +50,26 @@ pub struct Task {
     pub topology: Topology,
 }
 
-/// The smallest dimension of a task's table.
+/// The smallest dimension of a table.
 const MIN_DIM: u64 = 4;
-/// Tables of one task that are drawn before the next is given up.
+/// The number of draws for one task, in tables, after which drawing fails.
 const MAX_DRAWS: usize = 100_000;
-/// Tables and buffers take at most this share of all memory: 15 GB of 4 × 4 GB in NeuroShard's benchmark.
+/// The largest share of the total memory that tables and buffers take: 15 GB of 4 × 4 GB in NeuroShard's benchmark.
 const MAX_FILL: (u64, u64) = (15, 16);
 
-/// The GPU that NeuroShard's benchmark ran on, RTX 2080 Ti: bytes per second of its memory (data sheet).
+/// The memory bandwidth of the RTX 2080 Ti, on which NeuroShard's benchmark ran, in bytes per second (data sheet).
 const MEMORY_BANDWIDTH: f64 = 6.16e11;
-/// What NeuroShard's figures of communication come to between its GPUs: PCIe.
+/// The bandwidth between these GPUs over PCIe, in bytes per second, derived from NeuroShard's communication times.
 const EXCHANGE_BANDWIDTH: f64 = 4.5e9;
 
-/// Draws tasks: for each, tables from the pool of published marginals with replacement, and a dimension for each,
-/// uniform over the powers of two from 4. A task whose tables and buffers take over 15/16 of all memory is drawn again.
+/// Draws tasks. For each task, tables are drawn from the pool with replacement, each with a dimension that is uniform
+/// over the powers of two from 4. A task whose tables and buffers take more than 15/16 of the total memory is drawn
+/// again.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for options that no task can have: no tables or ranks, a `max_dim` below 4, a batch whose samples
-/// do not divide over the ranks, or tables that never fit.
+/// [`Error::Invalid`] for options that allow no task: no tables or ranks, a `max_dim` below 4, a batch whose samples
+/// cannot be divided evenly among the ranks, or tables that never fit.
 pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
     let topology = topology(options)?;
     let dims: Vec<u64> = std::iter::successors(Some(MIN_DIM), |dim| dim.checked_mul(2))
@@ -169,7 +170,7 @@ fn draw(
     ))
 }
 
-/// As NeuroShard trains them: `fp32`, SGD without state.
+/// Returns a table as NeuroShard trains it: `fp32`, SGD without state.
 fn table(i: usize, source: &PoolTable, dim: u64) -> Table {
     Table {
         optimizer: TableOptimizer::Sgd,
@@ -182,17 +183,17 @@ fn table(i: usize, source: &PoolTable, dim: u64) -> Table {
     }
 }
 
-/// The file of a task's tables.
+/// The name of the file with a task's tables.
 pub const TABLES_FILE: &str = "tables.json";
-/// The file of a task's topology.
+/// The name of the file with a task's topology.
 pub const TOPOLOGY_FILE: &str = "topology.json";
 
 impl Task {
-    /// Writes the task's folder into `directory`, which is there.
+    /// Writes the task's directory into the existing `directory`.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be written.
+    /// [`Error::Io`] if the directory or a file cannot be written.
     pub fn store(&self, directory: &Path) -> Result<()> {
         let folder = directory.join(&self.name);
         fs_err::create_dir(&folder)?;
@@ -200,11 +201,11 @@ impl Task {
         self.topology.store(&folder.join(TOPOLOGY_FILE))
     }
 
-    /// Reads every task of `directory`, by name: the folders that hold a `tables.json`.
+    /// Reads all tasks in `directory`, ordered by name. A task is a subdirectory with a `tables.json`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the directory has no tasks, or if a file of one is missing or wrong.
+    /// [`Error::Fault`] if the directory has no tasks, or if a file of a task is missing or invalid.
     pub fn load_all(directory: &Path) -> Result<Vec<Self>> {
         let hint = "make some with `onefold-evaluate-plans tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`";
         let wrong = |message: &str| Error::file(directory, message, hint);

@@ -1,4 +1,4 @@
-//! The command line of `onefold-shard`: what is typed, checked before any file is touched.
+//! The command line of `onefold-shard`. Arguments are checked before any file is accessed.
 
 use std::path::PathBuf;
 
@@ -118,7 +118,7 @@ pub(crate) struct ReplanArguments {
     pub(crate) output: OutputFile,
 }
 
-/// The searches by name; a test holds them to those that there are.
+/// The names of the searches. A test compares them with the list of searches.
 const SEARCHES: [&str; 8] = [
     "beam",
     "neuroshard",
@@ -130,7 +130,7 @@ const SEARCHES: [&str; 8] = [
     "random",
 ];
 
-/// Which costs are predicted.
+/// The choice of the cost model.
 #[derive(Debug, Args)]
 pub struct ModelOptions {
     /// A learned cost model's file (`onefold-shard pretrain` writes one), `cpu` for the one that comes with this
@@ -144,18 +144,18 @@ pub struct ModelOptions {
     pub(crate) any_hardware: bool,
 }
 
-/// Where costs come from.
+/// A source of predicted costs.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ModelChoice {
     /// TorchRec's formulas.
     Analytic,
-    /// A model that comes with the program.
+    /// A model that is part of the program.
     Shipped(&'static str),
-    /// A model's file.
+    /// The file of a model.
     File(PathBuf),
 }
 
-/// A name or a path; a file that has a name's name can be given as `./cpu`.
+/// Parses the name of a model or a path. A file whose name is also the name of a model can be given as `./cpu`.
 fn parse_model(text: &str) -> Result<ModelChoice, String> {
     let shipped = ModelFile::SHIPPED.into_iter().find(|name| *name == text);
     Ok(match shipped {
@@ -223,7 +223,7 @@ pub(crate) struct ExportArguments {
     pub(crate) output: OutputFile,
 }
 
-/// `PATH`, or `PATH=TABLE,TABLE`.
+/// Parses `PATH`, or `PATH=TABLE,TABLE`.
 fn parse_module(text: &str) -> Result<Module, String> {
     let Some((path, tables)) = text.split_once('=') else { return Ok(Module::of_all(text)) };
     let tables: Vec<String> = tables.split(',').map(|table| table.trim().to_owned()).collect();
@@ -313,7 +313,7 @@ pub(crate) struct TopologyArguments {
     /// machine, or an H100's: 5e10]
     #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
     pub(crate) inter_node_bandwidth: Option<f64>,
-    /// What a rank is, as `onefold-train-tools profile` names it; learned cost models ask for it [default: as measured]
+    /// The hardware of a rank, as `onefold-train-tools profile` names it; learned cost models need it [default: as measured]
     #[arg(long, value_name = "NAME")]
     pub(crate) hardware: Option<String>,
     #[command(flatten)]
@@ -328,7 +328,7 @@ pub(crate) struct CheckArguments {
     pub(crate) inputs: Inputs,
 }
 
-/// What a plan is made from.
+/// The inputs of a plan.
 #[derive(Debug, Args)]
 pub(crate) struct Inputs {
     /// The tables (`onefold-shard tables` writes the file)
@@ -339,7 +339,7 @@ pub(crate) struct Inputs {
     pub(crate) topology: PathBuf,
 }
 
-/// Where a command writes.
+/// The output file of a command.
 #[derive(Debug, Args)]
 pub(crate) struct OutputFile {
     /// File to write
@@ -350,7 +350,7 @@ pub(crate) struct OutputFile {
     pub(crate) overwrite: bool,
 }
 
-/// A `GROUP=FACTOR` of the command line.
+/// A dedupe factor of a feature group, given as `GROUP=FACTOR`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GroupFactor {
     pub(crate) group: String,
@@ -376,12 +376,12 @@ fn parse_count(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| format!("`{text}` is not a number of at least 1"))
 }
 
-/// A size, or `0`.
+/// Parses a size, or `0`.
 fn parse_budget(text: &str) -> Result<u64, String> {
     if text.trim() == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
-/// Bytes per second: a number like `3.35e12`, or a size like `450GB`.
+/// Parses a bandwidth in bytes per second: a number like `3.35e12`, or a size like `450GB`.
 fn parse_bandwidth(text: &str) -> Result<f64, String> {
     let number = text.trim().parse::<f64>().or_else(|_| parse_bytes(text).map(|bytes| bytes as f64));
     let valid = number.ok().filter(|bandwidth| bandwidth.is_finite() && *bandwidth >= 1.0);

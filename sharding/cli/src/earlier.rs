@@ -1,4 +1,4 @@
-//! The run that training goes on from: what its `run.json` says of its tables and snapshot.
+//! The tables and the snapshot of the run that a training continues, read from its `run.json`.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use onefold_storage::Storage;
 use onefold_train_config::{RUN_FILE, RUN_FORMAT_VERSION};
 use serde::Deserialize;
 
-/// The part of a run's description that its tables depend on.
+/// The part of a run's description that determines its tables.
 #[derive(Debug, Deserialize)]
 pub(crate) struct EarlierRun {
-    /// The number of the dataset's snapshot that it was trained on.
+    /// The number of the dataset's snapshot on which the run was trained.
     pub(crate) snapshot: u64,
-    /// The tables that its features look up.
+    /// The tables of the run's features.
     pub(crate) tables: Vec<FeatureConfig>,
 }
 
 impl EarlierRun {
-    /// Reads the description of the run at `location`, a path or a URL.
+    /// Reads the description of the run at `location`, which is a path or a URL.
     pub(crate) fn load(location: &Path) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {

@@ -1,4 +1,4 @@
-//! The command line of `onefold-shard`: its commands, one function each.
+//! The commands of `onefold-shard`, one function each.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -30,10 +30,10 @@ use machine::MeasuredMachine;
 
 pub use cli::ModelOptions;
 
-/// The program, to be called in another program's process.
+/// The program, for calls from the process of another program.
 pub const PROGRAM: Program = Program::of::<Cli>();
 
-/// Runs the program with its arguments, whose first is its name.
+/// Runs the program. `arguments` begin with the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     PROGRAM.main(arguments)
 }
@@ -65,11 +65,13 @@ impl CommandLine for Cli {
     }
 }
 
-/// The cost model that was asked for; if none was, those that come with the program and are of the topology's hardware.
+/// Returns the requested cost model. By default, these are the models of the program that fit the hardware of the
+/// topology.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] or [`Error::Invalid`] for a file that is missing or wrong, and for models that do not fit the topology.
+/// [`Error::Fault`] or [`Error::Invalid`] for a file that is missing or invalid, and for models that do not fit the
+/// topology.
 pub fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {
     let mut files = Vec::new();
     for choice in &options.model {
@@ -95,7 +97,8 @@ pub fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn
     })
 }
 
-/// The models that come with the program for the hardware of all ranks; none if one of them has none.
+/// Returns the models of the program for the hardware of all ranks, or no models if there is none for one of the
+/// ranks.
 fn shipped_for(topology: &Topology) -> Result<Vec<ModelFile>, Error> {
     let mut files = ModelFile::SHIPPED.into_iter().map(ModelFile::shipped).collect::<Result<Vec<_>, _>>()?;
     let hardware: Vec<Option<&str>> = (0..topology.ranks).map(|rank| topology.hardware_of(rank)).collect();
@@ -174,10 +177,10 @@ pub(crate) fn replan_command(arguments: &ReplanArguments, printer: &Printer) -> 
     Ok(printer.summary(&text, &json)?)
 }
 
-/// Alternatives of a table that are printed.
+/// The number of a table's alternatives that are printed.
 const PRINTED: usize = 8;
 
-/// Why a table stands where it does: what the plan would cost otherwise.
+/// Explains the placement of a table by the cost of the plan with other placements.
 fn explanation(plan: &Plan, name: &str, alternatives: &[Alternative]) -> String {
     let Some(table) = plan.tables.iter().find(|table| table.name == name) else { return String::new() };
     let mut text = format!("\n\nTable `{name}` is {}", table.described());
@@ -215,7 +218,7 @@ fn explanation_figures(name: &str, alternatives: &[Alternative]) -> Value {
     json!({ "table": name, "alternatives": alternatives.iter().map(figures).collect::<Vec<_>>() })
 }
 
-/// What `--json` says about a plan.
+/// Returns the JSON of a plan for `--json`.
 pub(crate) fn plan_figures(plan: &Plan) -> Value {
     json!({
         "tables": plan.tables.len(),
@@ -232,12 +235,12 @@ pub(crate) fn plan_figures(plan: &Plan) -> Value {
     })
 }
 
-/// The bytes that the fullest rank holds, and those that it has.
+/// Returns the bytes that are used on the fullest rank, and the memory of that rank in bytes.
 fn fullest(plan: &Plan) -> [u64; 2] {
     plan.fullest().map_or([0, 0], |rank| [rank.total_bytes(), plan.topology.memory_of(rank.rank)])
 }
 
-/// One line per rank, and which is the slowest.
+/// Returns a text with one line per rank, and the slowest rank.
 pub(crate) fn rank_table(plan: &Plan) -> String {
     let mut shards = vec![0usize; plan.ranks.len()];
     for shard in plan.tables.iter().flat_map(|table| &table.shards) {
@@ -280,7 +283,7 @@ pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()>
 
     let (path, count, ranks) = (arguments.plan.display(), plan.tables.len(), topology.ranks);
     let current = predictions_are_for(&plan, &topology, tables.global_batch_size);
-    // What ranks have is what this topology says.
+    // The memory of ranks is the memory in this topology.
     plan.topology = topology.clone();
     let [fullest, limit] = fullest(&plan).map(format_bytes);
     let mut text = format!(
@@ -300,12 +303,12 @@ pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()>
     Ok(printer.summary(&text, &json)?)
 }
 
-/// Whether the plan's times were predicted for this topology and batch size.
+/// Returns whether the plan's times were predicted for this topology and batch size.
 fn predictions_are_for(plan: &Plan, topology: &Topology, global_batch_size: u64) -> bool {
     let bandwidths = |topology: &Topology| {
         [topology.intra_node_bandwidth_bytes_per_second, topology.inter_node_bandwidth_bytes_per_second]
     };
-    // A number that went through a JSON file may come back with another last bit.
+    // A number may have a different last bit after it was written to a JSON file and read again.
     let close = |(a, b): (f64, f64)| (a - b).abs() <= 1e-9 * b;
     plan.global_batch_size == global_batch_size
         && bandwidths(&plan.topology).into_iter().zip(bandwidths(topology)).all(close)
@@ -342,7 +345,7 @@ pub(crate) fn topology(arguments: &TopologyArguments, printer: &Printer) -> Resu
     Ok(printer.summary(&text, &json)?)
 }
 
-/// Which machine the bandwidths are of.
+/// Describes the machine whose bandwidths the topology has.
 fn described_machine(arguments: &TopologyArguments, topology: &Topology) -> String {
     let given = [arguments.memory_bandwidth, arguments.intra_node_bandwidth, arguments.inter_node_bandwidth];
     match &topology.hardware {

@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use onefold_base::process::{available_threads, hardware_name};
 
-/// Words that a core reads in a pass: 32 MiB, more than its part of the caches.
+/// The number of words that a core reads in a pass: 32 MiB, more than its part of the caches.
 const WORDS: usize = 4 << 20;
 const PASSES: usize = 4;
-/// Bytes of a message, and messages that each connection carries.
+/// The bytes of a message, and the number of messages per connection.
 const MESSAGE: usize = 1 << 20;
 const MESSAGES: usize = 64;
-/// Connections at once, at most.
+/// The largest number of simultaneous connections.
 const MOST_CONNECTIONS: u32 = 16;
 
 /// The bandwidths of a rank, in bytes per second, while all ranks of the machine are busy.
@@ -22,13 +22,13 @@ const MOST_CONNECTIONS: u32 = 16;
 pub(crate) struct MeasuredMachine {
     pub(crate) memory_bandwidth: f64,
     pub(crate) exchange_bandwidth: f64,
-    /// As `onefold-train-tools profile` names it.
+    /// The name of the hardware, as in `onefold-train-tools profile`.
     pub(crate) hardware: String,
 }
 
 impl MeasuredMachine {
-    /// Measures this machine for `ranks` ranks on its processor: memory by reading it on all cores, links by messages
-    /// through the loopback interface, as ranks on one machine exchange them.
+    /// Measures this machine for `ranks` ranks on its processor. Memory is measured by reading it on all cores, and
+    /// links by messages over the loopback interface, as ranks on one machine exchange them.
     pub(crate) fn measure(ranks: u32) -> io::Result<Self> {
         let (cores, ranks) = (available_threads(), ranks.max(1));
         let connections = ranks.min(MOST_CONNECTIONS);
@@ -40,7 +40,7 @@ impl MeasuredMachine {
     }
 }
 
-/// Bytes per second that all cores read together.
+/// Returns the bytes per second that all cores together read.
 fn memory_bandwidth(cores: usize) -> f64 {
     let buffers: Vec<Vec<u64>> = (0..cores).map(|_| vec![1; WORDS]).collect();
     let started = Instant::now();
@@ -56,7 +56,7 @@ fn memory_bandwidth(cores: usize) -> f64 {
     per_second(cores * PASSES * WORDS * size_of::<u64>(), started)
 }
 
-/// Bytes per second that all connections send together.
+/// Returns the bytes per second that all connections together send.
 fn exchange_bandwidth(connections: u32) -> io::Result<f64> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let address = listener.local_addr()?;
@@ -81,7 +81,7 @@ fn send(address: SocketAddr) -> io::Result<()> {
     (0..MESSAGES).try_for_each(|_| stream.write_all(&message))
 }
 
-/// Reads until the other end is closed.
+/// Reads until the other end closes the connection.
 fn receive(mut stream: TcpStream) -> io::Result<()> {
     let mut message = vec![0; MESSAGE];
     while stream.read(&mut message)? > 0 {}

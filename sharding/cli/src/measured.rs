@@ -1,4 +1,4 @@
-//! What a dataset's batches say about tables: ids per sample, dedupe factors, and how often rows are looked up.
+//! Statistics of tables from a dataset's batches: ids per sample, dedupe factors, and how often rows are looked up.
 
 use std::path::Path;
 
@@ -8,43 +8,44 @@ use onefold_ikjt::hash::SigridHash;
 use onefold_ikjt::{Feature, Group, ReadRequest, Reader, Workers};
 use onefold_sharding::{AccessBins, FeatureConfig, HASH_SALT, IdPolicy, LookupShares, Lookups};
 
-/// What was counted for all features.
+/// The statistics of all features.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MeasuredFeatures {
-    /// Samples that were read, in whole batches.
+    /// The number of samples that were read, in whole batches.
     pub(crate) samples: u64,
-    /// In the order of the configurations. Rows are looked up once for every distinct list of a batch; where the model
-    /// pools sequences, once for every element of their timelines.
+    /// The lookups of each feature, in the order of the configurations. A row is looked up once for every distinct
+    /// list of a batch. If the model pools sequences, it is looked up once for every element of their timelines.
     pub(crate) features: Vec<Lookups>,
 }
 
-/// A feature's counts while batches are read.
+/// The counts of a feature while batches are read.
 struct Counting<'a> {
     config: &'a FeatureConfig,
     sample_ids: u64,
-    /// Distinct lists that are not empty.
+    /// The number of distinct non-empty lists.
     lists: u64,
-    /// Ids of distinct lists, and the sum of the squares of their numbers.
+    /// The number of ids in distinct lists, and the sum of the squares of the list lengths.
     list_ids: u64,
     squared_sizes: f64,
-    /// Elements of the lists' timelines: ids that windows share once.
+    /// The number of elements of the lists' timelines. An id that several windows share counts once.
     elements: u64,
-    /// The table row of everything that is looked up: ids of distinct lists, or elements of sequences'
-    /// timelines. Rows beyond 2³² are told apart by their lower half.
+    /// The table row of every lookup: for ids of distinct lists, or for elements of sequences' timelines. Rows are
+    /// stored modulo 2³².
     rows: Vec<u32>,
 }
 
-/// Bytes of an id in a vector that has just grown to twice its size.
+/// Bytes per id in a vector that has just doubled its capacity.
 const BYTES_PER_ID: u64 = 8;
 
-/// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are those of the
-/// batches' features, in the same order; each is counted for itself, also where features share a table. Batches are
-/// formed, preprocessed and deduplicated as `request` says, so the factors are those that training with them has. Keeps
-/// 4 bytes for every id that is looked up, in vectors that grow by doubling, and ends once they take `memory_limit` bytes.
+/// Reads batches of `dataset` until `samples` samples are counted, or until its end. `configs` are the configurations
+/// of the batches' features, in the same order. Each feature is counted separately, even if features share a table.
+/// `request` determines how batches are formed, preprocessed and deduplicated, so the factors are those of a training
+/// with these batches. Takes 4 bytes for every looked-up id, in vectors that grow by doubling, and stops when they
+/// take `memory_limit` bytes.
 ///
 /// # Errors
 ///
-/// The reader's errors, also for ids without a table row that `request` has it check.
+/// Errors of the reader, including errors for ids without a table row if `request` requests that check.
 pub(crate) fn measure_features(
     dataset: &Path,
     configs: &[FeatureConfig],
@@ -123,7 +124,7 @@ impl<'a> Counting<'a> {
             access_bins: Some(AccessBins::from_counts(counts)),
             list_length_deviation: Some((self.squared_sizes / lists - mean * mean).max(0.0).sqrt()),
             window_factor: (distinct_ids / self.elements.max(1) as f64).max(1.0),
-            // Rows beyond 2³² are not told apart.
+            // Larger row numbers are stored modulo 2³², so their distribution is unknown.
             lookup_shares: (self.config.rows <= 1 << 32)
                 .then(|| LookupShares::from_lookups(&self.rows, self.config.rows))
                 .flatten(),
@@ -131,7 +132,7 @@ impl<'a> Counting<'a> {
     }
 }
 
-/// The ids of a feature that are in a row, those that rows share once.
+/// Returns the ids of a feature that are part of a list. An id that several lists share is returned once.
 fn elements(feature: &Feature) -> impl Iterator<Item = i64> + Clone {
     let mut begins = vec![0_i32; feature.values().len() + 1];
     for (&offset, &size) in feature.offsets().iter().zip(feature.sizes().iter()) {
@@ -153,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Half of the samples share a list of 1,000 ids, each of the others has one id of its own.
+    /// Half of the samples share a list of 1,000 ids, and each of the others has one id of its own.
     #[test]
     fn lists_and_ids_have_factors_of_their_own() {
         let single = (0..1024).map(|id| vec![id]);
@@ -165,7 +166,7 @@ mod tests {
         assert_eq!((found.pooling_factor, found.list_dedupe_factor), (500.5, Some(2048.0 / 1025.0)));
         assert_eq!(found.dedupe_factor, 1_025_024.0 / 2024.0);
 
-        // The plan expects the lists and ids that come, and has room for them.
+        // The plan predicts the actual numbers of lists and ids, and has room for them.
         let table = Table {
             first: Lookups {
                 pooling_factor: found.pooling_factor,
@@ -182,11 +183,11 @@ mod tests {
         for (found, expected) in [(work.lists, 1025.0), (work.ids, 2024.0), (work.vectors, 1025.0)] {
             assert!((found - expected).abs() < 1e-6, "{found} {expected}");
         }
-        // Each of two ranks has half of them: one asks, the other serves.
+        // Each of two ranks has half of the samples: one requests, the other serves.
         let buffers = load.buffers(&topology, 1024);
         let half = ((2024 + 1025) * 8 + 2 * 1025 * 64 * 4) / 2;
         assert!(buffers.serving == 0 && buffers.asking.abs_diff(half) <= 1, "{buffers:?}");
-        // As if all lists had one length, 506 times fewer would be expected.
+        // If all lists had the same length, 506 times fewer lists would be expected.
         let alike =
             Table { first: Lookups { list_dedupe_factor: None, ..table.first.clone() }, ..table.clone() };
         let load = ShardLoad { table: &alike, ..load };
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn windows_share_the_elements_of_a_timeline() {
-        // The last id of the buffer is in no row.
+        // The last id of the buffer is not part of a list.
         let (values, offsets, sizes) = (vec![1_i64, 2, 3, 4, 5, 9], vec![0, 1, 2, 3], vec![3, 3, 3, 0]);
         let feature = Feature::try_new("f", values, offsets, sizes).unwrap();
         let inverse: Vec<i32> = vec![0, 0, 1, 2, 3];
@@ -226,10 +227,11 @@ mod tests {
             assert_eq!((measured.window_factor, measured.list_length_deviation), (9.0 / 5.0, Some(0.0)));
             assert_eq!((measured.dedupe_factor, measured.list_dedupe_factor), (12.0 / 9.0, Some(5.0 / 3.0)));
         }
-        // Five elements are looked up once each; or nine ids, of which two are in two lists and one in three.
+        // Five elements are looked up once each; or nine ids, of which two are in two lists and one is in three
+        // lists.
         assert_eq!(sequence.access_bins, Some(AccessBins::from_counts([1, 1, 1, 1, 1])));
         assert_eq!(sum.access_bins, Some(AccessBins::from_counts([1, 2, 3, 2, 1])));
-        // Vectors of a sequence are those of its elements.
+        // The vectors of a sequence are those of its elements.
         let table = Table {
             first: Lookups { list_length_deviation: None, ..sequence.clone() },
             ..Table::new("f", 16, 64)
@@ -245,7 +247,7 @@ mod tests {
 
     #[test]
     fn rows_are_counted_where_training_looks_them_up() {
-        // Ids by frequency, in lists of one and of three.
+        // Ids are ordered by frequency, in lists of one and of three ids.
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let mut id = || (10_000f64.powf(rng.random_range(0.0..1.0)) - 1.0) as i64;
         let rows: Vec<Vec<i64>> = (0..20_000).map(|i| (0..1 + 2 * (i % 2)).map(|_| id()).collect()).collect();
@@ -258,7 +260,7 @@ mod tests {
         let first = rows.iter().flatten().filter(|id| **id < 2_500).count() as f64 / 40_000.0;
         let share = checked.lookup_shares.unwrap().share(&(0..2_500));
         assert!(first > 0.8 && (share / first - 1.0).abs() < 0.02, "{share} {first}");
-        // Hashed, frequent ids are anywhere.
+        // Hashed ids are distributed over all rows, including frequent ones.
         let hashed = found(&config(Pooling::Sum, 10_000, IdPolicy::Hashed), &group);
         let hash = SigridHash::new(HASH_SALT, 10_000);
         let first = rows.iter().flatten().filter(|id| hash.hash(**id) < 2_500).count() as f64 / 40_000.0;

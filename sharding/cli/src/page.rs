@@ -1,4 +1,4 @@
-//! A plan as a page: every rank with its time and memory, and where the large tables are.
+//! A plan as an HTML page: the time and memory of every rank, and the placement of the large tables.
 
 use std::fmt::Write;
 
@@ -8,15 +8,15 @@ use onefold_page::text::escape;
 use onefold_page::{STYLE, document, legend, section};
 use onefold_sharding::{Plan, RankGroup, RankPrediction, Shard, ShardingType, TablePlan, Topology};
 
-/// Tables listed in full; the rest are counted.
+/// The number of tables that are listed; the others are only counted.
 const LISTED: usize = 200;
 const CHART_WIDTH: f64 = 720.0;
 const LABEL_WIDTH: f64 = 64.0;
 const VALUE_WIDTH: f64 = 170.0;
-/// Columns of text.
+/// The style of columns with text.
 const OWN_STYLE: &str = "td.text, th.text { text-align: left; white-space: normal; }\n";
 
-/// A self-contained page with the plan's ranks and tables.
+/// Returns a self-contained page with the plan's ranks and tables.
 pub(crate) fn html(plan: &Plan) -> String {
     let times = legend(&[
         ("c0", "computation"),
@@ -53,7 +53,8 @@ fn summary(plan: &Plan) -> String {
     text
 }
 
-/// The memory and kind of the ranks: `80.0 GiB each for tables and buffers`, or the same for each group.
+/// Returns the memory and hardware of the ranks: `80.0 GiB each for tables and buffers`, or such a text for each
+/// group.
 fn hardware(topology: &Topology) -> String {
     let of = |rank: u32| {
         let memory = format_bytes(topology.memory_of(rank));
@@ -84,18 +85,18 @@ fn cost(plan: &Plan) -> String {
     )
 }
 
-/// One horizontal bar of parts.
+/// A horizontal bar that consists of parts.
 struct Bar {
     label: String,
     parts: Vec<(&'static str, f64)>,
     value: String,
-    /// Where it may not grow beyond, if that is drawn.
+    /// A limit that is drawn as a mark, if there is one.
     limit: Option<f64>,
 }
 
-/// Bars from the top down, all on the scale of `most`.
+/// Returns bars from top to bottom, all on a scale from 0 to `most`.
 fn bars(label: &str, bars: &[Bar], most: f64) -> String {
-    // With many ranks, bars get thin and only some are labelled.
+    // With many ranks, bars are thin and only some of them are labelled.
     let (height, every) = match bars.len() {
         0..=32 => (22.0, 1),
         33..=128 => (9.0, 8),
@@ -161,7 +162,7 @@ fn memory_chart(plan: &Plan) -> String {
     let limits = plan.ranks.iter().map(limit_of);
     let fullest = plan.ranks.iter().map(|rank| rank.total_bytes() as f64).fold(0.0, f64::max);
     let limit = limits.fold(0.0, f64::max);
-    // Limits are drawn where they do not squeeze the bars to nothing.
+    // Limits are drawn only if the bars remain readable on the resulting scale.
     let drawn = fullest * 4.0 >= limit;
     let bar = |rank: &RankPrediction| {
         let buffers = rank.buffer_bytes.saturating_add(rank.reserve_bytes);
@@ -222,7 +223,7 @@ fn table_list(plan: &Plan) -> String {
     list
 }
 
-/// `3`, `0–7`, or `1 (0–31), 4 (32–63)` for columns.
+/// Returns the ranks of a table: `3`, `0–7`, or `1 (0–31), 4 (32–63)` for column shards.
 fn ranks(table: &TablePlan) -> String {
     const SHOWN: usize = 8;
     let by_columns = table.sharding_type == ShardingType::ColumnWise;
@@ -265,7 +266,7 @@ mod tests {
         }
         assert!(!page.contains("t<0>"));
         for rank in 0..4 {
-            // Once in each chart.
+            // The label occurs once in each chart.
             assert_eq!(page.matches(&format!("class=\"label\">rank {rank}</text>")).count(), 2);
         }
         assert!(page.contains("class=\"c1\"") && !page.contains("http"));

@@ -1,4 +1,4 @@
-//! `onefold-shard pretrain`: a cost model from measured costs.
+//! `onefold-shard pretrain`: trains a cost model on measured costs.
 
 use std::fmt::Write;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! `onefold-shard show`, `diff` and `export`: what a plan says, to people and to TorchRec.
+//! `onefold-shard show`, `diff` and `export`: print, compare and export plans.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::cli::{DiffArguments, ExportArguments, ShowArguments};
 use crate::page::html;
 use crate::{plan_figures, rank_table};
 
-/// Tables that a summary lists.
+/// The number of tables that a summary lists.
 const LISTED: usize = 24;
 
 pub(crate) fn show(arguments: &ShowArguments, printer: &Printer) -> Result<()> {

@@ -1,4 +1,4 @@
-//! `onefold-shard tables`: what there is to place.
+//! `onefold-shard tables`: describes the tables to place.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,7 +22,7 @@ use crate::cli::{GroupFactor, TablesArguments};
 use crate::earlier::EarlierRun;
 use crate::measured::measure_features;
 
-/// Why a cost is lower than what training will take.
+/// The reason why the predicted cost of a table is too low.
 const SEQUENCE_NOTE: &str = "one vector per id is priced, the model's block that pools them is not";
 
 pub(crate) fn tables(arguments: &TablesArguments, printer: &Printer) -> Result<()> {
@@ -31,7 +31,7 @@ pub(crate) fn tables(arguments: &TablesArguments, printer: &Printer) -> Result<(
     let file = match (&arguments.torchrec, &arguments.config, &arguments.data) {
         (Some(path), ..) => torchrec::load_tables(path)?,
         (None, Some(config), Some(data)) => of_dataset(config, data, arguments, printer)?,
-        // The command line asks for one or the other.
+        // The command line requires one or the other.
         _ => {
             let message = text!["give a `train.toml` and ", option("data"), ", or ", option("torchrec")];
             bail!(Fault::new(Kind::Options, message));
@@ -41,7 +41,7 @@ pub(crate) fn tables(arguments: &TablesArguments, printer: &Printer) -> Result<(
     summarize_tables(&file, arguments, printer)
 }
 
-/// A training configuration and the dataset that it is for.
+/// A training configuration and its dataset.
 struct Training<'a> {
     config_path: &'a Path,
     data: &'a Path,
@@ -49,12 +49,12 @@ struct Training<'a> {
     snapshot: Snapshot,
     filter: PartitionFilter,
     steps: Option<PreprocessConfig>,
-    /// Of the batches, as the steps change it.
+    /// The schema of the batches after the preprocessing steps.
     schema: Schema,
     configs: Vec<FeatureConfig>,
 }
 
-/// The tables of a training configuration, as the partitions that it trains on look them up.
+/// Returns the tables of a training configuration, with the lookups of the partitions on which it trains.
 fn of_dataset(
     config_path: &Path,
     data: &Path,
@@ -87,7 +87,8 @@ fn of_dataset(
         .with_context(|| format!("`{}`", config_path.display()))
 }
 
-/// Of one table for every feature those that there are: what features share is one table with the lookups of all.
+/// Merges one table per feature into the actual tables: features that share a table become one table with the lookups
+/// of all of them.
 fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
     let mut tables: Vec<Table> = Vec::new();
     let (shared, numbers) = tables_of(configs);
@@ -124,8 +125,8 @@ impl<'a> Training<'a> {
         Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }
 
-    /// A table for every feature, by the dataset's statistics, which say nothing of lists that are preprocessed: these
-    /// are then counted.
+    /// Returns one table per feature, with the dataset's statistics. If batches are preprocessed, the statistics do
+    /// not apply, and the lists have to be counted.
     fn tables(&self, samples: u64) -> Result<Vec<Table>> {
         if self.steps.is_some() {
             if samples == 0 {
@@ -144,14 +145,14 @@ impl<'a> Training<'a> {
         self.configs.iter().map(|config| counts.table(config)).collect::<Result<_, _>>().with_context(in_data)
     }
 
-    /// Reads batches as training does, and counts in them what statistics do not say.
+    /// Reads batches as the training does, and counts the values that the statistics do not contain.
     fn count(&self, tables: &mut [Table], arguments: &TablesArguments, printer: &Printer) -> Result<()> {
         let samples = arguments.samples;
         let checked = self.configs.iter().filter(|config| config.ids == IdPolicy::Checked);
         let batch_size = self.config.train.batch_size;
         let options = ReaderOptions {
             partitions: self.filter.clone(),
-            // A commit since then does not change what is counted.
+            // A later commit does not change the counted samples.
             snapshot: Some(self.snapshot.snapshot),
             shuffle: self.config.data.shuffle,
             streams: self.config.data.streams,
@@ -165,7 +166,7 @@ impl<'a> Training<'a> {
         let measured =
             measure_features(self.data, &self.configs, request, (samples, arguments.memory_limit), printer)?;
         for (table, found) in tables.iter_mut().zip(measured.features) {
-            // Statistics are of all samples.
+            // Statistics cover all samples.
             let pooling_factor =
                 if self.steps.is_some() { found.pooling_factor } else { table.first.pooling_factor };
             table.first = Lookups { pooling_factor, ..found };
@@ -181,7 +182,7 @@ impl<'a> Training<'a> {
     }
 }
 
-/// A table of the configured size for a feature.
+/// Returns a table of the configured size for a feature.
 fn table_of(config: &FeatureConfig) -> Table {
     let (pooling, dtype) = (config.pooling, config.dtype);
     Table {
@@ -191,7 +192,7 @@ fn table_of(config: &FeatureConfig) -> Table {
     }
 }
 
-/// The groups that were given a factor.
+/// Returns the feature groups for which a factor is given.
 fn dedupe_factors<'a>(
     given: &[GroupFactor],
     groups: &'a [FeatureGroup],
@@ -224,10 +225,10 @@ fn factor_of(feature: &str, factors: &[(&FeatureGroup, f64)]) -> Option<f64> {
     factors.iter().find(|(group, _)| holds(group)).map(|(_, factor)| *factor)
 }
 
-/// Samples and ids of the partitions that are trained on.
+/// The numbers of samples and ids in the partitions for the training.
 struct Counts {
     samples: u64,
-    /// Ids by feature.
+    /// The number of ids of each feature.
     values: BTreeMap<String, u64>,
 }
 
@@ -258,7 +259,7 @@ impl Counts {
         Ok(Self { samples, values })
     }
 
-    /// A table of the configured size, looked up as often as was counted.
+    /// Returns a table of the configured size with the counted number of ids per sample.
     fn table(&self, config: &FeatureConfig) -> Result<Table, Error> {
         let name = &config.feature;
         let Some(values) = self.values.get(name) else {
@@ -272,7 +273,7 @@ impl Counts {
     }
 }
 
-/// The tables of which a quarter of the rows, of four equal ones, has more than half of a feature's lookups.
+/// Lists the tables in which one of four equal blocks of rows has more than half of a feature's lookups.
 fn uneven_lookups(tables: &[Table]) -> Option<String> {
     let mut uneven = Vec::new();
     for table in tables {
@@ -291,7 +292,7 @@ fn uneven_lookups(tables: &[Table]) -> Option<String> {
     ))
 }
 
-/// The features whose lists are windows that share their timelines' elements.
+/// Lists the features whose lists are windows that share elements of their timelines.
 fn shared_elements(tables: &[Table]) -> Option<String> {
     let features = tables.iter().flat_map(|table| table.feature_names().zip(table.lookups()));
     let windows = features.filter(|(_, lookups)| lookups.window_factor >= 1.01);
@@ -300,7 +301,7 @@ fn shared_elements(tables: &[Table]) -> Option<String> {
     Some(format!("Windows share elements, ids an element: {}", listed(&windows)?))
 }
 
-/// The first of these, and how many there are; `None` if there are none.
+/// Returns the first few names and the number of all, or `None` if there are no names.
 fn listed(names: &[String]) -> Option<String> {
     const SHOWN: usize = 8;
     match names {

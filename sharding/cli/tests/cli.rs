@@ -1,4 +1,4 @@
-//! `onefold-shard` as a person runs it: output, exit status, errors with their hints, nothing half-written.
+//! Runs `onefold-shard` as a person does: output, exit status, errors with hints, and no partially written files.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// A directory in which commands run.
 struct Dir(TempDir);
 
-/// What a command did.
+/// The result of a command.
 struct Ran {
     command: String,
     output: Output,
@@ -40,7 +40,7 @@ impl Dir {
         fs_err::read_to_string(self.path(name)).unwrap()
     }
 
-    /// The names in the directory, hidden ones too.
+    /// Returns the names of all files in the directory, including hidden ones.
     fn names(&self) -> Vec<String> {
         let entries = fs_err::read_dir(self.0.path()).unwrap();
         let mut names: Vec<_> =
@@ -49,7 +49,7 @@ impl Dir {
         names
     }
 
-    /// Runs `onefold-shard` with these words, separated by spaces.
+    /// Runs `onefold-shard` with arguments that are separated by spaces.
     fn run(&self, arguments: &str) -> Ran {
         let program = env!("CARGO_BIN_EXE_onefold-shard");
         let words = arguments.split_whitespace();
@@ -57,7 +57,7 @@ impl Dir {
         Ran { command: format!("onefold-shard {arguments}"), output }
     }
 
-    /// Three tables, and two ranks that hold them.
+    /// Returns a directory with three tables, and two ranks on which they fit.
     fn with_inputs() -> Self {
         let dir = Self::new();
         let table = |name: &str, rows: u64| {
@@ -92,7 +92,7 @@ impl Ran {
         serde_json::from_str(stdout.lines().last().unwrap()).unwrap_or_else(|_| panic!("{}", self.text()))
     }
 
-    /// The error on stderr, of a command that ended with status 1 and printed nothing else.
+    /// Returns the error on stderr of a command that ended with status 1 and without output.
     #[track_caller]
     fn failed(&self) -> String {
         assert_eq!(self.output.status.code(), Some(1), "{}", self.text());
@@ -107,9 +107,9 @@ const PLAN: &str = "plan --tables tables.json --topology topology.json --out pla
 fn a_plan_is_printed_written_and_checked() {
     let dir = Dir::with_inputs();
     let summary = dir.run(&format!("{PLAN} --search greedy_by_size")).succeeded();
-    // Rank 0: user, 3,000 · (64 + 1) · 4 B. Rank 1: item and city, 2,500 · 65 · 4 B. On both, each table has buffers of
-    // 256 · ((2 + 1) · 8 + 2 · 64 · 4) B. A table computes
-    // (1,024 · 8 + 1,024 · 256 + 512 · 256) B · 1.15 · 3 ÷ 3.35e12 B/s and exchanges 2 · 512 · 256 B at 4.5e11 B/s.
+    // Rank 0: user, 3,000 · (64 + 1) · 4 B. Rank 1: item and city, 2,500 · 65 · 4 B. Each table has buffers of 256 ·
+    // ((2 + 1) · 8 + 2 · 64 · 4) B on both ranks. A table computes for (1,024 · 8 + 1,024 · 256 + 512 · 256) B · 1.15
+    // · 3 ÷ 3.35e12 B/s and exchanges 2 · 512 · 256 B at 4.5e11 B/s.
     let lines: Vec<&str> = summary.lines().collect();
     assert_eq!(
         lines[..6],
@@ -159,7 +159,7 @@ fn a_table_is_explained_by_what_else_there_is() {
         .iter()
         .map(|other| other["max_cost_ms"].as_f64().unwrap())
         .collect();
-    // The plan is the cheapest that its search found, and places with room come in the order of their costs.
+    // The plan is the cheapest one that its search found, and placements that fit into memory are ordered by cost.
     assert!(costs[0] >= json["max_cost_ms"].as_f64().unwrap() * (1.0 - 1e-9), "{costs:?}");
     let before = dir.read("plan.json");
     let error = dir.run(&format!("{PLAN} --explain town --overwrite")).failed();
@@ -275,7 +275,7 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
         "{error}"
     );
     assert!(!dir.path("plan.json").exists());
-    // As many ranks as the hint says have room.
+    // The number of ranks in the hint is sufficient.
     dir.run("topology --ranks 3 --memory 1MiB --out topology.json --overwrite").succeeded();
     dir.run(PLAN).succeeded();
 }
@@ -291,7 +291,7 @@ fn check_refuses_a_plan_of_other_tables_or_ranks() {
         "error: `plan.json`: the plan is not valid: rank 0 would hold 761.7 KiB of tables and 402.0 KiB of buffers \
          and has 683.6 KiB: 480.1 KiB too much\n  hint: make the plan again with `onefold-shard plan`"
     );
-    // The memory is that of the tables' batch size, not of the plan's.
+    // The check uses the batch size of the tables, not of the plan.
     dir.run("topology --ranks 2 --memory 2MiB --out topology.json --overwrite").succeeded();
     let tables = dir.read("tables.json");
     dir.write("tables.json", &tables.replace("\"global_batch_size\": 512", "\"global_batch_size\": 51200"));
@@ -364,7 +364,7 @@ fn a_topology_may_be_of_the_present_machine() {
     let h100 = Topology::h100(1, 1).unwrap();
     assert_ne!(here.memory_bandwidth_bytes_per_second, h100.memory_bandwidth_bytes_per_second);
     assert_ne!(here.intra_node_bandwidth_bytes_per_second, h100.intra_node_bandwidth_bytes_per_second);
-    // Values that are given are not measured.
+    // Given values are not measured.
     let text = dir.run(&format!("{measured} --overwrite --memory-bandwidth 2TB --hardware mine")).succeeded();
     assert!(text.contains("measured on mine"), "{text}");
     assert_eq!(Topology::load(&dir.path("here.json")).unwrap().memory_bandwidth_bytes_per_second, 2e12);
@@ -391,8 +391,8 @@ kind = "adagrad"
 learning_rate = 0.02
 "#;
 
-/// Writes a dataset with these partitions, each with the lengths of its samples' histories. The last id of each history is
-/// 4999, that of the item 999.
+/// Writes a dataset with these partitions, each given with the lengths of its samples' histories. The last id of each
+/// history is 4999, and every item is 999.
 fn write_dataset(directory: &Path, partitions: &[(&str, Vec<i64>)]) {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group = |name: &str, deduplicated, feature| FeatureGroup {
@@ -443,7 +443,7 @@ const TABLES: &str = "tables train.toml --data dataset --samples 0 --out tables.
 fn tables_come_from_the_configuration_and_the_statistics() {
     let dir = with_dataset();
     let summary = dir.run(&format!("{TABLES} --dedupe-factor past=4.5")).succeeded();
-    // (5,000 + 1,000) rows · 16 · 4 B, twice for Adagrad.
+    // (5,000 + 1,000) rows · 16 · 4 B, times two for the state of Adagrad.
     assert_eq!(
         summary,
         "2 tables of 750.0 KiB with optimizer state, written to `tables.json`\nPooled by the model: history (one vector \
@@ -589,7 +589,7 @@ fn a_job_is_planned_again_within_a_budget() {
         assert_eq!((kept.sharding_type, &kept.shards), (before.sharding_type, &before.shards));
     }
 
-    // Fewer ranks have to take over what the others had.
+    // A smaller number of ranks has to take over the shards of the others.
     dir.run("topology --ranks 1 --memory 4MiB --out one.json").succeeded();
     let error = dir.run(&format!("{replan} --topology one.json --budget 1KB --overwrite")).failed();
     assert!(error.contains("must move to other ranks") && error.contains("the budget is 1000 B"), "{error}");

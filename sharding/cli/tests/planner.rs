@@ -1,4 +1,4 @@
-//! `onefold-shard` from measured costs to a plan, and from a plan to what is seen of it.
+//! Runs `onefold-shard` from measured costs to a plan, and shows, compares and exports the plan.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -50,15 +50,15 @@ impl Dir {
     }
 }
 
-/// A task of random tables for four ranks, in `tasks/task-000`.
+/// Writes a task of random tables for four ranks to `tasks/task-000`.
 fn with_task(dir: &Dir, tables: usize, memory_bytes: u64) {
     let options = TaskOptions { max_dim: 64, memory_bytes, ..TaskOptions::new(tables..=tables, 4, 1, 3) };
     fs_err::create_dir(dir.path("tasks")).unwrap();
     tasks(&options).unwrap()[0].store(&dir.path("tasks")).unwrap();
 }
 
-/// A machine on which a table takes as long as its reads, plus launch costs that several tables share: what a line
-/// cannot be, and a network can.
+/// Returns costs of a machine on which a table takes as long as its reads, plus launch costs that several tables
+/// share. A network can model this, and a linear regression cannot.
 fn measured(samples: usize, noise: bool) -> Costs {
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     let mut shard = || {
@@ -86,7 +86,7 @@ fn measured(samples: usize, noise: bool) -> Costs {
         (0..samples).map(|i| (0..1 + i % 12).map(|_| shard()).collect()).collect();
     let ms = |shard: &ShardFeatures| {
         let bytes = shard.lists * shard.pooling_factor * shard.columns * 4.0;
-        // Rows that are looked up once come from memory, the others from a cache.
+        // Rows that are looked up once are read from memory, the others from a cache.
         bytes * (0.2 + shard.access_bins.0[0]) / 1e8
     };
     let compute = |(set, shards): (u64, Vec<ShardFeatures>)| {
@@ -206,7 +206,7 @@ fn a_model_that_learned_nothing_is_not_blessed() {
         dir.fails("pretrain few.parquet --out model.json")
             .contains("there are 20 samples for the compute model")
     );
-    // One exchange of many ranks leaves nothing to test on.
+    // One exchange of many ranks leaves no samples for the test.
     let rank = |i: u32| ExchangeRank { bytes: f64::from(i) * 1e5, start_ms: 0.0, ms: f64::from(i) };
     let one = ExchangeSample { direction: Direction::Forward, ranks: (1..65).map(rank).collect() };
     Costs { exchanges: vec![one], ..measured(600, false) }.store(&dir.path("one.parquet")).unwrap();

@@ -1,4 +1,4 @@
-//! The command line: what is typed, checked before any file is touched.
+//! The command line of `onefold-evaluate-plans`. Arguments are checked before any file is accessed.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -79,7 +79,7 @@ pub(crate) struct CompareArguments {
     pub(crate) seed: u64,
 }
 
-/// `20`, or `10-60`.
+/// Parses `20`, or `10-60`.
 fn parse_range(text: &str) -> Result<RangeInclusive<usize>, String> {
     let wrong = || format!("`{text}` is not a number of tables; write it like `20` or `10-60`");
     let number = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());

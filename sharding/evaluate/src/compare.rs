@@ -1,4 +1,4 @@
-//! `compare`: every search on the same tasks.
+//! `compare`: runs every search on the same tasks.
 
 use std::fmt::Write;
 
@@ -52,8 +52,8 @@ fn figures(method: &MethodFigures, tasks: usize) -> Value {
     })
 }
 
-/// One line per search. Means are over different tasks where some have no plan, so each is also set beside the last
-/// search's mean over the tasks that both have plans for.
+/// Returns a text with one line per search. If a search has no plan for some tasks, its mean covers fewer tasks, so
+/// each line also compares it with the last search over the tasks for which both have plans.
 fn table(comparison: &Comparison, tasks: usize) -> String {
     let mut text = format!("{}\n\n", count_of(tasks as u64, "task"));
     let Some(ours) = comparison.methods.last() else { return text };

@@ -1,4 +1,4 @@
-//! `onefold-evaluate-plans`: placement tasks, and all searches on them.
+//! `onefold-evaluate-plans`: draws placement tasks, and runs all searches on them.
 #![forbid(unsafe_code)]
 
 mod cli;

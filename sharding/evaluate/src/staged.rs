@@ -1,18 +1,19 @@
-//! Directories that appear whole.
+//! Directories that are written atomically.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use onefold_sharding::Error;
 
-/// A directory that is written beside its place, so that it appears whole.
+/// A temporary directory next to its final place. Committing moves it there, so that it never appears partially
+/// written.
 pub(crate) struct Staged {
     beside: tempfile::TempDir,
     out: PathBuf,
 }
 
 impl Staged {
-    /// For a directory that must not be there.
+    /// Prepares a directory that must not exist yet.
     pub(crate) fn new(out: &Path) -> Result<Self> {
         if out.exists() {
             let message = format!("`{}` already exists", out.display());
@@ -24,15 +25,15 @@ impl Staged {
         Ok(Self { beside, out: out.to_owned() })
     }
 
-    /// Where to write until then.
+    /// Returns the temporary path, to which files are written before the commit.
     pub(crate) fn path(&self) -> &Path {
         self.beside.path()
     }
 
-    /// Puts the directory in its place.
+    /// Moves the directory to its final place.
     pub(crate) fn commit(self) -> Result<()> {
         fs_err::rename(self.beside.path(), &self.out)?;
-        // It is elsewhere by now.
+        // The temporary path no longer exists, so there is nothing to delete.
         let _ = self.beside.keep();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `tasks`: random tasks in a directory.
+//! `tasks`: writes random tasks to a directory.
 
 use anyhow::Result;
 use onefold_base::units::count_of;

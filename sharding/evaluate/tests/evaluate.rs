@@ -1,4 +1,4 @@
-//! `onefold-evaluate-plans` as a developer runs it.
+//! Runs `onefold-evaluate-plans` as a developer does.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

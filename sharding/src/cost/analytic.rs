@@ -1,14 +1,14 @@
-//! Bytes moved ÷ bandwidth: TorchRec's published formulas.
+//! An analytic cost model, bytes moved ÷ bandwidth, by TorchRec's published formulas.
 
 use crate::cost::{LinkBytes, RankLoad};
 use crate::table::ID_BYTES;
 use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
 
-/// `analytic_v2`: bytes moved ÷ bandwidth, the formulas of TorchRec's planner
+/// The cost model `analytic_v2`: bytes moved ÷ bandwidth, with the formulas of TorchRec's planner
 /// (`torchrec/distributed/planner/shard_estimators.py` and `constants.py`, commit a48cef7, October 2025).
 ///
-/// For L ids per sample, B samples per rank, W ranks, a shard of d columns of e bytes each, and memory and
-/// exchange bandwidths m and x:
+/// For L ids per sample, B samples per rank, W ranks, a shard with d columns of e bytes each, memory bandwidth m and
+/// exchange bandwidth x:
 ///
 /// ```text
 /// table_wise, column_wise
@@ -26,31 +26,38 @@ use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
 ///   communication = 2 · rows·d·4 · (W-1)/W / x                             an all-reduce on a ring
 /// ```
 ///
-/// Ours are six things. TorchRec prices an all-reduce at half of what a ring sends on one machine, as much on two, and
-/// twice as much on more. Dedupe factors divide B in what is of lists, and L·B in what is of ids, because distinct lists
-/// alone are looked up and sent.
-/// Of a table that several features share, ids, rows and vectors are those of all; its dense update is one.
-/// A table that pools by attention sends one vector per id, L·B·W·d·4, as TorchRec's unpooled collection
-/// does, and the attention itself is not in the cost. A row-wise table within one of several machines sends as
-/// [`ShardLoad::traffic`] says. A single rank sends nothing.
+/// The model differs from TorchRec's in six points:
 ///
-/// The model knows no cache reuse, no launch overhead, no waiting for the slowest rank, and adds tables up.
+/// - TorchRec's cost of an all-reduce is half of what a ring sends on one machine, the same on two machines, and
+///   twice as much on more.
+/// - Dedupe factors divide B in the terms for lists, and L·B in the terms for ids, because only distinct lists are
+///   looked up and sent.
+/// - If several features share a table, ids, looked-up rows and vectors are summed over the features. The dense
+///   update of the table is counted once.
+/// - A table that pools by attention sends one vector per id, L·B·W·d·4 bytes, as TorchRec's unpooled collection
+///   does. The cost of the attention itself is not included.
+/// - A row-wise table within one of several machines sends the bytes that [`ShardLoad::traffic`] describes.
+/// - A single rank sends nothing.
+///
+/// The model ignores cache reuse, launch overhead and the waiting for the slowest rank, and adds up the costs of
+/// tables.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AnalyticCost;
 
-/// A row is read in blocks of at least this many weights.
+/// The least number of weights that a read of a row transfers.
 const MIN_BLOCK: u64 = 32;
-/// The columns at which a GPU block (32 threads × 4 weights) is full.
+/// The number of columns that fills a GPU block (32 threads × 4 weights).
 const FULL_BLOCK: u64 = 128;
-/// Slow-down of a shard narrower than a full block; TorchRec's measurement.
+/// The slow-down of a shard that is narrower than a full block, as measured by TorchRec.
 const HALF_BLOCK_PENALTY: f64 = 1.15;
-/// Slow-down of a shard narrower than half a block; TorchRec's measurement.
+/// The slow-down of a shard that is narrower than half a block, as measured by TorchRec.
 const QUARTER_BLOCK_PENALTY: f64 = 1.75;
-/// The backward pass takes this many times the forward pass; TorchRec's measurement.
+/// The time of the backward pass ÷ the time of the forward pass, as measured by TorchRec.
 const BACKWARD_MULTIPLIER: f64 = 2.0;
-/// Copying the gradients of a row-wise table together, in passes over them; TorchRec's measurement.
+/// The cost of copying the gradients of a row-wise table into one tensor, in passes over them, as measured by
+/// TorchRec.
 const BATCHED_COPY_FACTOR: f64 = 2.455;
-/// The dense update of a data-parallel table, in passes over it; TorchRec's measurement.
+/// The cost of the dense update of a data-parallel table, in passes over it, as measured by TorchRec.
 const ELEMENTWISE_FACTOR: f64 = 9.22;
 const MS_PER_SECOND: f64 = 1e3;
 
@@ -86,7 +93,7 @@ impl CostModel for AnalyticCost {
     }
 }
 
-/// Bytes ÷ bandwidth, the links of the two kinds one after the other.
+/// Returns bytes ÷ bandwidth in milliseconds. The two kinds of links are used one after the other.
 pub(crate) fn link_ms(bytes: LinkBytes, topology: &Topology) -> f64 {
     let seconds = bytes.intra / topology.intra_node_bandwidth_bytes_per_second
         + bytes.inter / topology.inter_node_bandwidth_bytes_per_second;
@@ -155,8 +162,8 @@ mod tests {
         assert!((actual - expected).abs() <= expected.abs() * 1e-12, "{actual} is not {expected}");
     }
 
-    /// Figures of `test_1_table_perf` in TorchRec's `planner/tests/test_shard_estimators.py`, (`fused`,
-    /// `table_wise`): 100 rows of dimension 10, two ranks, batch 512, pooling factor 1.
+    /// The expected values are from `test_1_table_perf` in TorchRec's `planner/tests/test_shard_estimators.py`
+    /// (`fused`, `table_wise`): 100 rows of dimension 10, two ranks, batch size 512, pooling factor 1.
     #[test]
     fn torchrec_gets_the_same_cost_for_its_one_table_test() {
         let cost = cost(&Table::new("table_0", 100, 10), &torchrec(2));
@@ -164,7 +171,8 @@ mod tests {
         assert_close(cost.communication_ms, 2.0 * 6.357828776041667e-05);
     }
 
-    /// The total of `test_sequence_2_table_perf`, (`fused`, `table_wise`): dimension 32, one id unpooled.
+    /// The expected total is from `test_sequence_2_table_perf` (`fused`, `table_wise`): dimension 32, one id,
+    /// unpooled.
     #[test]
     fn torchrec_gets_the_same_cost_for_its_sequence_test() {
         let table = Table {
@@ -195,7 +203,7 @@ mod tests {
         assert_close(attended.communication_ms, 50.0 * summed.communication_ms);
     }
 
-    /// What two features look up and send adds up; what there is of a table once is once.
+    /// The lookups and traffic of two features add up; costs of the table itself count once.
     #[test]
     fn a_shared_table_costs_what_its_features_ask_for() {
         let history = Table {
@@ -224,7 +232,7 @@ mod tests {
         assert_close(copied(&shared).communication_ms, copied(&item).communication_ms);
         assert!(copied(&shared).compute_ms < copied(&history).compute_ms + copied(&item).compute_ms);
 
-        // Every search places it, once.
+        // Every search places the table exactly once.
         let tables = [shared, Table::new("city", 500, 64)];
         for search in searches(1) {
             let plan =
@@ -258,7 +266,7 @@ mod tests {
         assert_eq!(costs[1], RankCost::default());
     }
 
-    /// By hand: 100 ids·(8 + 64·4) + 512·64·4 … with bandwidths of 1 GB/s.
+    /// The expected values are computed by hand: 100 ids·(8 + 64·4) + 512·64·4 … with bandwidths of 1 GB/s.
     #[test]
     fn rows_and_copies_cost_what_the_formulas_say() {
         let topology = Topology {
@@ -281,7 +289,7 @@ mod tests {
         assert_close(copy.compute_ms, (3.0 * forward + 9.22 * bytes) / 1e6);
         assert_close(copy.communication_ms, 2.0 * bytes * 0.75 / 1e6);
 
-        // Two machines of two: within one of them only half of the bytes take the network.
+        // With two machines of two ranks, only half of the bytes use the network if the table is within one machine.
         let two = Topology { ranks_per_node: 2, ..topology };
         let half = Shard { rank: 0, rows: 0..500, columns: 0..64 };
         let load = ShardLoad {

@@ -1,4 +1,4 @@
-//! What a learned cost model sees of a shard.
+//! The features of a shard that a learned cost model uses.
 
 use std::ops::Range;
 
@@ -6,52 +6,54 @@ use crate::access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 use crate::table::ACTIVATION_BYTES;
 use crate::{Error, Result, ShardLoad, ShardingType, Topology};
 
-/// A shard and its work in a step: what is measured by `onefold-train-tools profile` and given to a learned model.
+/// A shard and its work in a step, as `onefold-train-tools profile` measures it and a learned model takes it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardFeatures {
-    /// Rows of the shard.
+    /// The number of rows of the shard.
     pub rows: f64,
-    /// Columns of the shard.
+    /// The number of columns of the shard.
     pub columns: f64,
-    /// Bytes of a weight.
+    /// Bytes per weight.
     pub weight_bytes: f64,
-    /// Bytes of optimizer state of a row.
+    /// Bytes of optimizer state per row.
     pub state_bytes: f64,
-    /// Mean number of ids per distinct list that the shard has rows for.
+    /// The mean number of ids, of those that the shard has rows for, per list of `lists`.
     pub pooling_factor: f64,
-    /// Samples ÷ these lists.
+    /// The number of samples ÷ `lists`.
     pub dedupe_factor: f64,
-    /// Distinct lists per step with ids that the shard has rows for.
+    /// The number of distinct lists per step with at least one id that the shard has rows for.
     pub lists: f64,
-    /// Vectors that come out per step.
+    /// The number of vectors per step that the shard returns.
     pub vectors: f64,
-    /// Those of them that are copied to be sent to the ranks that asked for them, and whose gradients come back.
+    /// The number of these vectors that are copied to be sent to the ranks that requested them. Their gradients are
+    /// sent back.
     pub sent_vectors: f64,
-    /// Ranks that ask for these.
+    /// The number of ranks that request these vectors.
     pub askers: f64,
-    /// Ranks that have a copy of the shard, look up their own samples in it, and apply the gradients of all of them: 1
-    /// unless the table is data-parallel.
+    /// The number of copies of the shard. Each rank with a copy looks up its own samples in it, and applies the
+    /// gradients of all ranks. It is 1 unless the table is data-parallel.
     pub copies: f64,
-    /// How often the table's rows are looked up.
+    /// How often the rows of the table are looked up.
     pub access_bins: AccessBins,
 }
 
-/// What a rank does in a step to ask for vectors that are not looked up where they are: of all shards, on whichever
-/// ranks, for the rank's own samples. All ranks do as much.
+/// The work of a rank in a step to request vectors from shards, on any rank, for its own samples. It excludes tables
+/// that the rank looks up locally. All ranks have the same amount of work, apart from these tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AskedFeatures {
-    /// Ids that are gone through, once for every shard of their table.
+    /// The number of ids to process, counted once for every shard of their table.
     pub ids: f64,
-    /// Lists that are gone through, once for every shard of their table.
+    /// The number of lists to process, counted once for every shard of their table.
     pub lists: f64,
-    /// Bytes of the vectors that come back, whose gradients are sent.
+    /// Bytes of the vectors that are received, and of the gradients that are sent for them.
     pub bytes: f64,
-    /// Requests: one for every feature of every shard.
+    /// The number of requests: one for every feature and shard.
     pub requests: f64,
 }
 
 impl ShardFeatures {
-    /// Of a shard that stands on a rank: one for every feature of its table, as if each had a table of its own.
+    /// Returns the features of a shard on a rank, once for every feature of its table, as if each feature had a table
+    /// of its own.
     pub fn of<'a>(
         load: &'a ShardLoad<'a>,
         topology: &'a Topology,
@@ -60,7 +62,8 @@ impl ShardFeatures {
         let ShardLoad { table, shard, .. } = *load;
         let ranks = f64::from(topology.ranks);
         let copies = if load.sharding_type == ShardingType::DataParallel { ranks } else { 1.0 };
-        // The owner looks up whole tables where they are; of parts it asks itself, too.
+        // The owner of a whole table looks it up locally. If a table is divided, a rank also sends requests to its
+        // own shard.
         let askers = match copies > 1.0 || ranks == 1.0 {
             true => 0.0,
             false if load.is_whole() => ranks - 1.0,
@@ -86,27 +89,28 @@ impl ShardFeatures {
         })
     }
 
-    /// Distinct rows that the shard's rank looks up in a step.
+    /// Returns the number of distinct rows that the shard's rank looks up in a step.
     pub(crate) fn distinct_rows(&self) -> f64 {
         self.distinct_rows_of(1.0)
     }
 
-    /// Distinct rows that are updated in a step: of a copy those that any rank looks up.
+    /// Returns the number of distinct rows that are updated in a step. For a copy, these are the rows that any rank
+    /// looks up.
     pub(crate) fn updated_rows(&self) -> f64 {
         self.distinct_rows_of(self.copies)
     }
 
-    /// Of the lookups of so many ranks like this one.
+    /// Returns the number of distinct rows in the lookups of `ranks` ranks like this one.
     fn distinct_rows_of(&self, ranks: f64) -> f64 {
         let ids = ranks * self.lists * self.pooling_factor;
         self.access_bins.expected_rows(ids, self.counted_accesses()).min(self.rows).min(ids)
     }
 
-    /// Checks that every feature is a number that can be.
+    /// Checks that every feature is a finite number of at least 0.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] naming the feature.
+    /// [`Error::Invalid`] that names the feature.
     pub fn validate(&self) -> Result<()> {
         let hint = "features must be finite numbers of 0 or more; measure or describe the table again";
         let values = [
@@ -130,10 +134,10 @@ impl ShardFeatures {
 }
 
 impl AskedFeatures {
-    /// Numbers of it.
+    /// The number of features.
     pub(crate) const COUNT: usize = 4;
 
-    /// For one shard.
+    /// Returns the requests of one rank to one shard.
     pub fn of(load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Self {
         if topology.ranks == 1 || load.sharding_type == ShardingType::DataParallel {
             return Self::default();
@@ -150,8 +154,8 @@ impl AskedFeatures {
         sum
     }
 
-    /// What each rank asks for, of all shards on all ranks, which are by rank: a table that is whole on a rank is looked
-    /// up by that rank where it is.
+    /// Returns the requests of each rank to all shards. `loads` are ordered by rank. A rank does not request from
+    /// tables that it holds whole, because it looks them up locally.
     pub fn by_rank(loads: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<Self> {
         let mut of_parts = Self::default();
         let mut of_whole = vec![Self::default(); loads.len()];
@@ -177,15 +181,15 @@ impl AskedFeatures {
         self.requests += other.requests;
     }
 
-    /// The numbers, in the order of the fields.
+    /// Returns the values, in the order of the fields.
     pub(crate) fn values(&self) -> [f64; Self::COUNT] {
         [self.ids, self.lists, self.bytes, self.requests]
     }
 }
 
-/// The places in [`OURS`] of what a shard's time grows with in proportion: the more of it, the longer.
+/// The indices in [`OURS`] of the features to which the time of a shard is proportional.
 const WORK: Range<usize> = 1..14;
-/// How many of [`OURS`], the first ones, are amounts, which differ by orders of magnitude.
+/// The number of features at the start of [`OURS`] that are amounts, which differ by orders of magnitude.
 const AMOUNTS: usize = 18;
 const NEUROSHARD: [&str; 4] = ["dim", "pooling_factor", "row", "samples"];
 const OURS: [&str; 22] = [
@@ -214,25 +218,27 @@ const OURS: [&str; 22] = [
 ];
 
 impl ShardFeatures {
-    /// The names of what a learned model sees of a shard, in their order: NeuroShard's features (the access bins,
-    /// dimension, pooling factor, rows and samples), and what follows from them with the dedupe factor and the batch.
+    /// Returns the names of a learned model's inputs for a shard, in order: NeuroShard's features (the access bins,
+    /// dimension, pooling factor, rows and samples), and features that are derived from them, the dedupe factor and
+    /// the batch size.
     pub fn names() -> Vec<String> {
         let bins = (0..ACCESS_BINS).map(|k| format!("bin_{k}"));
         bins.chain(NEUROSHARD.iter().chain(&OURS).map(|name| (*name).to_owned())).collect()
     }
 
-    /// The places of what a shard's time grows with in proportion: the more of it, the longer.
+    /// Returns the indices of the features to which the time of a shard is proportional.
     pub(crate) fn work() -> Vec<usize> {
         let before = ACCESS_BINS + NEUROSHARD.len();
         WORK.map(|place| before + place).collect()
     }
 
-    /// The places of amounts, of which an encoder sees logarithms: the place in the cache hierarchy depends on these.
+    /// Returns the indices of the amounts. The encoder sees their logarithms, because the amounts determine which
+    /// level of the cache hierarchy is used.
     pub(crate) fn amounts() -> Range<usize> {
         ACCESS_BINS..ACCESS_BINS + NEUROSHARD.len() + AMOUNTS
     }
 
-    /// The inputs of a learned model, not yet normalised.
+    /// Returns the inputs of a learned model, before normalisation.
     pub fn encoded(&self) -> Vec<f64> {
         let mut values = self.access_bins.0.to_vec();
         values.extend([self.columns, self.pooling_factor, self.rows, self.lists * self.dedupe_factor]);
@@ -240,17 +246,17 @@ impl ShardFeatures {
         values
     }
 
-    /// The lookups that the access bins are counted over.
+    /// Returns the number of lookups over which the access bins are counted.
     fn counted_accesses(&self) -> f64 {
         self.pooling_factor * ACCESS_BATCH as f64 / self.dedupe_factor
     }
 
-    /// What follows from the features, in the order of [`OURS`].
+    /// Returns the derived features, in the order of [`OURS`].
     fn derived(&self) -> [f64; OURS.len()] {
         let ids = self.lists * self.pooling_factor;
         let (row_bytes, vector_bytes) = (self.columns * self.weight_bytes, self.columns * ACTIVATION_BYTES);
-        // A copy is updated with the rows of all ranks. Each tells all others which rows its batch has, sends their
-        // gradients to the ranks that sum them, and gets the sums.
+        // A copy is updated with the rows of all ranks. Each rank tells all others which rows its batch uses, sends
+        // the rows' gradients to the ranks that sum them, and receives the sums.
         let (own, distinct) = (self.distinct_rows(), self.updated_rows());
         let (sent_rows, told, copied) = match self.copies > 1.0 {
             true => (own, (self.copies - 1.0) * own, own + distinct),
@@ -277,7 +283,7 @@ impl ShardFeatures {
             self.rows * row_bytes,
             self.state_bytes,
             self.copies,
-            // The part of lookups that finds a row looked up before in the step.
+            // The share of lookups whose row was already looked up in the same step.
             if ids > 0.0 { 1.0 - own / ids } else { 0.0 },
             share(self.sent_vectors, self.vectors),
             flag(self.weight_bytes < ACTIVATION_BYTES),
@@ -310,13 +316,13 @@ mod tests {
         let value =
             |name: &str| encoded[ShardFeatures::names().iter().position(|other| other == name).unwrap()];
         assert_eq!(encoded.len(), ShardFeatures::names().len());
-        // Of 50 lists of six ids, all but one in 64 have one in the first half of the rows.
+        // A list of six ids has an id in the first half of the rows, except for one list in 64; there are 50 lists.
         let lists = 50.0 * (1.0 - 0.5f64.powi(6));
         assert_eq!((value("lists"), value("ids")), (lists, 150.0));
         assert_eq!((value("read_bytes"), value("written_bytes")), (150.0 * 128.0, lists * 128.0));
         assert_eq!((value("row"), value("dim"), value("dedupe_factor")), (500.0, 32.0, 200.0 / lists));
         assert_eq!((value("state_bytes"), value("is_copied")), (4.0 * value("distinct_rows"), 0.0));
-        // A rank asks both itself and the other.
+        // A rank sends requests to itself and to the other rank.
         assert_eq!((value("sent_vectors"), value("sent_share")), (lists, 1.0));
         // 150 lookups of 500 equally likely rows.
         let distinct = 500.0 * (1.0 - (-150.0f64 / 500.0).exp());
@@ -336,7 +342,7 @@ mod tests {
         assert_eq!(value("askers"), 2.0);
     }
 
-    /// What the model is told of types, states and copies.
+    /// Data types, optimizer states and copies change the model's inputs.
     #[test]
     fn a_copy_is_updated_with_the_rows_of_all_ranks() {
         let adam = TableOptimizer::Adam;

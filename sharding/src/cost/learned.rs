@@ -1,4 +1,4 @@
-//! Learned cost models: NeuroShard's three networks, trained on measured costs.
+//! Learned cost models: NeuroShard's networks, trained on measured costs.
 
 use onefold_base::fault::{option, text};
 
@@ -11,11 +11,12 @@ use crate::cost::{LinkBytes, RankLoad, Traffic};
 use crate::table::ACTIVATION_BYTES;
 use crate::{CostModel, Error, Result, ShardLoad, ShardingType, Topology};
 
-/// A learned model as searches ask it.
+/// A learned cost model in the form that searches use.
 ///
-/// The head's first layer is linear, so it is applied to every shard's code, and not to their sum: a contribution is
-/// `W1·code(shard)`, the shard's work, and what its rank need not ask for; a rank costs `w2·relu(Σ contributions + b1) +
-/// b2 + Σ work - Σ not asked`. That is the same function, and makes a candidate in a search cost some dozens of additions.
+/// The first layer of the head is linear, so it can be applied to the code of every shard instead of the sum of the
+/// codes. A contribution consists of `W1·code(shard)`, the work of the shard, and the requests that the shard's rank
+/// does not have to send. The cost of a rank is `w2·relu(Σ contributions + b1) + b2 + Σ work - Σ requests not sent`.
+/// This is the same function, but a candidate in a search costs only a few dozen additions.
 #[derive(Debug, Clone)]
 pub struct LearnedCost {
     id: String,
@@ -26,11 +27,11 @@ pub struct LearnedCost {
 }
 
 impl LearnedCost {
-    /// The model of a file for a topology.
+    /// Prepares the model in a file for a topology.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the topology does not name the hardware that the model was trained on, unless
+    /// [`Error::Invalid`] if a rank of the topology does not have the hardware on which the model was trained, unless
     /// `any_hardware`.
     pub fn new(file: ModelFile, topology: &Topology, any_hardware: bool) -> Result<Self> {
         let other = (0..topology.ranks).map(|rank| topology.hardware_of(rank));
@@ -65,8 +66,8 @@ impl LearnedCost {
         Ok(Self { id, bias, output, output_bias, file })
     }
 
-    /// The time of an exchange for every rank, all of which begin together, by the network or, without one, bytes ÷
-    /// bandwidth.
+    /// Returns the time of an exchange for every rank if all ranks begin together, predicted by the network or,
+    /// without one, as bytes ÷ bandwidth.
     fn together_ms(
         model: Option<&SetModel>,
         bytes: impl Iterator<Item = LinkBytes>,
@@ -81,7 +82,7 @@ impl LearnedCost {
         features.map(|features| model.predict_ms(&[features], &asked)).collect()
     }
 
-    /// The backward exchange of every rank with what is gathered after it.
+    /// Returns the time of the backward exchange of every rank, including the gather after it.
     fn back_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
         let backward = ranks.iter().map(|rank| rank.traffic.backward);
         let mut back_ms = Self::together_ms(self.file.backward.as_ref(), backward, topology);
@@ -99,8 +100,9 @@ impl LearnedCost {
         Self::together_ms(self.file.forward.as_ref(), forward, topology)
     }
 
-    /// How many ranks are predicted to be faster than anything measured, and the longest time of a rank; of the features
-    /// of every rank's shards, and what it asks for.
+    /// Returns the number of ranks whose prediction is faster than any measurement, and the longest predicted
+    /// computation of a rank in milliseconds. The arguments are the features of every rank's shards, and every rank's
+    /// requests.
     fn extremes(&self, ranks: &[Vec<Vec<f64>>], asked: &[AskedFeatures]) -> (usize, f64) {
         let model = &self.file.compute;
         let (mut faster, mut longest) = (0, 0.0f64);
@@ -143,7 +145,8 @@ impl CostModel for LearnedCost {
                 out.iter_mut().zip(row).for_each(|(out, w)| *out += f64::from(*code) * f64::from(*w));
             }
         }
-        // Every rank is taken to ask for every shard; the owner of a whole table does not.
+        // The model assumes that every rank sends requests to every shard. The owner of a whole table does not, so
+        // this is subtracted.
         if load.is_whole() {
             let asked = AskedFeatures::of(load, topology, batch_size);
             out[self.bias.len() + 1] = self.file.compute.asked_work(&asked);
@@ -156,10 +159,10 @@ impl CostModel for LearnedCost {
         self.file.compute.asked_work(&asked) * self.file.compute.scale_ms
     }
 
-    /// What the trainer sends: to the owner requests, from the owner vectors and back their gradients, all of them on
-    /// the owner's link. Of a data-parallel table, every other rank is told which rows the rank's batch has, a bit for
-    /// each row of the table at most; their gradients go to the ranks that sum them, and the sums of the rows of all
-    /// ranks to every rank.
+    /// Returns the bytes that the trainer sends: requests to the owner, vectors from the owner and their gradients
+    /// back, all of them counted for the owner's link. For a data-parallel table, each rank tells all other ranks
+    /// which rows its batch uses, with at most one bit per row of the table. The gradients are sent to the ranks that
+    /// sum them, and the sums for the rows of all ranks are sent to every rank.
     fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
         let others = f64::from(topology.ranks) - 1.0;
         let mut sum = Traffic::default();
@@ -184,7 +187,7 @@ impl CostModel for LearnedCost {
     }
 
     fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
-        // Four lanes, so that additions need not wait for each other; the head's width is a multiple of that.
+        // Four independent sums avoid waiting for the previous addition. The width of the head is a multiple of four.
         const LANES: usize = 4;
         let mut lanes = [0.0; LANES];
         let hidden = self.bias.len();
@@ -212,7 +215,7 @@ impl CostModel for LearnedCost {
         let back_ms = self.back_ms(ranks, topology);
         let mut out_ms = self.out_ms(ranks, topology);
         if self.file.forward.is_some() {
-            // As in NeuroShard: ranks meet in the forward exchange after unequal work.
+            // As in NeuroShard, ranks synchronise in the forward exchange after unequal work.
             let starts: Vec<f64> =
                 ranks.iter().zip(&back_ms).map(|(rank, back)| rank.compute_ms + back).collect();
             out_ms.iter_mut().zip(waiting_ms(&starts)).for_each(|(out, waiting)| *out += waiting);
@@ -393,7 +396,7 @@ mod tests {
         runner.run(&tables, check).unwrap();
     }
 
-    /// The model knows the optimizer, the type of weights, and what copies send each other.
+    /// The model distinguishes optimizers and data types of weights, and includes the exchange between copies.
     #[test]
     fn the_model_that_ships_prices_what_the_trainer_does() {
         let file = ModelFile::shipped("cpu").unwrap();
@@ -414,7 +417,7 @@ mod tests {
         let [wide, narrow] =
             [&table, &narrow].map(|table| cost(table, ShardingType::TableWise, 4).compute_ms);
         assert!((narrow / wide - 1.0).abs() > 1e-5, "{narrow} {wide}");
-        // Every rank sends its gradients once, and gets the sums of the rows of all ranks.
+        // Every rank sends its gradients once, and receives the sums for the rows of all ranks.
         let [two, eight] = [2, 8].map(|ranks| cost(&table, ShardingType::DataParallel, ranks));
         assert!(eight.communication_ms > 1.2 * two.communication_ms, "{two:?} {eight:?}");
     }
@@ -435,7 +438,7 @@ mod tests {
         assert_eq!(model.exchange_ms(&loads[..1], &topology), [0.0]);
     }
 
-    /// Ten times the work of the same kind takes ten times as long where no one has measured.
+    /// Outside of the measured range, ten times the work of the same kind takes ten times as long.
     #[test]
     fn more_work_than_was_measured_costs_in_proportion() {
         let model = model();
@@ -449,7 +452,7 @@ mod tests {
                 shard: &shard,
                 within_node: true,
             };
-            // All features that do not grow with the samples stay the same.
+            // The contribution is scaled, so that features that do not grow with the samples keep their values.
             let mut sum = vec![0.0; model.width()];
             model.contribution(&load, &topology, 64, &mut sum).unwrap();
             sum.iter_mut().for_each(|x| *x *= samples);

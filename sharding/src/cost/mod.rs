@@ -1,4 +1,4 @@
-//! What a rank costs per step: the trait a search asks, and the models behind it.
+//! The cost of a rank per step: the trait that searches use, and the models that implement it.
 
 pub(crate) mod analytic;
 pub(crate) mod features;
@@ -11,36 +11,38 @@ use crate::buffers::{exchange_buffers, reserved_buffers, shared_lists};
 use crate::table::ACTIVATION_BYTES;
 use crate::{BufferBytes, Lookups, Result, Shard, ShardingType, Table, Topology};
 
-/// A shard that stands on a rank, with what its cost depends on.
+/// A shard on a rank, with all properties on which its cost depends.
 #[derive(Debug, Clone, Copy)]
 pub struct ShardLoad<'a> {
     /// The table.
     pub table: &'a Table,
     /// How the table is sharded.
     pub sharding_type: ShardingType,
-    /// The part of it, and its rank, whose speed and hardware it has.
+    /// The part of the table, and its rank, which determines the speed and hardware.
     pub shard: &'a Shard,
-    /// Whether all shards of the table stand on one machine.
+    /// Whether all shards of the table are on one machine.
     pub within_node: bool,
 }
 
-/// What a rank's step begins with, and what it gives back; per step, of all samples that the shard sees.
+/// The input and output of a shard's lookup in a step, over all samples that the shard serves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Work {
-    /// Distinct lists.
+    /// The number of distinct lists.
     pub lists: f64,
-    /// Ids in them that the shard has rows for; of sequences the elements of their timelines.
+    /// The number of ids in them that the shard has rows for. For sequences, it is the number of elements of their
+    /// timelines.
     pub ids: f64,
-    /// Vectors that come out: one a list, or one an id where the list is pooled elsewhere.
+    /// The number of vectors that the shard returns: one per list, or one per id if the list is pooled elsewhere.
     pub vectors: f64,
 }
 
 impl ShardLoad<'_> {
-    /// The shard's lists, ids and vectors in a step of `batch_size` samples per rank, over all features of its table.
+    /// Returns the numbers of lists, ids and vectors of the shard in a step of `batch_size` samples per rank, summed
+    /// over all features of its table.
     ///
-    /// A row shard gets the share of ids that its rows have, and gives a partial sum for every list. A
-    /// data-parallel table serves its own rank's samples only. One dedupe factor divides samples into
-    /// distinct lists, the other their ids.
+    /// A row shard receives the share of ids that fall on its rows, and returns a partial sum for every list. A
+    /// data-parallel table serves only the samples of its own rank. One dedupe factor gives the number of distinct
+    /// lists, the other one the number of their ids.
     pub fn work(&self, topology: &Topology, batch_size: u64) -> Work {
         let mut sum = Work { lists: 0.0, ids: 0.0, vectors: 0.0 };
         for lookups in self.table.lookups() {
@@ -50,14 +52,15 @@ impl ShardLoad<'_> {
         sum
     }
 
-    /// The samples of a step whose lists the shard sees: those of its rank if every rank has a copy, else all.
+    /// Returns the number of samples in a step whose lists the shard serves: the samples of its rank if every rank
+    /// has a copy, else all samples.
     pub(crate) fn samples(&self, topology: &Topology, batch_size: u64) -> f64 {
         let ranks =
             if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
         batch_size as f64 * ranks
     }
 
-    /// The same of one feature.
+    /// Returns the [`work`](Self::work) for one feature.
     pub(crate) fn work_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
         let [lists, ids] = lookups.distinct(self.samples(topology, batch_size));
         let ids = lookups.looked_up(ids * lookups.share_of(&self.shard.rows, self.table.rows));
@@ -65,7 +68,8 @@ impl ShardLoad<'_> {
         Work { lists, ids, vectors }
     }
 
-    /// What the trainer looks up of one feature: of a row shard, only the lists that have one of its rows.
+    /// Returns the lookups of the trainer for one feature. Unlike [`work_of`](Self::work_of), it counts only lists
+    /// with at least one row in the shard.
     pub(crate) fn served_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
         let Work { ids, .. } = self.work_of(lookups, topology, batch_size);
         let part = lookups.share_of(&self.shard.rows, self.table.rows);
@@ -75,33 +79,33 @@ impl ShardLoad<'_> {
         Work { lists, ids, vectors }
     }
 
-    /// Whether it is all of its table.
+    /// Returns whether the shard is the whole table.
     pub fn is_whole(&self) -> bool {
         self.shard.row_count() == self.table.rows && self.shard.column_count() == self.table.dim
     }
 
-    /// Bytes of the gradient of all weights.
+    /// Returns the bytes of the gradient of all weights.
     pub(crate) fn gradient_bytes(&self) -> f64 {
         self.shard.row_count() as f64 * self.shard.column_count() as f64 * ACTIVATION_BYTES
     }
 
-    /// The buffers in which ranks exchange ids, vectors and gradients of the shard, on average.
+    /// Returns the expected buffers in which ranks exchange ids, vectors and gradients of the shard.
     pub fn buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
         exchange_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
     }
 
-    /// The same with a reserve for batches above the mean.
+    /// Returns the buffers with a reserve for batches above the mean.
     pub fn reserved_buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
         reserved_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
     }
 
-    /// What the shard's rank sends for it in a step of `batch_size` samples per rank.
+    /// Returns the bytes that the shard's rank sends for it in a step of `batch_size` samples per rank.
     ///
-    /// The forward pass sends pooled vectors, the backward pass their gradients. The bytes are those of TorchRec's
-    /// formulas, which give all of them to the slowest link in use. Ours is the row-wise table on one machine among
-    /// several: its partial sums are added up by the links inside, and what goes to the other machines is divided over
-    /// the machine's ranks. A data-parallel table all-reduces its gradient on a ring, on which W ranks send
-    /// 2 (W - 1) / W times its bytes each (Patarasuk and Yuan 2009).
+    /// The forward pass sends pooled vectors, the backward pass their gradients. The bytes follow TorchRec's
+    /// formulas, which assign all of them to the slowest link in use, with one difference: the partial sums of a
+    /// row-wise table on one of several machines are added over the links within the machine, and the bytes for other
+    /// machines are divided among the ranks of the machine. A data-parallel table all-reduces its gradient on a ring,
+    /// in which each of W ranks sends 2 (W - 1) / W times the gradient's bytes (Patarasuk and Yuan 2009).
     pub fn traffic(&self, topology: &Topology, batch_size: u64) -> Traffic {
         if topology.ranks == 1 {
             return Traffic::default();
@@ -123,17 +127,17 @@ impl ShardLoad<'_> {
     }
 }
 
-/// Bytes by the kind of link that they take.
+/// Bytes per kind of link.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LinkBytes {
-    /// Within a machine.
+    /// Bytes within a machine.
     pub intra: f64,
-    /// Between machines.
+    /// Bytes between machines.
     pub inter: f64,
 }
 
 impl LinkBytes {
-    /// All of them by the slowest link in use.
+    /// Assigns all bytes to the slowest kind of link in use.
     pub(crate) fn slowest(topology: &Topology, bytes: f64) -> Self {
         if topology.nodes() > 1 {
             Self { intra: 0.0, inter: bytes }
@@ -152,84 +156,87 @@ impl LinkBytes {
         self.inter -= other.inter;
     }
 
-    /// By both kinds of links.
+    /// Returns the bytes over both kinds of links.
     pub fn sum(self) -> f64 {
         self.intra + self.inter
     }
 }
 
-/// What a rank sends in a step.
+/// The bytes that a rank sends in a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Traffic {
-    /// In the forward pass.
+    /// Bytes of the forward pass.
     pub forward: LinkBytes,
-    /// In the backward pass.
+    /// Bytes of the backward pass.
     pub backward: LinkBytes,
-    /// After it: sums of gradients that all ranks get, where these are not part of the backward pass.
+    /// Bytes after the backward pass: sums of gradients that are sent to all ranks, if they are not part of
+    /// `backward`.
     pub gather: LinkBytes,
 }
 
 impl Traffic {
-    /// Adds another shard's.
+    /// Adds the traffic of another shard.
     pub fn add(&mut self, other: Self) {
         self.forward.add(other.forward);
         self.backward.add(other.backward);
         self.gather.add(other.gather);
     }
 
-    /// Takes a shard's away again.
+    /// Subtracts the traffic of a shard.
     pub fn subtract(&mut self, other: Self) {
         self.forward.subtract(other.forward);
         self.backward.subtract(other.backward);
         self.gather.subtract(other.gather);
     }
 
-    /// All of it, by both kinds of links.
+    /// Returns all bytes over both kinds of links.
     pub fn sum(&self) -> f64 {
         self.forward.sum() + self.backward.sum() + self.gather.sum()
     }
 }
 
-/// What a cost model must know of a rank to price its communication.
+/// The properties of a rank from which a cost model predicts its communication.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RankLoad {
     /// The rank's predicted computation, in milliseconds per step.
     pub compute_ms: f64,
-    /// What the rank sends.
+    /// The bytes that the rank sends.
     pub traffic: Traffic,
 }
 
-/// What one training step takes on one rank.
+/// The cost of one training step on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RankCost {
-    /// Lookup, pooling and update, forward and backward, in milliseconds.
+    /// Time of lookup, pooling and update, forward and backward, in milliseconds.
     pub compute_ms: f64,
-    /// Exchange of pooled vectors and their gradients with the other ranks, in milliseconds.
+    /// Time of the exchange of pooled vectors and their gradients with the other ranks, in milliseconds.
     pub communication_ms: f64,
 }
 
 impl RankCost {
-    /// Compute and communication one after the other, in milliseconds.
+    /// Returns the sum of computation and communication, in milliseconds.
     pub fn total_ms(&self) -> f64 {
         self.compute_ms + self.communication_ms
     }
 }
 
-/// Predicts what ranks cost.
+/// A model that predicts the cost of ranks.
 ///
-/// A rank is priced whole, because a fused lookup of several tables is cheaper than their sum, and yet cheaply: every
-/// shard has a **contribution**, a vector that depends on it alone, and a rank's computation is a function of the
-/// **sum** of its shards' contributions (Zaheer et al., *Deep Sets*, 2017; NeuroShard's model has this form). A search
-/// encodes a shard once and then adds and takes away vectors.
+/// A rank is priced as a whole, because a fused lookup of several tables is cheaper than the sum of separate lookups.
+/// To make this fast, every shard has a **contribution**, a vector that depends on the shard alone, and the
+/// computation of a rank is a function of the **sum** of its shards' contributions (Zaheer et al., *Deep Sets*, 2017;
+/// NeuroShard's model has this form). A search computes the contribution of a shard once, and then only adds and
+/// subtracts vectors.
 pub trait CostModel: Send + Sync {
-    /// The name that a plan keeps, with a version: another formula gets another id.
+    /// Returns the name of the model, which is stored in plans. The name contains a version, which changes with the
+    /// formulas.
     fn id(&self) -> &str;
 
-    /// Numbers of a contribution.
+    /// Returns the length of a contribution.
     fn width(&self) -> usize;
 
-    /// Writes the contribution of a shard to its rank, `[width]`, in a step of `batch_size` samples per rank. Ranks of the
-    /// same hardware and memory bandwidth have the same.
+    /// Writes the contribution of a shard to its rank, `[width]`, in a step of `batch_size` samples per rank. It is
+    /// the same on all ranks with the same hardware and memory bandwidth.
     ///
     /// # Errors
     ///
@@ -242,36 +249,39 @@ pub trait CostModel: Send + Sync {
         out: &mut [f64],
     ) -> Result<()>;
 
-    /// What the shard's rank sends for it in a step of `batch_size` samples per rank.
+    /// Returns the bytes that the shard's rank sends for it in a step of `batch_size` samples per rank.
     fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
         load.traffic(topology, batch_size)
     }
 
-    /// The milliseconds that every rank spends in a step to ask for the shard's vectors. What the shard's own rank does
-    /// not spend, because it looks up a whole table where it is, is taken off its computation.
+    /// Returns the milliseconds that every rank spends in a step on requests for the shard's vectors. If a rank holds
+    /// a whole table, it looks it up locally, and its computation in [`compute_ms`](Self::compute_ms) is reduced by
+    /// this time.
     fn asking_ms(&self, _load: &ShardLoad<'_>, _topology: &Topology, _batch_size: u64) -> f64 {
         0.0
     }
 
-    /// The computation of `rank`, whose contributions sum to `sum + added`, both `[width]`, in milliseconds per step.
+    /// Returns the computation of `rank` in milliseconds per step. The contributions of its shards sum to
+    /// `sum + added`, both `[width]`.
     fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64;
 
-    /// The communication of every rank, in milliseconds per step, with the time that it waits for other ranks.
+    /// Returns the communication of every rank, in milliseconds per step, including the time that it waits for other
+    /// ranks.
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64>;
 
-    /// The same without the time that a rank waits for others. With it an idle rank costs as much as the one that it
-    /// waits for; without it, a search sees which rank has most to do, and which have less.
+    /// Returns the communication of every rank without the time that it waits for other ranks. With the waiting time,
+    /// an idle rank costs as much as the rank for which it waits. Without it, a search sees which ranks are busy.
     fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
         self.communication_ms(ranks, topology)
     }
 
-    /// What one should know of a prediction for these ranks, as that they are unlike all that was measured.
+    /// Returns caveats about a prediction for these ranks, for example that they are outside of the measured range.
     fn notes(&self, _ranks: &[Vec<ShardLoad<'_>>], _topology: &Topology, _batch_size: u64) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// The cost of every rank, from its shards.
+/// Returns the cost of every rank, given its shards.
 pub(crate) fn rank_costs(
     model: &dyn CostModel,
     ranks: &[Vec<ShardLoad<'_>>],

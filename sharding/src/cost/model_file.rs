@@ -1,4 +1,4 @@
-//! The file of a learned cost model: its networks, and how well they do.
+//! The file of a learned cost model: its networks and their errors.
 
 use std::path::Path;
 
@@ -12,20 +12,20 @@ use crate::{Error, Result};
 pub(crate) const KIND: FileKind =
     FileKind { version: 7, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
 
-/// Models that come with the program, by [name](ModelFile::SHIPPED).
+/// The models that are part of the program, by [name](ModelFile::SHIPPED).
 pub(crate) const MODELS: [(&str, &str); 1] = [("cpu", include_str!("../../models/cpu.json"))];
 
-/// A model file: networks, what they were trained on, and how well they do.
+/// A model file: networks, the hardware on which they were trained, and their errors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelFile {
     /// Version of this format.
     pub format_version: u32,
-    /// The hardware that was measured; a plan's topology must name the same.
+    /// The measured hardware. The topology of a plan must name the same hardware.
     pub machine: String,
-    /// The kernels that were measured.
+    /// The version of the measured kernels.
     pub kernel_version: String,
-    /// How well the networks do on held-out samples.
+    /// The errors of the networks on held-out samples.
     pub reports: Vec<ModelReport>,
     pub(crate) compute: SetModel,
     pub(crate) forward: Option<SetModel>,
@@ -33,41 +33,43 @@ pub struct ModelFile {
     pub(crate) gather: Option<SetModel>,
 }
 
-/// How well a network predicts held-out samples, beside a line through the same features.
+/// The errors of a network on held-out samples, compared with a linear regression on the same features.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelReport {
-    /// `compute`, `forward`, `backward` or `gather`.
+    /// The network: `compute`, `forward`, `backward` or `gather`.
     pub model: String,
-    /// Samples that it was trained on.
+    /// The number of samples on which the network was trained.
     pub train_samples: usize,
-    /// Parts of the cross-validation: each was predicted by networks that were trained, in the same way, on the others.
+    /// The number of folds of the cross-validation. Each fold was predicted by networks that were trained, in the
+    /// same way, on the other folds.
     pub folds: usize,
-    /// Samples that were predicted by networks that had not seen them.
+    /// The number of samples that were predicted by networks that were not trained on them.
     pub test_samples: usize,
-    /// On the test samples.
+    /// The errors of the network on the test samples.
     pub test: Fit,
-    /// Of the linear baseline.
+    /// The errors of the linear regression.
     pub linear: Fit,
-    /// Of the test samples with tables that are deduplicated: the network and the line.
+    /// The errors of the network and of the linear regression on the test samples with deduplicated tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deduplicated: Option<[Fit; 2]>,
-    /// How well samples predict themselves when they are measured again, if they were: no model can do better.
+    /// The errors of a first measurement as a prediction of a second one, if samples were measured twice. No model
+    /// can be more accurate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated: Option<Repeated>,
 }
 
-/// Samples that were measured twice.
+/// The errors of a repeated measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Repeated {
-    /// Samples.
+    /// The number of samples.
     pub samples: usize,
-    /// The first measurement as a prediction of the second.
+    /// The errors of the first measurement as a prediction of the second.
     pub fit: Fit,
 }
 
-/// How predictions fit measurements.
+/// The errors of predictions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fit {
@@ -75,16 +77,17 @@ pub struct Fit {
     pub mse: f64,
     /// Kendall's tau-b.
     pub kendall_tau: f64,
-    /// Mean of |predicted - measured| ÷ measured.
+    /// The mean of |predicted - measured| ÷ measured.
     pub relative_error: f64,
 }
 
 impl ModelFile {
-    /// Reads and checks a model.
+    /// Reads and checks a model file.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it is missing, malformed, of another version, or its networks do not fit together.
+    /// [`Error::Fault`] if the file is missing, malformed or of another version, or if its networks do not fit
+    /// together.
     pub fn load(path: &Path) -> Result<Self> {
         let file: Self = files::load(path, &KIND)?;
         match file.fault() {
@@ -93,11 +96,11 @@ impl ModelFile {
         }
     }
 
-    /// A model that comes with this program, by its name; the names are [`SHIPPED`](Self::SHIPPED).
+    /// Returns a model that is part of this program. The names are [`SHIPPED`](Self::SHIPPED).
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is no model of that name.
+    /// [`Error::Invalid`] if there is no model with this name.
     pub fn shipped(name: &str) -> Result<Self> {
         let Some((_, text)) = MODELS.iter().find(|(other, _)| *other == name) else {
             return Err(Error::invalid(
@@ -110,10 +113,11 @@ impl ModelFile {
         parsed.map_err(|message| Error::invalid(format!("the cost model `{name}`: {message}"), KIND.hint))
     }
 
-    /// The names of the models that come with this program: `cpu`, of two threads of an Intel Xeon with AVX-512.
+    /// The names of the models that are part of this program: `cpu`, measured with two threads of an Intel Xeon with
+    /// AVX-512.
     pub const SHIPPED: [&str; 1] = ["cpu"];
 
-    /// What is wrong with networks that do not fit together.
+    /// Returns the problem if the networks do not fit together.
     fn fault(&self) -> Option<String> {
         let models = [
             ("compute", Some(&self.compute), ShardFeatures::names().len()),
@@ -126,11 +130,11 @@ impl ModelFile {
         })
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file atomically.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be written; an old file is then untouched.
+    /// [`Error::Io`] if the file cannot be written. An old file remains unchanged.
     pub fn store(&self, path: &Path) -> Result<()> {
         files::store_wide(path, self)
     }

@@ -1,4 +1,4 @@
-//! The networks of a learned cost model: a network over a set of items.
+//! The network of a learned cost model, which predicts from a set of items.
 
 use std::ops::Range;
 
@@ -7,56 +7,57 @@ use serde::{Deserialize, Serialize};
 use crate::cost::features::AskedFeatures;
 use crate::nn::Mlp;
 
-/// Features of a rank in an exchange: see [`exchange_features`].
+/// The number of features of a rank in an exchange: see [`exchange_features`].
 pub(crate) const EXCHANGE_FEATURES: usize = 4;
-/// Those of them that the time grows with in proportion: bytes.
+/// The indices of these features to which the time is proportional: the bytes.
 pub(crate) const EXCHANGE_WORK: [usize; 3] = [0, 1, 2];
 
-/// A network over a set of items: each is encoded alone, the codes are summed, and a head predicts from the sum.
+/// A network over a set of items: each item is encoded separately, the codes are summed, and a head predicts from the
+/// sum.
 ///
-/// Items' times span five orders of magnitude, which is hard for a network and easy for a product: an item's code is
-/// multiplied by its **work**, a weighted sum of what its time grows with in proportion, and the head predicts what is
-/// to be added to the sum of the work. The network then learns the cost per unit of work, a number of one order of
-/// magnitude, and a step of twice as many samples costs about twice as much even where none was measured. Without
-/// weights the work is 1 and nothing is added to it: NeuroShard's network.
+/// The times of items span five orders of magnitude, which is hard for a network and easy for a product. So the code
+/// of an item is multiplied by its **work**, a weighted sum of the features to which its time is proportional, and
+/// the head predicts a correction that is added to the sum of the work. The network thus learns the cost per unit of
+/// work, which has one order of magnitude, and a step with twice as many samples costs about twice as much even
+/// outside of the measured range. Without weights, the work is 1 and the correction is the whole prediction: this is
+/// NeuroShard's network.
 ///
-/// A set of more work than was measured is taken to cost in proportion: as a set of the most work that was, of the same
-/// kind, times how much more it is.
+/// If a set has more work than any measured set, its cost is extrapolated in proportion: the set is scaled down to
+/// the largest measured work, and the prediction is scaled up again.
 ///
-/// What a step costs a rank without items, and what a rank does to ask for other vectors, have weights of their own and
-/// are added at the end. Of what was measured, the least time per unit of work is kept: a set is never predicted to
-/// take less.
+/// The constant cost of a rank's step and the requests of a rank have separate weights and are added at the end. The
+/// smallest measured time per unit of work is a lower bound for predictions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetModel {
-    /// The places of features of which the encoder sees ln(1 + x).
+    /// The indices of features of which the encoder sees ln(1 + x).
     #[serde(default, skip_serializing_if = "Range::is_empty")]
     pub(crate) amounts: Range<usize>,
-    /// Mean and standard deviation of every feature as the encoder sees it, over the training samples.
+    /// The mean and standard deviation, over the training samples, of every feature as the encoder sees it.
     pub(crate) mean: Vec<f64>,
     pub(crate) deviation: Vec<f64>,
-    /// The smallest and the largest value of every feature.
+    /// The smallest and the largest value of every feature in the training samples.
     pub(crate) least: Vec<f64>,
     pub(crate) most: Vec<f64>,
-    /// Items of the largest training set.
+    /// The number of items of the largest training set.
     pub(crate) most_items: usize,
-    /// The largest measured time of a training sample.
+    /// The largest measured time of a training sample, in milliseconds.
     pub(crate) most_ms: f64,
-    /// The network's output is in this many milliseconds.
+    /// The unit of the network's output, in milliseconds.
     pub(crate) scale_ms: f64,
-    /// Weight of every feature in an item's work, and what is added; empty if all work is 1.
+    /// The weight of every feature in the work of an item, followed by a constant; empty if all work is 1.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) work: Vec<f64>,
-    /// Weights of the numbers of [`AskedFeatures`]; empty if nothing is asked for.
+    /// The weights of the values of [`AskedFeatures`]; empty if there are no requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) asked: Vec<f64>,
-    /// The output for a rank that has no items and asks for nothing.
+    /// The output for a rank that has no items and sends no requests.
     #[serde(default)]
     pub(crate) fixed: f64,
-    /// The least output per unit of work that was measured, 0 to 1.
+    /// The smallest measured output per unit of work, 0 to 1.
     #[serde(default)]
     pub(crate) least_output: f64,
-    /// The most work of a set that was measured; 0 if all work is 1.
+    /// The largest work of a measured set; 0 if all work is 1.
     #[serde(default)]
     pub(crate) most_work: f64,
     pub(crate) encoder: Mlp,
@@ -64,14 +65,14 @@ pub(crate) struct SetModel {
 }
 
 impl SetModel {
-    /// The code of one item from its features: the last of `outputs`.
+    /// Computes the code of one item from its features, as the last of `outputs`.
     pub(crate) fn encode(&self, features: &[f64], outputs: &mut Vec<Vec<f32>>) {
         self.encoder.forward(&self.normalise(features), outputs);
         let work = self.work(features);
         outputs.last_mut().into_iter().flatten().for_each(|code| *code *= work);
     }
 
-    /// How much there is to do for an item.
+    /// Returns the work of an item.
     pub(crate) fn work(&self, features: &[f64]) -> f32 {
         let Some((constant, weights)) = self.work.split_last() else { return 1.0 };
         (features.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>() + constant) as f32
@@ -83,17 +84,18 @@ impl SetModel {
         scaled.map(|((x, mean), deviation)| ((x - mean) / deviation) as f32).collect()
     }
 
-    /// The time of a set, by the plain definition, with what its rank asks for.
+    /// Returns the time of a set in milliseconds, with the requests of its rank. This is the direct computation,
+    /// without contributions.
     pub(crate) fn predict_ms(&self, items: &[Vec<f64>], asked: &AskedFeatures) -> f64 {
         self.ms(self.output(items), asked)
     }
 
-    /// The same of what [`output`](Self::output) gives for the set.
+    /// Returns the time for the [`output`](Self::output) of a set, in milliseconds.
     pub(crate) fn ms(&self, (output, work): (f64, f64), asked: &AskedFeatures) -> f64 {
         (output.max(self.least_output * work).max(0.0) + self.asked_work(asked) + self.fixed) * self.scale_ms
     }
 
-    /// What the network says of a set, and the set's work; both in units of the scale.
+    /// Returns the output of the network for a set, and the work of the set, both in units of `scale_ms`.
     pub(crate) fn output(&self, items: &[Vec<f64>]) -> (f64, f64) {
         if items.is_empty() {
             return (0.0, 0.0);
@@ -114,22 +116,22 @@ impl SetModel {
         (f64::from(output) * beyond + work, work)
     }
 
-    /// How much more a set's work is than the most that was measured, at least 1.
+    /// Returns the work of a set ÷ the largest measured work, at least 1.
     pub(crate) fn beyond_measured(&self, work: f64) -> f64 {
         if self.most_work > 0.0 { (work / self.most_work).max(1.0) } else { 1.0 }
     }
 
-    /// What is added for what a rank asks for.
+    /// Returns the cost of a rank's requests, in units of `scale_ms`.
     pub(crate) fn asked_work(&self, asked: &AskedFeatures) -> f64 {
         self.asked.iter().zip(asked.values()).map(|(weight, value)| weight * value).sum()
     }
 
-    /// What an item adds to its set's time besides what the head says.
+    /// Returns the work that an item adds to the output of the head.
     pub(crate) fn added_work(&self, features: &[f64]) -> f64 {
         if self.work.is_empty() { 0.0 } else { f64::from(self.work(features)) }
     }
 
-    /// Features outside of what was measured, with a hundredth of the range to spare.
+    /// Returns the features outside of the measured range, with a tolerance of a hundredth of the range.
     pub(crate) fn beyond(&self, features: &[f64]) -> Vec<usize> {
         let outside = |i: &usize| {
             let (x, least, most) = (features[*i], self.least[*i], self.most[*i]);
@@ -179,17 +181,18 @@ impl SetModel {
     }
 }
 
-/// A feature as the encoder sees it.
+/// Returns a feature as the encoder sees it.
 pub(crate) fn seen(amounts: &Range<usize>, place: usize, value: f64) -> f64 {
     if amounts.contains(&place) { value.max(0.0).ln_1p() } else { value }
 }
 
-/// What a network sees of a rank's part in an exchange, the same for any number of ranks: what it sends, what the
-/// rank that sends most and the average rank send (MB), and log2 of the ranks. It predicts the time from when the last
-/// rank begins; before that, a rank [waits](waiting_ms).
+/// Returns the features of each rank in an exchange, for any number of ranks: the bytes that the rank, the busiest
+/// rank and the average rank send (in MB), and log2 of the number of ranks. The network predicts the time from the
+/// start of the last rank; before that, a rank [waits](waiting_ms).
 ///
-/// NeuroShard has a network per number of devices, which sees all of their dimension sums in order, and their starts;
-/// this one does not change when ranks are numbered differently, and serves every number that was measured.
+/// NeuroShard has one network per number of devices, which sees the dimension sums and start times of all devices in
+/// order. These features instead do not depend on the numbering of the ranks, and one network covers every measured
+/// number of ranks.
 pub(crate) fn exchange_features(bytes: &[f64]) -> Vec<Vec<f64>> {
     const MB: f64 = 1e6;
     let ranks = bytes.len().max(1) as f64;
@@ -198,7 +201,7 @@ pub(crate) fn exchange_features(bytes: &[f64]) -> Vec<Vec<f64>> {
     bytes.iter().map(|own| vec![own / MB, largest / MB, mean / MB, ranks.log2()]).collect()
 }
 
-/// How long each rank waits for the last one, of those that begin at these times.
+/// Returns the time that each rank waits for the last one, given their start times.
 pub(crate) fn waiting_ms(starts: &[f64]) -> impl Iterator<Item = f64> {
     let last = starts.iter().copied().fold(0.0, f64::max);
     starts.iter().map(move |start| last - start)

@@ -5,25 +5,25 @@ use onefold_base::fault::{option, text};
 use crate::cost::{RankLoad, Traffic};
 use crate::{CostModel, Error, LearnedCost, ModelFile, Result, ShardLoad, Topology};
 
-/// A learned model for the ranks of each hardware.
+/// A set of learned models, one per kind of hardware.
 ///
-/// Contributions are those of the rank's own model, with zeros behind them where another one's are wider. Every rank's
-/// exchange is what its own model says of it.
+/// The contribution of a shard is computed by the model of its rank, and padded with zeros to the width of the widest
+/// model. The exchange of each rank is predicted by the rank's own model.
 #[derive(Debug, Clone)]
 pub struct LearnedCosts {
     id: String,
     models: Vec<LearnedCost>,
-    /// The model of every rank.
+    /// The index of the model of every rank.
     of_rank: Vec<usize>,
 }
 
 impl LearnedCosts {
-    /// The models of these files for the ranks of a topology, each for those of its hardware.
+    /// Assigns the models of these files to the ranks of a topology, by hardware.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is no model, two are of one hardware, or a rank's hardware has none; with
-    /// `any_hardware` ranks without a model take the first.
+    /// [`Error::Invalid`] if there is no model, two models are for the same hardware, or there is no model for the
+    /// hardware of a rank. With `any_hardware`, ranks without a model use the first one.
     pub fn new(files: Vec<ModelFile>, topology: &Topology, any_hardware: bool) -> Result<Self> {
         let machines: Vec<&str> = files.iter().map(|file| file.machine.as_str()).collect();
         if files.is_empty() {
@@ -45,7 +45,7 @@ impl LearnedCosts {
                 None => return Err(no_model(rank, hardware, &machines)),
             }
         }
-        // A model that no rank uses prices nothing.
+        // Models that no rank uses are dropped.
         let used: Vec<usize> = (0..files.len()).filter(|model| of_rank.contains(model)).collect();
         of_rank.iter_mut().for_each(|model| *model = used.partition_point(|other| other < model));
         let files = files.into_iter().enumerate().filter(|(number, _)| used.contains(number));
@@ -59,7 +59,8 @@ impl LearnedCosts {
         &self.models[self.of_rank[rank as usize]]
     }
 
-    /// For every rank what its own model says of it, of what each says of all.
+    /// Returns the prediction of each rank's own model for that rank. `of_all` returns the predictions of a model for
+    /// all ranks.
     fn of_own_model(&self, of_all: impl Fn(&LearnedCost) -> Vec<f64>) -> Vec<f64> {
         let by_model: Vec<Vec<f64>> = self.models.iter().map(of_all).collect();
         self.of_rank.iter().enumerate().map(|(rank, model)| by_model[*model][rank]).collect()
@@ -111,7 +112,8 @@ impl CostModel for LearnedCosts {
         model.contribution(load, topology, batch_size, own)
     }
 
-    /// That of the slowest hardware: every rank asks, and a step lasts until all have.
+    /// Returns the time on the slowest hardware: every rank sends requests, and a step lasts until all ranks are
+    /// done.
     fn asking_ms(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> f64 {
         let of_model = |model: &LearnedCost| model.asking_ms(load, topology, batch_size);
         self.models.iter().map(of_model).fold(0.0, f64::max)
@@ -153,7 +155,7 @@ mod tests {
     use super::*;
     use crate::{Beam, RankGroup, Search, Table};
 
-    /// The model that ships, and the same of hardware that takes three times as long.
+    /// Returns the shipped model, and the same model for hardware that takes three times as long.
     fn files() -> [ModelFile; 2] {
         let fast = ModelFile::shipped("cpu").unwrap();
         let mut slow = ModelFile { machine: "slow".into(), ..fast.clone() };
@@ -185,7 +187,7 @@ mod tests {
         for (rank, file) in [slow, fast.clone()].into_iter().enumerate() {
             let alone = LearnedCost::new(file, &topology, true).unwrap();
             let own = crate::cost::rank_costs(&alone, &loads, &topology, 4096).unwrap()[rank].compute_ms;
-            // All ask as slowly as the slowest.
+            // All ranks spend as long on requests as the slowest one.
             let asking = |model: &dyn CostModel| -> f64 {
                 loads.iter().flatten().map(|load| model.asking_ms(load, &topology, 4096)).sum()
             };
@@ -218,7 +220,7 @@ mod tests {
         assert!(refused(vec![], &unknown).starts_with("there is no cost model"));
         let error = LearnedCost::new(slow.clone(), &unknown, false).unwrap_err().to_string();
         assert!(error.contains("ranks of the topology are of `new`, for which there is no model"), "{error}");
-        // The first model stands in, and the other one prices nothing.
+        // The first model is used instead, and the other one is dropped.
         let model = LearnedCosts::new(vec![slow.clone(), fast.clone()], &unknown, true).unwrap();
         assert_eq!((model.of_rank.as_slice(), model.models.len()), (&[0, 0][..], 1));
         let only_second = topology([Some("slow"), Some("slow")]);

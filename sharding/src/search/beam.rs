@@ -1,4 +1,4 @@
-//! The outer search over how tables are cut: NeuroShard's beam, and ours beyond it.
+//! The outer search over the ways to divide tables: NeuroShard's beam search, and extensions of it.
 
 use rayon::prelude::*;
 
@@ -12,27 +12,28 @@ use crate::search::problem::{Kind, Problem, Unit};
 use crate::search::torchrec::TorchrecDefault;
 use crate::{AnalyticCost, CostModel, Error, MAX_RANKS, Plan, Result, Table, Topology};
 
-/// NeuroShard's K, N and L: states kept, candidates by bytes and by cost each, and splits after one another.
+/// NeuroShard's K, N and L: the number of states kept, the number of candidates by bytes and by cost, and the number
+/// of consecutive splits.
 const BEAM_WIDTH: usize = 3;
 const CANDIDATES: usize = 10;
 const DEPTH: usize = 10;
-/// The beam ends after this many levels without a better state.
+/// The number of levels without a better state after which the beam search ends.
 const PATIENCE: usize = 3;
-/// Predictions of a rank's computation that the beam may ask for; tables × ranks × limits × states.
+/// The largest number of predictions of a rank's computation in the beam search: tables × ranks × limits × states.
 const EFFORT: f64 = 3e7;
-/// Places of tables in other forms that are priced, by rank.
+/// The number of predictions, per pair of ranks, that are assumed for the search over other forms of tables.
 const FORM_TRIES: f64 = 64.0;
 
-/// The beam search of NeuroShard (Zha et al., MLSys 2023): column splits outside, a greedy grid search over placements
-/// inside; and beyond it.
+/// The beam search of NeuroShard (Zha et al., MLSys 2023), with extensions. The outer search splits tables by
+/// columns, and the inner one is a greedy grid search over placements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beam {
-    /// The paper's search: table-wise and column-wise. Ours are: a table that has no room whole begins split, two
-    /// shards of a table never share a rank, the grid ends with no limit at all, the beam ends after three levels
-    /// without a better state, and its effort is bounded.
+    /// The search of the paper: table-wise and column-wise. It differs in these points: a table that fits on no rank
+    /// is split at the start, two shards of a table never share a rank, the grid ends without a limit, the beam ends
+    /// after three levels without a better state, and its effort is bounded.
     Neuroshard,
-    /// Also row-wise over all ranks or those of one machine, data-parallel, and a local search on the busiest rank
-    /// that begins at the best states and at the plan of every baseline.
+    /// Adds row-wise shards over all ranks or over the ranks of one machine, data-parallel tables, and a local search
+    /// on the busiest rank that starts at the best states and at the plan of every baseline.
     Full,
 }
 
@@ -65,7 +66,7 @@ impl Search for Beam {
 }
 
 impl Beam {
-    /// The plan of the placement that is cheapest by the exact prices of `predict`.
+    /// Returns the cheapest plan, by the exact costs of `predict`, and its placement.
     pub(crate) fn cheapest(
         self,
         problem: &Problem<'_>,
@@ -81,20 +82,20 @@ impl Beam {
         best.ok_or_else(|| Error::invalid("there are no tables", "a plan needs at least one sparse feature"))
     }
 
-    /// The placements of which the plan is the cheapest. A search prices all row blocks of a table as its largest one.
-    /// The last block may have fewer rows and be on the slowest rank, so the exact prices may have another order, in
-    /// which a baseline may even be cheaper than its improvement.
+    /// Returns the placements among which [`cheapest`](Self::cheapest) chooses. The search prices all row blocks of a
+    /// table like its largest one. The last block may have fewer rows and be on the slowest rank, so the exact costs
+    /// may have a different order. A baseline may even be cheaper than its improvement.
     fn finalists(self, problem: &Problem<'_>) -> Result<Vec<Placement>> {
         let whole = problem.whole_tables();
         let memory = by_memory(problem, &whole).or_else(|fault| {
-            // Where memory is tight, a baseline may cut tables as no packing did.
+            // If memory is tight, a baseline may find a division of tables that the packing did not find.
             let found = if self == Self::Full { baselines(problem) } else { Vec::new() };
             let found = found.into_iter().reduce(better);
             found.or_else(|| pack(problem)).ok_or_else(|| no_room(problem, fault))
         })?;
         let start = first_state(problem);
         let step = grid_step(problem);
-        // Where the greedy search finds no room, the cuts that a packing by memory needed are where to begin.
+        // If the greedy search finds no placement, it starts with the divisions of the packing by memory.
         let first = match grid_search(problem, &start, step) {
             Some(placement) => placement,
             None => grid_search(problem, &memory.units, step).unwrap_or(memory),
@@ -109,7 +110,7 @@ impl Beam {
         found.extend(baselines.iter().cloned());
         let mut finalists: Vec<Placement> =
             found.into_par_iter().map(|placement| improve(problem, placement)).collect();
-        // Other forms of tables are tried where that takes no more effort than the beam.
+        // The search over other forms of tables runs only if it takes no more effort than the beam search.
         if (problem.ranks as f64).powi(2) * FORM_TRIES <= EFFORT {
             let best = finalists.iter().cloned().reduce(better);
             finalists.extend(best.map(|best| improve_forms(problem, best, Order::ByCost, &|_, _| true)));
@@ -118,7 +119,7 @@ impl Beam {
         Ok(finalists)
     }
 
-    /// The best states that the beam came by, the best first.
+    /// Runs the beam search, and returns the best states, the best one first.
     fn beam(self, problem: &Problem<'_>, first: Placement, step: usize) -> Vec<Placement> {
         let mut best = first.clone();
         let mut beam = vec![first];
@@ -151,7 +152,8 @@ impl Beam {
         found
     }
 
-    /// The states one cut away: the units with most bytes, and those that cost most, each halved; or cut otherwise.
+    /// Returns the neighbours of a state, with one division changed. The units with the most bytes and the most
+    /// expensive units are each halved or, with [`Beam::Full`], placed in another form.
     fn neighbours(self, problem: &Problem<'_>, units: &[Unit]) -> Vec<Vec<Unit>> {
         let mut states = Vec::new();
         for i in candidates(problem, units) {
@@ -177,9 +179,9 @@ impl Beam {
     }
 }
 
-/// The first units by bytes and by cost, each once.
+/// Returns the indices of the largest units by bytes and of the most expensive units, without duplicates.
 fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
-    // One of a table's units with equally many columns is enough.
+    // One of a table's units with the same number of columns is enough.
     let mut seen = std::collections::HashSet::new();
     let mut order: Vec<usize> =
         (0..units.len()).filter(|i| seen.insert(Unit { start: 0, ..units[*i] })).collect();
@@ -208,7 +210,8 @@ fn better(a: Placement, b: Placement) -> Placement {
     if b.cost_ms < a.cost_ms { b } else { a }
 }
 
-/// Whole tables; those larger than a rank are halved until their shards fit, or divided by rows.
+/// Returns the initial division: whole tables, except that tables which do not fit on a rank are halved until their
+/// shards fit, or divided by rows.
 fn first_state(problem: &Problem<'_>) -> Vec<Unit> {
     let whole = problem.whole_tables();
     let capacity = problem.capacity(&whole).most();
@@ -228,12 +231,13 @@ fn first_state(problem: &Problem<'_>) -> Vec<Unit> {
     state
 }
 
-/// Predictions for one placement.
+/// Returns the number of predictions for one placement.
 fn pass(problem: &Problem<'_>) -> f64 {
     problem.tables.len() as f64 * problem.ranks as f64
 }
 
-/// All 12 limits where the beam can afford hundreds of states, else every second or every fourth.
+/// Returns the step in the grid of limits: all 12 limits if the beam can afford hundreds of states, else every second
+/// or every fourth.
 fn grid_step(problem: &Problem<'_>) -> usize {
     match EFFORT / pass(problem) {
         passes if passes > 2_400.0 => 1,
@@ -246,7 +250,7 @@ fn state_budget(problem: &Problem<'_>, step: usize) -> usize {
     (EFFORT / pass(problem) / (12.0 / step as f64)) as usize
 }
 
-/// What the baselines that find room place.
+/// Returns the placements of the baselines that find one.
 fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
     let whole = problem.whole_tables();
     let mut found = Vec::new();
@@ -259,8 +263,9 @@ fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
     found
 }
 
-/// How many ranks of the same mean memory have room for the tables, whose samples of a step they share; `None` if no
-/// number of them does that is tried. Beyond one machine they are whole machines of the usual size.
+/// Returns a number of ranks, each with the present mean memory, on which the tables fit. The ranks share the samples
+/// of a step. Above one machine, the ranks fill machines of the usual size. Returns `None` if no tried number
+/// suffices.
 fn enough_ranks(problem: &Problem<'_>, tables_bytes: u64) -> Option<u32> {
     let now = problem.topology;
     let memory_bytes = now.total_memory_bytes() / u64::from(now.ranks);
@@ -283,7 +288,7 @@ fn enough_ranks(problem: &Problem<'_>, tables_bytes: u64) -> Option<u32> {
     None
 }
 
-/// Tables × ranks that are tried to say how many ranks have room.
+/// The largest product of tables and ranks that is tried to find a sufficient number of ranks.
 const MOST_UNITS: usize = 1 << 22;
 
 fn no_room(problem: &Problem<'_>, (unit, rank, used): (Unit, u32, u64)) -> Error {
@@ -332,7 +337,7 @@ mod tests {
         (tables, topology)
     }
 
-    /// Two ranks of 2 MiB, in which halves of the last table fit and nothing else does.
+    /// Two ranks have 2 MiB each. Halves of the last table fit, and no other division does.
     #[test]
     fn what_a_baseline_has_room_for_is_planned() {
         let small = (0..6).map(|i| Table::new(format!("table_{i}"), 1, 4));
@@ -365,12 +370,12 @@ mod tests {
         }
     }
 
-    /// The lowest cost, as the search prices it, of a placement that it finds.
+    /// Returns the lowest cost of a placement that the search finds, by the costs that the search uses.
     fn cheapest_found(problem: &Problem<'_>) -> f64 {
         Beam::Full.finalists(problem).unwrap().into_iter().reduce(better).unwrap().cost_ms
     }
 
-    /// The cost of the cheapest placement of whole tables, by trying all.
+    /// Returns the cost of the cheapest placement of whole tables, by trying all of them.
     fn cheapest_whole(problem: &Problem<'_>) -> f64 {
         let units = problem.whole_tables();
         let mut best = f64::INFINITY;
@@ -385,8 +390,8 @@ mod tests {
     proptest! {
         #![proptest_config(onefold_property::cases(96))]
 
-        /// Every plan passes the independent check, is the same twice, and costs what the search said and at most what
-        /// any baseline's does.
+        /// Every plan passes the independent check, is the same in a second run, and costs at most what the search
+        /// predicted and what any baseline costs.
         #[test]
         fn plans_are_valid_repeatable_and_the_cheapest((tables, topology) in problem()) {
             let plan = match Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) {
@@ -403,7 +408,7 @@ mod tests {
             prop_assert_eq!(&Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).unwrap(), &plan);
             let problem = Problem::new(&tables, &topology, &AnalyticCost, 64).unwrap();
             let searched = cheapest_found(&problem);
-            // Row blocks are priced as the largest of them.
+            // The search prices row blocks like the largest of them.
             prop_assert!(plan.max_cost_ms <= searched * (1.0 + 1e-9), "{} {searched}", plan.max_cost_ms);
             for search in searches(3) {
                 if let Ok(other) = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) {
@@ -414,7 +419,8 @@ mod tests {
             }
         }
 
-        /// On problems small enough to try everything, no placement of whole tables is cheaper.
+        /// On problems that are small enough to try everything, no placement of whole tables is more than 5 %
+        /// cheaper.
         #[test]
         fn small_problems_are_solved(tables in (0..6).map(table).collect::<Vec<_>>(), ranks in 1u32..4) {
             let topology = Topology::h100(ranks, 1 << 40).unwrap();
@@ -427,7 +433,7 @@ mod tests {
     #[test]
     fn a_table_larger_than_a_rank_is_split() {
         let tables = [Table::new("large", 10_000, 64), Table::new("small", 10, 64)];
-        // 2.6 MB in all; a rank has 1 MiB, of which buffers take little.
+        // The tables take 2.6 MB in total. A rank has 1 MiB, of which buffers take little.
         let topology = Topology::h100(4, 1 << 20).unwrap();
         for search in [Beam::Neuroshard, Beam::Full] {
             let plan = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(8)).unwrap();
@@ -446,7 +452,7 @@ mod tests {
             "{error}"
         );
         assert!(error.contains("\n  hint: plan for 3 ranks or more, raise"), "{error}");
-        // As many ranks as the hint names have room, for smaller parts of the batch.
+        // The number of ranks in the hint is sufficient, because each rank then has a smaller part of the batch.
         let wide = [Table { first: crate::Lookups::of(50.0), ..Table::new("wide", 100_000, 64) }];
         let error =
             Beam::Full.plan(&wide, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 8192).unwrap_err();
@@ -456,7 +462,8 @@ mod tests {
         let more = Topology { ranks, ranks_per_node: 8, ..Topology::h100(8, 1 << 20).unwrap() };
         let plan = Beam::Full.plan(&wide, &more, &AnalyticCost, 8192).unwrap();
         assert!(ranks > 25 && plan.check(&wide, &more, 8192).is_ok(), "{error}");
-        // An odd number of columns does not split, and blocks of two of five rows leave the fourth rank none.
+        // An odd number of columns cannot be split, and blocks of two of the five rows leave no row for the fourth
+        // rank.
         let error = Beam::Full
             .plan(
                 &[Table::new("odd", 5, (1 << 20) + 1)],
@@ -472,7 +479,7 @@ mod tests {
 
     #[test]
     fn a_hot_small_table_is_copied_and_a_node_keeps_its_rows() {
-        // A slow network: what is not sent between machines is won.
+        // On a slow network, it is best to send nothing between machines.
         let topology = Topology {
             ranks_per_node: 4,
             inter_node_bandwidth_bytes_per_second: 1e9,
@@ -482,7 +489,7 @@ mod tests {
         let plan =
             Beam::Full.plan(&[hot], &topology, &AnalyticCost, topology.global_batch_size(4096)).unwrap();
         assert_eq!(plan.tables[0].sharding_type, ShardingType::DataParallel);
-        // Four columns do not split.
+        // Four columns cannot be split.
         let large = Table { first: crate::Lookups::of(50.0), ..Table::new("large", 4_000_000, 4) };
         let plan =
             Beam::Full.plan(&[large], &topology, &AnalyticCost, topology.global_batch_size(4096)).unwrap();

@@ -1,4 +1,4 @@
-//! Why a table stands where it does: what the plan would cost if it stood elsewhere.
+//! Explains the placement of a table by the cost of the plan if the table was placed elsewhere.
 
 use std::cmp::Reverse;
 
@@ -7,12 +7,13 @@ use onefold_base::units::format_bytes;
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
-/// Tables that are explained: the largest, and those that cost most.
+/// The number of tables that are explained: the largest and the most expensive ones.
 const EXPLAINED: usize = 12;
-/// Ranks that are asked about as another place for a table, the cheapest first.
+/// The number of ranks that are tried as another place for a table, the cheapest ones first.
 const ALTERNATIVES: usize = 8;
 
-/// A sentence for each large or expensive table, by table; `None` for the others, and where there is one rank.
+/// Returns a sentence for each large or expensive table, indexed by table. It is `None` for the other tables, and if
+/// there is only one rank.
 pub(crate) fn reasons(problem: &Problem<'_>, placement: &Placement) -> Vec<Option<String>> {
     let mut ranks = Ranks::of(problem, &placement.units, &placement.places);
     let mut reasons = vec![None; problem.tables.len()];
@@ -48,7 +49,7 @@ fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table
     let whole = problem.whole(table);
     let stands_whole = own.iter().any(|(unit, _)| *unit == whole);
     let needed = problem.priced(&whole).bytes;
-    // Whole, the table is one shard to ask.
+    // A whole table is one shard to request from.
     let others = placement.units.iter().filter(|unit| unit.table != table);
     let capacity = problem.capacity(others.chain([&whole]));
     if !stands_whole && needed > capacity.most() {
@@ -82,7 +83,7 @@ fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table
     }
 }
 
-/// A plan that costs more than this times another is worth telling apart from it.
+/// The factor above which the cost of a plan differs notably from the cost of another one.
 const NOTABLE: f64 = 1.0005;
 
 fn how(own: &[(Unit, u32)]) -> String {
@@ -97,7 +98,7 @@ fn how(own: &[(Unit, u32)]) -> String {
     }
 }
 
-/// The cheapest rank to hold the whole table instead, and the cost of the plan then.
+/// Returns the cheapest other rank for the whole table, and the cost of that plan in milliseconds.
 fn best_elsewhere(
     problem: &Problem<'_>,
     ranks: &mut Ranks,

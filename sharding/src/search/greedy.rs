@@ -1,4 +1,4 @@
-//! The baselines: whole tables, by one figure of theirs or at random.
+//! The baselines: whole tables, placed by one property of the tables or at random.
 
 use std::cmp::Reverse;
 
@@ -11,24 +11,25 @@ use crate::{
     BufferBytes, CostModel, Error, Plan, Result, Search, Shard, ShardingType, Table, TablePlan, Topology,
 };
 
-/// The table with the highest figure first, each whole onto the rank whose figures sum to the least, of those that have
-/// room; of equal tables and ranks the first. This is longest-processing-time-first scheduling (Graham 1969).
+/// A greedy baseline. It takes the tables in descending order of one property, and places each whole table on the
+/// rank with the smallest sum of the property, among the ranks with enough memory. Ties go to the first table and
+/// rank. This is longest-processing-time-first scheduling (Graham 1969).
 ///
-/// The figures are those of the heuristics that NeuroShard compares itself with. They ask for no cost: the cost model
-/// only prices the result.
+/// The properties are those of the heuristics with which NeuroShard is compared. They do not use the cost model,
+/// which only prices the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Greedy {
-    /// Bytes with optimizer state.
+    /// Bytes, including the optimizer state.
     BySize,
-    /// The dimension, which is what is sent.
+    /// The dimension, which is proportional to the bytes sent.
     ByDimension,
-    /// Dimension × pooling factor, which is what is read.
+    /// Dimension × pooling factor, which is proportional to the bytes read.
     ByLookups,
-    /// Dimension × pooling factor × log10 of the rows.
+    /// Dimension × pooling factor × log10 of the number of rows.
     BySizeTimesLookups,
-    /// No figure: a rank at random, of those that have room, in table order.
+    /// No property: tables are placed in table order, each on a random rank with enough memory.
     Random {
-        /// Another seed gives another plan.
+        /// The seed of the random choice.
         seed: u64,
     },
 }
@@ -71,7 +72,7 @@ impl Greedy {
         })
     }
 
-    /// The rank of each table, in table order, in steps of `batch_size` samples per rank.
+    /// Returns the rank of each table, in table order, for steps of `batch_size` samples per rank.
     pub(crate) fn place(self, tables: &[Table], topology: &Topology, batch_size: u64) -> Result<Vec<u32>> {
         validate_tables(tables)?;
         topology.validate()?;
@@ -87,7 +88,7 @@ impl Greedy {
         };
         let buffers: Vec<BufferBytes> =
             tables.iter().map(|table| whole_buffers(table, topology, batch_size)).collect();
-        // Every rank asks for every table.
+        // Every rank sends requests for every table.
         let asking = buffers.iter().map(|buffers| buffers.asking).fold(0, u64::saturating_add);
         if let Some(error) = topology.cannot_ask(asking) {
             return Err(error);
@@ -103,7 +104,7 @@ impl Greedy {
                 (0..used.len()).filter(|rank| used[*rank].saturating_add(needed) <= memory[*rank]).collect();
             let chosen = match &mut random {
                 Some(rng) if !fits.is_empty() => Some(fits[rng.random_range(0..fits.len())]),
-                // `min_by` takes the first of equal ranks.
+                // `min_by` returns the first of equal ranks.
                 _ => fits.into_iter().min_by(|a, b| sums[*a].total_cmp(&sums[*b])),
             };
             let Some(rank) = chosen else {
@@ -145,7 +146,7 @@ mod tests {
             [Table::new("a", 10, 4), Table::new("b", 40, 4), Table::new("c", 30, 4), Table::new("d", 10, 4)];
         let plan =
             Greedy::BySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 16).unwrap();
-        // b (800 B) → 0, c (600 B) → 1, a (200 B) → 1, d (200 B) → 0, the lower of two equal ranks.
+        // b (800 B) → 0, c (600 B) → 1, a (200 B) → 1, d (200 B) → 0, which is the lower of two equal ranks.
         assert_eq!(ranks(&plan), [1, 0, 1, 0]);
         assert_eq!(plan.ranks[0].memory_bytes, 1000);
         assert_eq!(plan.ranks[1].memory_bytes, 800);
@@ -196,9 +197,10 @@ mod tests {
         );
     }
 
-    /// A whole plan as it stands in the file. By hand, rank 0: 4 lists of 1 id, (4·8 + 4·128·4 + 4·128·4) bytes · 3 ÷
-    /// 1e6 B/s = 12.384 ms, and 2 · 4·128·4 bytes to exchange = 4.096 ms; (128 + 1)·4 rows·4 bytes of memory. Of the
-    /// buffers, 2·8·2 + 2·2·128·4 are of `user`, which one rank asks the other for, and (1 + 4)·8 + 2·32·4 of `history`.
+    /// Compares a complete plan with its file. Values of rank 0 by hand: 4 lists of 1 id, (4·8 + 4·128·4 + 4·128·4)
+    /// bytes · 3 ÷ 1e6 B/s = 12.384 ms of computation, and 2 · 4·128·4 bytes of exchange = 4.096 ms; (128 +
+    /// 1)·4 rows·4 bytes of memory. The buffers take 2·8·2 + 2·2·128·4 bytes for `user`, which one rank requests from
+    /// the other, and (1 + 4)·8 + 2·32·4 bytes for `history`.
     #[test]
     fn a_small_plan_looks_like_this() {
         let topology = Topology {
@@ -235,7 +237,8 @@ mod tests {
         (tables, topology)
     }
 
-    /// Where the tables stand by the definition: the next largest, the least used rank, by plain scans.
+    /// Returns the ranks of the tables by the definition, with plain scans: the next largest table goes to the least
+    /// used rank.
     fn by_definition(tables: &[Table], topology: &Topology) -> Option<Vec<u32>> {
         let mut order: Vec<usize> = (0..tables.len()).collect();
         order.sort_by_key(|i| Reverse(tables[*i].memory_bytes().unwrap()));
@@ -257,7 +260,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every plan passes the check, keeps the memory limit, is what the definition says, and is the same twice.
+        /// Every plan passes the check, keeps the memory limit, follows the definition, and is the same in a second
+        /// run.
         #[test]
         fn plans_are_valid_and_keep_the_memory_limit((tables, topology) in problem()) {
             let expected = by_definition(&tables, &topology);
@@ -276,7 +280,8 @@ mod tests {
             }
         }
 
-        /// A plan that lost, gained or moved anything no longer passes.
+        /// A plan from which something is removed, or to which something is added, or in which something is moved, is
+        /// rejected.
         #[test]
         fn mutated_plans_are_rejected((tables, topology) in problem(), kind in 0usize..8, pick in any::<prop::sample::Index>()) {
             let Ok(mut plan) = Greedy::BySize.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) else { return Ok(()) };
@@ -289,7 +294,8 @@ mod tests {
                 4 => plan.tables[i].shards[0].columns.start += 1,
                 5 => plan.tables[i].shards[0].rank += topology.ranks,
                 6 => plan.tables[i].rows += 1,
-                // Onto another rank, where the predicted memory no longer holds (or, with one rank, to none).
+                // The shard moves to another rank, whose predicted memory is then wrong (or, with one rank, to a rank
+                // that does not exist).
                 _ => plan.tables[i].shards[0].rank = (plan.tables[i].shards[0].rank + 1) % topology.ranks.max(2),
             }
             prop_assert!(plan.check(&tables, &topology, plan.global_batch_size).is_err());

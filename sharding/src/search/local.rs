@@ -1,52 +1,53 @@
-//! Local search, from a new placement or from that of an old plan: take load off the busiest rank as long as that helps.
+//! Local search from a new placement, or from the placement of an old plan: it moves load off the busiest rank as
+//! long as that helps.
 
 use std::collections::HashSet;
 
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
-/// Rounds, each of which changes the placement once.
+/// The largest number of rounds. Each round changes the placement once.
 const MAX_ROUNDS: usize = 400;
-/// Changes that are priced exactly in a round, best estimates first.
+/// The number of changes that are priced exactly in a round, in the order of their estimates.
 const TRIED: usize = 12;
-/// Ranks that may take over, the cheapest first.
+/// The number of ranks that may receive units, the cheapest ones first.
 const TARGETS: usize = 16;
-/// What counts as better.
+/// The least relative improvement.
 const GAIN: f64 = 1e-9;
-/// Tables of the busiest rank that are tried in another form, those that cost most first.
+/// The number of the busiest rank's tables that are tried in another form, the most expensive ones first.
 const TABLES: usize = 8;
-/// How often a table may change its form.
+/// The largest number of changes of a table's form.
 const FORMS: usize = 8;
 
-/// A change of the placement. Numbers are indices of units.
+/// A change of the placement. `usize` numbers are indices of units, `u32` numbers are places.
 #[derive(Debug, Clone, Copy)]
 enum Move {
-    /// To another place.
+    /// The unit moves to another place.
     To(usize, u32),
     /// Two units change places.
     Swap(usize, usize),
-    /// One half stays, the other goes.
+    /// The unit is halved. The first half stays, and the second half moves to the place.
     Split(usize, u32),
 }
 
-/// Improves a placement: units of the busiest rank go elsewhere, change places with others, or are halved and shared,
-/// whatever lowers the higher of the two ranks' costs most; until nothing does. A rank's cost is here what the rank does
-/// itself, without its waiting for others.
+/// Improves a placement. In each round, a unit of the busiest rank moves to another rank, changes places with another
+/// unit, or is halved and shared, whichever reduces the higher cost of the two ranks most. The search ends when no
+/// change helps. The cost of a rank excludes the time that it waits for other ranks.
 pub(crate) fn improve(problem: &Problem<'_>, placement: Placement) -> Placement {
     improve_within(problem, placement, Order::ByCost, &|_, _| true)
 }
 
-/// Which changes are tried first.
+/// The order in which changes are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Those after which the two ranks are cheapest.
+    /// Changes with the lowest cost of the two ranks come first.
     ByCost,
-    /// Those that gain most for each byte that moves.
+    /// Changes with the largest improvement per moved byte come first.
     ByCostPerByte,
 }
 
-/// The same with changes alone that lead to units at places which are `allowed`; and tables of the busiest rank change
-/// between whole, divided by rows, and copied.
+/// Improves a placement like [`improve`], but only through placements that `allowed` accepts, and also changes the
+/// form of the busiest rank's tables: whole, divided by rows, or copied.
 pub(crate) fn improve_forms(
     problem: &Problem<'_>,
     placement: Placement,
@@ -61,7 +62,8 @@ pub(crate) fn improve_forms(
     best
 }
 
-/// The cheapest placement in which one table of the busiest rank has another form; `None` if all cost more.
+/// Returns the cheapest placement in which one table of the busiest rank has another form, or `None` if no such
+/// placement is cheaper.
 fn other_form(
     problem: &Problem<'_>,
     now: &Placement,
@@ -86,8 +88,9 @@ fn other_form(
     best
 }
 
-/// The cheapest placement of one of `candidates` beside other units, of those that have room, are `allowed` and cost less
-/// than `below`; `None` if there is none. Shards of one table never share a rank.
+/// Places one of `candidates` in addition to other units, and returns the cheapest placement that fits into memory,
+/// is `allowed` and costs less than `below`. Returns `None` if there is no such place. Shards of one table never
+/// share a rank.
 pub(crate) fn cheapest_with(
     problem: &Problem<'_>,
     candidates: &[Unit],
@@ -107,7 +110,7 @@ pub(crate) fn cheapest_with(
             ranks.add(problem, unit, place);
             let has_room = capacity.exceeded(&ranks.bytes).is_none();
             let cost_ms = if has_room { ranks.most_ms(problem) } else { f64::INFINITY };
-            // Among places of equal cost, the one whose ranks compute least is best.
+            // If places have equal cost, the one whose ranks compute least is best.
             let its_ranks = problem.ranks_of(unit, place);
             let own = its_ranks.map(|rank| ranks.compute_ms[rank]).fold(0.0, f64::max);
             ranks.restore(saved);
@@ -125,7 +128,7 @@ pub(crate) fn cheapest_with(
     best
 }
 
-/// As [`improve`], with changes alone that lead to units at places which are `allowed`.
+/// Improves a placement like [`improve`], but only through placements that `allowed` accepts.
 fn improve_within(
     problem: &Problem<'_>,
     placement: Placement,
@@ -146,11 +149,11 @@ struct State<'a> {
     units: Vec<Unit>,
     places: Vec<u32>,
     ranks: Ranks,
-    /// Of every rank, without its waiting for others.
+    /// The cost of every rank, without the time that it waits for others.
     costs: Vec<f64>,
-    /// What a rank has room for: see [`Problem::capacity`].
+    /// The memory of ranks for units: see [`Problem::capacity`].
     capacity: Capacity<'a>,
-    /// Which tables have a column shard on which rank.
+    /// Pairs of a table and a rank that has a column shard of it.
     taken: HashSet<(usize, u32)>,
     best: Placement,
 }
@@ -171,7 +174,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Makes one change that lowers the cost; false if no change does.
+    /// Makes one change that reduces the cost. Returns false if there is none.
     fn round(&mut self, order: Order, allowed: &dyn Fn(&[Unit], &[u32]) -> bool) -> bool {
         let Some(worst) =
             (0..self.costs.len()).reduce(|a, b| if self.costs[b] > self.costs[a] { b } else { a })
@@ -192,7 +195,7 @@ impl<'a> State<'a> {
             self.apply(change);
             let costs = self.ranks.busy_ms(self.problem);
             let most = costs.iter().copied().fold(0.0, f64::max);
-            // Other ranks that were as expensive may still be; none may become more so.
+            // Other ranks may still be as expensive as before, but no rank may become more expensive.
             if costs[worst] < before * (1.0 - GAIN)
                 && most <= before
                 && costs[target] < before * (1.0 - GAIN)
@@ -213,7 +216,7 @@ impl<'a> State<'a> {
         false
     }
 
-    /// Bytes of the units that a change moves.
+    /// Returns the bytes of the units that a change moves.
     fn bytes_of(&self, change: Move) -> u64 {
         let bytes = |i: usize| self.problem.priced(&self.units[i]).bytes;
         match change {
@@ -223,7 +226,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// The rank that takes something over.
+    /// Returns the rank that receives a unit.
     fn target(&self, change: Move) -> usize {
         match change {
             Move::To(_, place) | Move::Split(_, place) => place as usize,
@@ -231,14 +234,15 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Whether every rank has room after a change: more shards are more to ask, for all ranks.
+    /// Returns whether every rank has enough memory after a change. A split adds a shard, and thus request buffers on
+    /// all ranks.
     fn all_have_room(&self, change: Move) -> bool {
         let splits = matches!(change, Move::Split(..));
         let capacity = || self.problem.capacity(&self.units);
         !splits || capacity().exceeded(&self.ranks.bytes).is_none()
     }
 
-    /// Changes with an estimate of the higher cost of the two ranks, below the present one's.
+    /// Returns changes with an estimate of the higher cost of the two ranks, if it is below the present cost.
     fn moves(&self, worst: usize) -> Vec<(f64, Move)> {
         let problem = self.problem;
         let on_worst = |i: &usize| self.units[*i].kind == Kind::Columns && self.places[*i] as usize == worst;
@@ -285,7 +289,8 @@ impl<'a> State<'a> {
         moves
     }
 
-    /// The higher cost of `from` and `to` after units `go` from one to the other and `come` back; `None` without room.
+    /// Returns the higher cost of the ranks `from` and `to` after the units `go` move to `to` and the units `come`
+    /// move back, or `None` if they do not fit into memory.
     fn estimate(&self, from: usize, go: &[Unit], come: &[Unit], to: usize) -> Option<f64> {
         let gone = self.after(from, go, come, 0.0)?;
         let got = self.after(to, come, go, 0.0)?;
@@ -293,14 +298,14 @@ impl<'a> State<'a> {
     }
 
     fn estimate_split(&self, from: usize, unit: Unit, half: Unit, to: usize) -> Option<f64> {
-        // Two shards are asked in place of one.
+        // Requests go to two shards instead of one.
         let [whole, part] = [unit, half].map(|unit| self.problem.priced(&unit).asking_ms);
         let asking = 2.0 * part - whole;
         Some(self.after(from, &[unit], &[half], asking)?.max(self.after(to, &[], &[half], asking)?))
     }
 
-    /// The cost of a rank that loses and gains units and asks for so much longer, its communication taken in proportion to
-    /// what it sends.
+    /// Returns the cost of a rank that loses and gains units and spends `longer_ms` more on requests. Its
+    /// communication is taken to be proportional to the bytes that it sends.
     fn after(&self, rank: usize, lost: &[Unit], gained: &[Unit], longer_ms: f64) -> Option<f64> {
         let problem = self.problem;
         let mut change = vec![0.0; problem.model.width()];
@@ -351,7 +356,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Makes a change of the busiest rank the last word: what is kept besides units and ranks follows.
+    /// Commits a change of the busiest rank: updates the state apart from units and ranks, which are already changed.
     fn keep(&mut self, change: Move, worst: u32) {
         match change {
             Move::To(i, place) => self.take((self.units[i].table, worst), (self.units[i].table, place)),
@@ -372,7 +377,7 @@ impl<'a> State<'a> {
         self.taken.insert(found);
     }
 
-    /// Puts units back where they were before a change of the busiest rank; not what stands on the ranks.
+    /// Reverts the units and places of a change of the busiest rank. The caller restores the state of the ranks.
     fn undo(&mut self, change: Move, worst: u32) {
         match change {
             Move::To(i, _) => self.places[i] = worst,

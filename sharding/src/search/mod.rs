@@ -1,4 +1,4 @@
-//! What a search is, and the searches that there are.
+//! The interface of a search, and the list of all searches.
 
 pub(crate) mod beam;
 pub(crate) mod explain;
@@ -14,17 +14,17 @@ mod unequal;
 
 use crate::{Beam, CostModel, Greedy, Plan, Result, Table, Topology, TorchrecDefault};
 
-/// Decides where tables stand. A search does no I/O, and the same input gives the same plan.
+/// A search decides on which ranks tables are placed. It does no I/O, and the same input gives the same plan.
 pub trait Search: Send + Sync {
-    /// The name that a plan keeps.
+    /// Returns the name of the search, which is stored in plans.
     fn id(&self) -> &str;
 
-    /// A plan for `tables` on `topology`, with `global_batch_size` samples of a step over all ranks.
+    /// Returns a plan for `tables` on `topology`, with `global_batch_size` samples per step over all ranks.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](crate::Error::Invalid) for tables or a topology that cannot exist,
-    /// [`Error::NoRoom`](crate::Error::NoRoom) if the search finds no rank for a table, and the cost model's errors.
+    /// [`Error::Invalid`](crate::Error::Invalid) for invalid tables or an invalid topology,
+    /// [`Error::NoRoom`](crate::Error::NoRoom) if the search finds no rank for a table, and errors of the cost model.
     fn plan(
         &self,
         tables: &[Table],
@@ -34,7 +34,7 @@ pub trait Search: Send + Sync {
     ) -> Result<Plan>;
 }
 
-/// Every search that there is: ours, and the baselines.
+/// Returns all searches, including the baselines.
 pub fn searches(seed: u64) -> Vec<Box<dyn Search>> {
     vec![
         Box::new(Greedy::Random { seed }),
@@ -48,7 +48,7 @@ pub fn searches(seed: u64) -> Vec<Box<dyn Search>> {
     ]
 }
 
-/// A random table, number `i` of a property test, of one of these dimensions.
+/// Returns a strategy for a random table, number `i` of a property test, with one of these dimensions.
 #[cfg(test)]
 fn drawn_table(i: usize, dims: &'static [u64]) -> impl proptest::strategy::Strategy<Value = Table> {
     use proptest::prelude::*;

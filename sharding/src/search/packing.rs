@@ -1,16 +1,16 @@
-//! Room for units where a packing that never goes back finds none.
+//! A packing with backtracking, for problems in which a greedy packing finds no placement.
 
 use crate::search::placement::Placement;
 use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
-/// Places of units that are tried in all.
+/// The largest number of places that are tried in total.
 const TRIES: usize = 200_000;
-/// Units that are packed like this, at most: more have a placement that is found without going back, or take too long.
+/// The largest number of tables. For more tables, either the greedy packing succeeds or backtracking takes too long.
 const MOST_UNITS: usize = 256;
 
-/// A placement in which every rank has room, found by trying all places of units, of several ways to cut the tables: whole;
-/// and the largest table, the two largest, … by rows, or in halves, quarters, …. `None` if there is none among as many
-/// tries as are affordable.
+/// Returns a placement that fits into the memory of every rank. The search tries all places of units by backtracking,
+/// for several divisions of the tables: all whole; then the largest table, the two largest tables, … by rows, or in
+/// halves, quarters, …. Returns `None` if it finds no placement within [`TRIES`].
 pub(crate) fn pack(problem: &Problem<'_>) -> Option<Placement> {
     if problem.tables.len() > MOST_UNITS {
         return None;
@@ -19,7 +19,7 @@ pub(crate) fn pack(problem: &Problem<'_>) -> Option<Placement> {
     cuts(problem).find_map(|units| Packing::new(problem, units).placed(&mut tries))
 }
 
-/// Ways to cut the tables, whole ones first.
+/// Returns divisions of the tables, beginning with whole tables.
 fn cuts(problem: &Problem<'_>) -> impl Iterator<Item = Vec<Unit>> {
     let mut tables: Vec<usize> = (0..problem.tables.len()).collect();
     tables.sort_by_key(|table| std::cmp::Reverse(problem.priced(&problem.whole(*table)).bytes));
@@ -51,18 +51,18 @@ fn cuts(problem: &Problem<'_>) -> impl Iterator<Item = Vec<Unit>> {
     })
 }
 
-/// Units, the first of which have a place.
+/// Units, of which the first ones have a place.
 struct Packing<'a> {
     problem: &'a Problem<'a>,
     units: Vec<Unit>,
     places: Vec<u32>,
-    /// Bytes of every rank, without its buffers for asking other ranks.
+    /// Bytes on every rank, without its request buffers.
     bytes: Vec<u64>,
 }
 
 impl<'a> Packing<'a> {
     fn new(problem: &'a Problem<'a>, mut units: Vec<Unit>) -> Self {
-        // Large units and units on many ranks have few possible places, so they come first.
+        // Large units, and units on many ranks, have few possible places, so they come first.
         let key = |unit: &Unit| (problem.places(unit), std::cmp::Reverse(problem.priced(unit).bytes));
         units.sort_by_key(key);
         Self { problem, places: Vec::with_capacity(units.len()), bytes: vec![0; problem.ranks], units }
@@ -75,7 +75,7 @@ impl<'a> Packing<'a> {
         fits.then(|| Placement::new(problem, self.units, self.places))
     }
 
-    /// Finds places for the units that have none; without room, all is as it was.
+    /// Places the units that have no place yet. Without success, it restores the state.
     fn fill(&mut self, capacity: Capacity<'_>, tries: &mut usize) -> bool {
         let problem = self.problem;
         let Some(unit) = self.units.get(self.places.len()).copied() else { return true };
@@ -96,7 +96,7 @@ impl<'a> Packing<'a> {
             {
                 continue;
             }
-            // One of the empty ranks with equal room is enough.
+            // One of the empty ranks with equal memory is enough.
             let is_empty = unit.kind == Kind::Columns && self.bytes[place as usize] == 0;
             if is_empty && empty.contains(&left) {
                 continue;
@@ -106,7 +106,7 @@ impl<'a> Packing<'a> {
             }
             options.push((left, place));
         }
-        // The fullest rank first: it keeps the others' room together.
+        // The fullest rank is tried first, which keeps free memory on other ranks together.
         options.sort_unstable();
         for (_, place) in options {
             if *tries == 0 {
@@ -137,7 +137,7 @@ mod tests {
         crate::search::drawn_table(i, &[4, 8, 12, 64])
     }
 
-    /// Whether whole tables fit somehow, by trying all places of all.
+    /// Returns whether whole tables fit, by trying all placements.
     fn whole_tables_fit(problem: &Problem<'_>) -> bool {
         let units = problem.whole_tables();
         let capacity = problem.capacity(&units);
@@ -153,7 +153,7 @@ mod tests {
     proptest! {
         #![proptest_config(onefold_property::cases(128))]
 
-        /// Where whole tables fit, however tightly, there is a plan.
+        /// If whole tables fit, however tightly, the search finds a plan.
         #[test]
         fn a_plan_is_found_where_whole_tables_fit(
             tables in (1usize..7).prop_flat_map(|count| (0..count).map(table).collect::<Vec<_>>()),
@@ -175,8 +175,8 @@ mod tests {
         }
     }
 
-    /// Three, three, two, two and two parts of twelve: the largest first, each where most is left, the last has no room
-    /// whole.
+    /// Three, three, two, two and two twelfths: if the largest table always goes to the rank with the most free
+    /// memory, the last table does not fit as a whole.
     #[test]
     fn a_perfect_packing_is_found() {
         let table = |(i, size): (usize, u64)| Table::new(format!("t{i}"), size * 1_000, 2);

@@ -1,24 +1,24 @@
-//! The inner search: where units stand, given how tables are cut.
+//! The inner search: the places of units, for a given division of the tables.
 
 use std::cmp::Reverse;
 
 use crate::cost::{RankLoad, Traffic};
 use crate::search::problem::{Capacity, Kind, Problem, Unit};
 
-/// What stands on every rank, kept up to date as units come and go.
+/// The state of every rank, updated as units are added and removed.
 #[derive(Clone)]
 pub(crate) struct Ranks {
     width: usize,
-    /// `[ranks, width]`.
+    /// Sums of contributions, `[ranks, width]`.
     sums: Vec<f64>,
-    /// Without what they need to ask.
+    /// Bytes on every rank, without its request buffers.
     pub(crate) bytes: Vec<u64>,
     pub(crate) traffic: Vec<Traffic>,
-    /// Without what they do to ask.
+    /// Computation of every rank, without its requests.
     pub(crate) compute_ms: Vec<f64>,
-    /// What every rank does to ask.
+    /// The time that every rank spends on requests.
     pub(crate) asking_ms: f64,
-    /// Units on the rank.
+    /// The number of units on every rank.
     units: Vec<u32>,
     zeros: Vec<f64>,
 }
@@ -38,7 +38,7 @@ impl Ranks {
         }
     }
 
-    /// With units at places.
+    /// Returns the ranks with units at places.
     pub(crate) fn of(problem: &Problem<'_>, units: &[Unit], places: &[u32]) -> Self {
         let mut ranks = Self::new(problem);
         units.iter().zip(places).for_each(|(unit, place)| ranks.put(problem, unit, *place));
@@ -52,13 +52,13 @@ impl Ranks {
         &self.sums[rank * self.width..][..self.width]
     }
 
-    /// Puts `unit` at `place`.
+    /// Adds `unit` at `place`.
     pub(crate) fn add(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
         self.put(problem, unit, place);
         problem.ranks_of(unit, place).for_each(|rank| self.compute(problem, rank));
     }
 
-    /// The same, and leaves the ranks' computation as it was.
+    /// Adds `unit` at `place`, without an update of the ranks' computation.
     fn put(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
         let priced = problem.priced(unit);
         self.asking_ms += priced.asking_ms;
@@ -81,8 +81,8 @@ impl Ranks {
         };
     }
 
-    /// The state before changes of these ranks, to be [put back](Self::restore): a unit that comes and goes may change
-    /// last bits.
+    /// Saves the state of ranks before a change, for [`restore`](Self::restore). Adding and removing a unit may
+    /// change the last bits of sums, so it does not restore them exactly.
     pub(crate) fn saved(&self, ranks: impl IntoIterator<Item = usize>) -> Saved {
         let saved = |rank: usize| SavedRank {
             rank,
@@ -95,7 +95,7 @@ impl Ranks {
         Saved { asking_ms: self.asking_ms, ranks: ranks.into_iter().map(saved).collect() }
     }
 
-    /// Undoes all changes since, if they were of the saved ranks.
+    /// Reverts all changes since `saved`, if they affected only the saved ranks.
     pub(crate) fn restore(&mut self, saved: Saved) {
         self.asking_ms = saved.asking_ms;
         for saved in saved.ranks {
@@ -108,7 +108,7 @@ impl Ranks {
         }
     }
 
-    /// Takes `unit` away from `place`.
+    /// Removes `unit` from `place`.
     pub(crate) fn remove(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
         let priced = problem.priced(unit);
         self.asking_ms -= priced.asking_ms;
@@ -123,12 +123,12 @@ impl Ranks {
         }
     }
 
-    /// The cost of every rank.
+    /// Returns the cost of every rank.
     fn costs_ms(&self, problem: &Problem<'_>) -> Vec<f64> {
         self.with(problem.model.communication_ms(&self.loads(), problem.topology))
     }
 
-    /// The same without the time that a rank waits for others: what it does itself.
+    /// Returns the cost of every rank without the time that it waits for others.
     pub(crate) fn busy_ms(&self, problem: &Problem<'_>) -> Vec<f64> {
         self.with(problem.model.exchange_ms(&self.loads(), problem.topology))
     }
@@ -143,18 +143,18 @@ impl Ranks {
         costs.map(|(compute, communication)| compute + self.asking_ms + communication).collect()
     }
 
-    /// The cost of the most expensive rank.
+    /// Returns the cost of the most expensive rank.
     pub(crate) fn most_ms(&self, problem: &Problem<'_>) -> f64 {
         self.costs_ms(problem).into_iter().fold(0.0, f64::max)
     }
 
-    /// The bytes that a rank sends.
+    /// Returns the bytes that a rank sends.
     fn sent(&self, rank: usize) -> f64 {
         self.traffic[rank].sum()
     }
 }
 
-/// Ranks as they were, and what every rank did to ask.
+/// Saved states of ranks, and the time that every rank spends on requests.
 pub(crate) struct Saved {
     asking_ms: f64,
     ranks: Vec<SavedRank>,
@@ -169,30 +169,32 @@ struct SavedRank {
     units: u32,
 }
 
-/// Units and where they stand.
+/// Units and their places.
 #[derive(Debug, Clone)]
 pub(crate) struct Placement {
     pub(crate) units: Vec<Unit>,
     pub(crate) places: Vec<u32>,
-    /// The most expensive rank's.
+    /// The cost of the most expensive rank, in milliseconds.
     pub(crate) cost_ms: f64,
 }
 
 impl Placement {
-    /// A placement of units at places, priced.
+    /// Returns a placement of units with its cost.
     pub(crate) fn new(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Self {
         let cost_ms = Ranks::of(problem, &units, &places).most_ms(problem);
         Self { units, places, cost_ms }
     }
 }
 
-/// The communication of a rank may exceed the mean by these factors: NeuroShard's grid of 11, and no limit.
+/// Factors by which the communication of a rank may exceed the mean: the 11 factors of NeuroShard's grid, and no
+/// limit.
 const GRID: [f64; 12] = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.45, 1.5, f64::INFINITY];
 
-/// NeuroShard's greedy grid search: for every limit on a rank's communication, the unit with the highest cost first,
-/// each to the rank where the fused computation stays lowest; the best of these placements. `None` if none has room.
+/// Runs NeuroShard's greedy grid search. For every limit on the communication of a rank, it places the units in
+/// descending order of cost, each on the rank whose fused computation remains lowest. Returns the best of these
+/// placements, or `None` if none fits into memory.
 ///
-/// `step` takes every `step`-th limit only, and always the last.
+/// `step` selects every `step`-th limit, always including the last.
 pub(crate) fn grid_search(problem: &Problem<'_>, units: &[Unit], step: usize) -> Option<Placement> {
     let order = by_cost(problem, units);
     let limits = GRID.iter().rev().step_by(step.max(1)).rev();
@@ -200,7 +202,8 @@ pub(crate) fn grid_search(problem: &Problem<'_>, units: &[Unit], step: usize) ->
     placed.reduce(|best, other| if other.cost_ms < best.cost_ms { other } else { best })
 }
 
-/// Indices of units: those on all ranks first, then by falling cost alone; of equal ones the first.
+/// Returns the indices of units in placement order: units on all ranks first, then by descending separate cost, and
+/// ties by index.
 fn by_cost(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
     let everywhere = |unit: &Unit| matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
     let mut order: Vec<usize> = (0..units.len()).collect();
@@ -217,7 +220,7 @@ fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) ->
         .iter()
         .map(|unit| problem.priced(unit).traffic.sum() * problem.ranks_of(unit, 0).len() as f64)
         .sum();
-    // A sum in another order may come out a little higher than the mean allows.
+    // The tolerance covers sums that are added in a different order.
     let most_sent = limit * total / problem.ranks as f64 * (1.0 + 1e-9);
     let capacity = problem.capacity(units);
     if !capacity.suffices_to_ask() {
@@ -236,8 +239,8 @@ fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) ->
     Some(Placement { units: units.to_vec(), places, cost_ms: ranks.most_ms(problem) })
 }
 
-/// Where the unit keeps the slowest of its ranks fastest; two column shards of one table never share a rank, where one
-/// wider shard would do.
+/// Returns the place at which the slowest of the unit's ranks remains fastest. Two column shards of one table never
+/// share a rank, where they would be one wider shard.
 fn best_place(
     problem: &Problem<'_>,
     ranks: &Ranks,
@@ -274,12 +277,12 @@ fn best_place(
     best.map(|(_, place)| place)
 }
 
-/// Units by falling bytes, each where most memory is left; those that find no room are halved, or divided by rows.
-/// Costs play no part: this finds a placement where memory is tight.
+/// Places units in descending order of bytes, each where the most memory is free. Units that do not fit are halved,
+/// or divided by rows. Costs are not considered: the purpose is to find a placement if memory is tight.
 ///
 /// # Errors
 ///
-/// The unit that finds no room, the rank with the most memory left, and what is used of it.
+/// The unit that does not fit, the rank with the most free memory, and the bytes in use on that rank.
 pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placement, (Unit, u32, u64)> {
     let mut waiting: Vec<Unit> = units.to_vec();
     waiting.sort_by_key(|unit| (problem.priced(unit).bytes, Reverse(unit.table)));
@@ -313,10 +316,10 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
                 let at = waiting.partition_point(|other| problem.priced(other).bytes <= bytes);
                 waiting.insert(at, half);
             }
-            // Less, as there are more shards to ask.
+            // The capacity decreases, because requests go to more shards.
             capacity = problem.capacity(waiting.iter().chain(&placed));
         } else if unit.kind == Kind::Columns && problem.get(&rows).is_some() {
-            // All of the table's shards give way to its rows.
+            // The rows of the table replace all of its shards.
             waiting.retain(|other| other.table != unit.table);
             for i in (0..placed.len()).rev().filter(|i| placed[*i].table == unit.table).collect::<Vec<_>>() {
                 ranks.remove(problem, &placed.remove(i), places.remove(i));
@@ -332,7 +335,7 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
     }
     match capacity.exceeded(&ranks.bytes) {
         None => Ok(Placement::new(problem, placed, places)),
-        // What stood there before others were divided has no room any more.
+        // Units that were placed before others were divided no longer fit.
         Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_of(rank as u32))),
     }
 }

@@ -1,4 +1,4 @@
-//! A placement problem as the searches see it: every way to cut a table, priced once.
+//! A placement problem as searches see it: all divisions of each table, priced once.
 
 use std::ops::Range;
 
@@ -9,89 +9,89 @@ use crate::plan::row_shards;
 use crate::table::{has_rows_for, row_blocks, validate_tables};
 use crate::{CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology};
 
-/// Column shards are this many columns wide, or a multiple: 16 bytes, what NeuroShard and FBGEMM ask for.
+/// Column shards have a multiple of this number of columns: 16 bytes, as NeuroShard and FBGEMM require.
 pub(crate) const COLUMN_STEP: u64 = 4;
 
-/// How a part of a table is placed.
+/// The form in which a part of a table is placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// All rows of some columns, on one rank.
     Columns,
-    /// Some rows on each rank of one node.
+    /// Some of the rows on each rank of one node.
     RowsOfNode,
-    /// Some rows on each rank.
+    /// Some of the rows on each rank.
     RowsOfAll,
     /// A copy on each rank.
     Copies,
 }
 
-/// What is placed at once: a column shard, or all shards of a table that is cut in another way.
+/// A part of a table that is placed as a whole: a column shard, or all shards of a table in another form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Unit {
     pub(crate) table: usize,
     pub(crate) kind: Kind,
-    /// Its first column.
+    /// The first column. It does not affect the price.
     pub(crate) start: u64,
-    /// How many columns it has, which its price depends on.
+    /// The number of columns.
     pub(crate) columns: u64,
 }
 
 impl Unit {
-    /// Both halves of a column shard, if they can be.
+    /// Returns both halves of a column shard, if it can be halved.
     pub(crate) fn halves(self) -> Option<[Self; 2]> {
         let splits = self.kind == Kind::Columns && self.columns.is_multiple_of(2 * COLUMN_STEP);
         let half = Self { columns: self.columns / 2, ..self };
         splits.then_some([half, Self { start: self.start + half.columns, ..half }])
     }
 
-    /// The first half of a column shard, if it can be halved.
+    /// Returns the first half of a column shard, if it can be halved.
     pub(crate) fn half(self) -> Option<Self> {
         self.halves().map(|[first, _]| first)
     }
 
-    /// So many shards like this one, side by side.
+    /// Returns `count` shards like this one, side by side.
     pub(crate) fn repeated(self, count: usize) -> impl Iterator<Item = Self> {
         (0..count as u64).map(move |number| Self { start: self.start + number * self.columns, ..self })
     }
 
-    /// The columns.
+    /// Returns the columns of the unit.
     fn range(&self) -> Range<u64> {
         self.start..self.start + self.columns
     }
 }
 
-/// What a unit adds to each rank that it stands on; of unequal row shards, the bytes of the largest and the
-/// work of the one that is looked up most.
+/// The costs and bytes that a unit adds to each of its ranks. For unequal row shards, bytes are those of the largest
+/// shard, and the work is that of the shard with the most lookups.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
-    /// `[kinds, width]`.
+    /// Contributions, `[kinds, width]`.
     contributions: Vec<f64>,
     pub(crate) traffic: Traffic,
-    /// Weights, optimizer state, and the buffers to serve other ranks.
+    /// Bytes of weights, optimizer state, and the buffers to serve other ranks.
     pub(crate) bytes: u64,
-    /// What every rank of the topology needs to ask it.
+    /// Bytes of request buffers that the unit needs on every rank of the topology.
     pub(crate) asking: u64,
-    /// The computation with which every rank asks for what it needs of it.
+    /// Computation of every rank for its requests to the unit, in milliseconds.
     pub(crate) asking_ms: f64,
-    /// The computation of a rank with this alone, by the kind of the rank.
+    /// Computation of a rank that holds only this unit, by the kind of the rank, in milliseconds.
     pub(crate) alone_by_kind: Vec<f64>,
-    /// The mean of that over all ranks.
+    /// The mean of `alone_by_kind` over all ranks.
     pub(crate) alone_ms: f64,
 }
 
 impl Priced {
-    /// What a rank of this kind gets.
+    /// Returns the contribution to a rank of this kind.
     pub(crate) fn contribution(&self, kind: usize) -> &[f64] {
         let width = self.contributions.len() / self.alone_by_kind.len();
         &self.contributions[kind * width..][..width]
     }
 }
 
-/// What ranks have for units, once they can ask all there are.
+/// The memory that ranks have for units after their request buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct Capacity<'a> {
     memory: &'a [u64],
-    /// What each rank needs to ask.
+    /// Bytes of request buffers on each rank.
     pub(crate) asking: u64,
 }
 
@@ -100,17 +100,17 @@ impl Capacity<'_> {
         self.memory[rank].saturating_sub(self.asking)
     }
 
-    /// Of the rank that has most.
+    /// Returns the memory of the rank with the most.
     pub(crate) fn most(&self) -> u64 {
         self.memory.iter().max().map_or(0, |memory| memory.saturating_sub(self.asking))
     }
 
-    /// Whether every rank can ask all there are, if it holds nothing.
+    /// Returns whether the request buffers fit into the memory of every rank.
     pub(crate) fn suffices_to_ask(&self) -> bool {
         self.memory.iter().all(|memory| self.asking <= *memory)
     }
 
-    /// The first rank that holds and asks more than it has memory for.
+    /// Returns the first rank whose units and request buffers exceed its memory.
     pub(crate) fn exceeded(&self, bytes: &[u64]) -> Option<usize> {
         (0..bytes.len()).find(|rank| bytes[*rank].saturating_add(self.asking) > self.memory[*rank])
     }
@@ -124,21 +124,21 @@ pub(crate) struct Problem<'a> {
     /// Samples per rank and step.
     pub(crate) batch_size: u64,
     pub(crate) ranks: usize,
-    /// Of every rank: see [`Topology::kinds`].
+    /// The kind of every rank: see [`Topology::kinds`].
     pub(crate) kinds: Vec<usize>,
-    /// Of every rank.
+    /// The memory of every rank, in bytes.
     memory: Vec<u64>,
-    /// By table; few units each, so that looking one up is cheaper than hashing it.
+    /// The price of each unit, by table. A table has few units, so a linear search is faster than a hash table.
     priced: Vec<Vec<(Unit, Priced)>>,
 }
 
-/// Whether two units of a table have the same price.
+/// Returns whether two units of a table have the same price.
 fn are_alike(a: &Unit, b: &Unit) -> bool {
     (a.kind, a.columns) == (b.kind, b.columns)
 }
 
 impl<'a> Problem<'a> {
-    /// Prices every table's column shards of half, a quarter, … of its dimension, its rows and its copies.
+    /// Prices all units of every table: column shards of all columns, half, a quarter, … of them, rows, and copies.
     pub(crate) fn new(
         tables: &'a [Table],
         topology: &'a Topology,
@@ -159,7 +159,7 @@ impl<'a> Problem<'a> {
         Ok(problem)
     }
 
-    /// All units that a table can be cut into.
+    /// Returns all units into which a table can be divided.
     fn units(&self, table: usize) -> Vec<Unit> {
         let rows = self.tables[table].rows;
         let mut units: Vec<Unit> =
@@ -209,7 +209,7 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// The blocks that the unit's rows are divided into.
+    /// Returns the number of blocks into which the unit's rows are divided.
     fn row_parts(&self, unit: &Unit) -> u64 {
         u64::from(match unit.kind {
             Kind::RowsOfNode => self.topology.ranks_per_node,
@@ -218,7 +218,7 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// The sum over all shards of a unit, of which `load` is the one that is looked up most.
+    /// Returns the sum of `of` over all shards of a unit, of which `load` is the one with the most lookups.
     fn over_blocks(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> f64) -> f64 {
         if load.table.has_even_lookups() {
             return of(load) * self.ranks_of(unit, 0).len() as f64;
@@ -226,7 +226,8 @@ impl<'a> Problem<'a> {
         self.of_blocks(unit, load, of).into_iter().sum()
     }
 
-    /// Applies `of` to each shard of a unit, whose most loaded shard is `load`; with even lookups, to that shard alone.
+    /// Applies `of` to each shard of a unit, of which `load` is the one with the most lookups. With even lookups, it
+    /// is applied to `load` only.
     fn of_blocks<T>(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> T) -> Vec<T> {
         if load.table.has_even_lookups() {
             return vec![of(load)];
@@ -235,7 +236,8 @@ impl<'a> Problem<'a> {
         row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).collect()
     }
 
-    /// The contribution of a shard to a rank of every kind, `[kinds, width]`, and what that rank computes with it alone.
+    /// Returns the contribution of a shard to a rank of every kind, `[kinds, width]`, and the computation of such a
+    /// rank that holds only this shard, `[kinds]`.
     fn price_by_kind(&self, load: ShardLoad<'_>) -> Result<(Vec<f64>, Vec<f64>)> {
         let zeros = vec![0.0; self.model.width()];
         let (mut contributions, mut alone) = (Vec::new(), Vec::new());
@@ -257,34 +259,34 @@ impl<'a> Problem<'a> {
         Ok((contributions, alone))
     }
 
-    /// A table on one rank.
+    /// Returns a table as one unit on one rank.
     pub(crate) fn whole(&self, table: usize) -> Unit {
         self.form(table, Kind::Columns)
     }
 
-    /// All columns of a table, placed in this way.
+    /// Returns all columns of a table in this form.
     pub(crate) fn form(&self, table: usize, kind: Kind) -> Unit {
         Unit { table, kind, start: 0, columns: self.tables[table].dim }
     }
 
-    /// A table by rows, and copied, as far as it can be.
+    /// Returns the possible forms of a table by rows, and as copies.
     pub(crate) fn forms(&self, table: usize) -> impl Iterator<Item = Unit> {
         let kinds = [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies];
         kinds.into_iter().map(move |kind| self.form(table, kind)).filter(move |unit| self.get(unit).is_some())
     }
 
-    /// Every table on one rank.
+    /// Returns every table as one unit on one rank.
     pub(crate) fn whole_tables(&self) -> Vec<Unit> {
         (0..self.tables.len()).map(|table| self.whole(table)).collect()
     }
 
-    /// What `unit` adds to a rank; `None` if the table cannot be cut like this.
+    /// Returns the price of `unit`, or `None` if the table cannot be divided like this.
     pub(crate) fn get(&self, unit: &Unit) -> Option<&Priced> {
         let of_table = &self.priced[unit.table];
         of_table.iter().find(|(other, _)| are_alike(other, unit)).map(|(_, priced)| priced)
     }
 
-    /// What a unit of this problem adds to a rank.
+    /// Returns the price of a unit of this problem.
     pub(crate) fn priced(&self, unit: &Unit) -> &Priced {
         match self.get(unit) {
             Some(priced) => priced,
@@ -292,19 +294,19 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// What is left of the ranks' memory for units, once they can ask all of these.
+    /// Returns the memory of the ranks for units, after the request buffers for all of `units`.
     pub(crate) fn capacity<'u>(&self, units: impl IntoIterator<Item = &'u Unit>) -> Capacity<'_> {
         let asking = units.into_iter().map(|unit| self.priced(unit).asking);
         Capacity { memory: &self.memory, asking: asking.fold(0, u64::saturating_add) }
     }
 
-    /// How many bytes of a rank's memory are not taken by `bytes` of units; for comparisons among ranks, less than 0 if
-    /// they are more.
+    /// Returns the free bytes of a rank whose units take `bytes`, for comparisons among ranks. The result is negative
+    /// if the units exceed the memory.
     pub(crate) fn left(&self, rank: usize, bytes: u64) -> i128 {
         i128::from(self.memory[rank]) - i128::from(bytes)
     }
 
-    /// The ranks that a unit at `place` stands on: a rank's number, or a node's for rows of a node.
+    /// Returns the ranks of a unit at `place`. `place` is a node for rows of a node, and a rank for columns.
     pub(crate) fn ranks_of(&self, unit: &Unit, place: u32) -> Range<usize> {
         let (place, per_node) = (place as usize, self.topology.ranks_per_node as usize);
         match unit.kind {
@@ -314,7 +316,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The places that a unit can stand at.
+    /// Returns the number of possible places of a unit.
     pub(crate) fn places(&self, unit: &Unit) -> u32 {
         match unit.kind {
             Kind::Columns => self.topology.ranks,
@@ -323,13 +325,13 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Units at places as a plan has them, in table order.
+    /// Returns units at places as the tables of a plan, in table order.
     pub(crate) fn table_plans(&self, units: &[Unit], places: &[u32]) -> Vec<TablePlan> {
         let placed = self.placed(units, places);
         self.tables.iter().zip(placed).map(|(table, units)| self.table_plan(table, &units)).collect()
     }
 
-    /// The units of every table with their places, by columns.
+    /// Returns the units of every table with their places, ordered by column.
     pub(crate) fn placed(&self, units: &[Unit], places: &[u32]) -> Vec<Vec<(u32, Unit)>> {
         let mut of_table: Vec<Vec<(u32, Unit)>> = vec![Vec::new(); self.tables.len()];
         for (unit, place) in units.iter().zip(places) {
@@ -339,7 +341,7 @@ impl<'a> Problem<'a> {
         of_table
     }
 
-    /// A table whose units stand at these places.
+    /// Returns the plan of a table with units at these places.
     pub(crate) fn table_plan(&self, table: &Table, units: &[(u32, Unit)]) -> TablePlan {
         let (sharding_type, shards) = match units {
             [(rank, unit)] if unit.kind == Kind::Columns => {

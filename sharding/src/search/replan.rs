@@ -1,4 +1,4 @@
-//! A new plan for a job that goes on: cheaper, and not many bytes away from the old one.
+//! Replanning of a running job: a cheaper plan that moves few bytes from the old one.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -14,36 +14,37 @@ use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Kind, Problem, Unit};
 use crate::{Beam, CostModel, Error, Plan, Result, ShardingType, Table, TablePlan, Topology};
 
-/// A new plan must be cheaper than one from the old plan on by this factor, as it moves more.
+/// A plan from scratch must be cheaper by this factor than one that starts at the old plan, because it moves more.
 const WORTH_MOVING: f64 = 0.995;
 
-/// A plan in place of another one.
+/// A plan that replaces an old one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Replanned {
     /// The new plan.
     pub plan: Plan,
-    /// What the most expensive rank would cost if nothing moved but what must, in milliseconds per step.
+    /// The cost of the most expensive rank if only the required moves are made, in milliseconds per step.
     pub kept_cost_ms: f64,
-    /// Bytes of weights and optimizer state that a rank holds in the new plan and did not hold in the old one.
+    /// Bytes of weights and optimizer state that a rank holds in the new plan but not in the old one.
     pub moved_bytes: u64,
-    /// How many of them must move: a rank is gone, or has no room any more.
+    /// The part of `moved_bytes` that is required, because a rank no longer exists or no longer has enough memory.
     pub required_bytes: u64,
 }
 
-/// Plans `tables` on `topology`, for steps of `global_batch_size` samples over all ranks, as a local search from `before`
-/// on, which moves no more than `budget_bytes` of weights and optimizer state between ranks. Rows that a table has
-/// gained since and tables that are new move nothing.
+/// Plans `tables` on `topology`, for steps of `global_batch_size` samples over all ranks, by a local search that
+/// starts at `before`. The new plan moves at most `budget_bytes` of weights and optimizer state between ranks. New
+/// tables, and rows that a table has gained, do not count as moved.
 ///
-/// What must move is moved first: shards of ranks that the topology does not have, rows over another number of ranks,
-/// shards that their ranks have no room for. Then shards of the busiest rank go elsewhere, change places or are
-/// halved, and tables change between whole, divided and copied, as long as that makes the plan cheaper. The search runs
-/// twice, once by the gain of a change and once by its gain for each byte moved, and the cheaper plan counts. The plan that
-/// [`Beam::Full`] makes is taken if the budget allows it and it is cheaper by half a percent.
+/// Required moves are made first: shards on ranks that no longer exist, rows over another number of ranks, and shards
+/// that do not fit on their ranks. Then shards of the busiest rank move to other ranks, change places or are halved,
+/// and tables change between whole, divided and copied, as long as that makes the plan cheaper. The search runs
+/// twice, once ordered by the improvement of a change and once by its improvement per moved byte, and the cheaper
+/// plan is used. The plan of [`Beam::Full`] replaces it if the budget allows that and it is cheaper by half a
+/// percent.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] if more must move than the budget allows, if tables find no room beside those that stay, and for
-/// tables or a topology that cannot exist; the cost model's errors.
+/// [`Error::Invalid`] if the required moves exceed the budget, if tables do not fit beside those that stay, and for
+/// invalid tables or an invalid topology; errors of the cost model.
 pub fn replan(
     before: &Plan,
     tables: &[Table],
@@ -97,14 +98,14 @@ pub fn replan(
 
 struct Replan<'a> {
     problem: &'a Problem<'a>,
-    /// By table.
+    /// The old plan of each table, by table name.
     old: HashMap<&'a str, &'a TablePlan>,
-    /// By table.
+    /// The moved bytes of each table, cached.
     counted: RefCell<Vec<Counted>>,
 }
 
 impl Replan<'_> {
-    /// The old plan with what must be different.
+    /// Returns the old plan with the required changes.
     fn start(&self) -> Result<Placement> {
         let problem = self.problem;
         let (mut units, mut places, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
@@ -133,7 +134,7 @@ impl Replan<'_> {
             match cheapest_with(problem, &[unit], (&units, &places), f64::INFINITY, &|_, _| true) {
                 Some(with) => Placement { units, places, .. } = with,
                 None => {
-                    // Without room for one shard, the table is placed anew.
+                    // If one of its shards fits nowhere, the whole table is placed again.
                     let kept = (0..units.len()).filter(|i| units[*i].table != unit.table);
                     (units, places) = kept.map(|i| (units[i], places[i])).unzip();
                     waiting.push(unit.table);
@@ -151,8 +152,8 @@ impl Replan<'_> {
         Ok(Placement::new(problem, units, places))
     }
 
-    /// The units of a table with the ranks of the old plan, some of which may be gone; `None` if the table cannot keep
-    /// its shards.
+    /// Returns the units of a table with their ranks in the old plan, some of which may no longer exist. Returns
+    /// `None` if the table cannot keep its shards.
     fn standing(&self, number: usize, old: &TablePlan) -> Option<Vec<(Unit, u32)>> {
         let (problem, table) = (self.problem, &self.problem.tables[number]);
         if old.dim != table.dim {
@@ -192,7 +193,7 @@ impl Replan<'_> {
         }
     }
 
-    /// Moves column shards from ranks that are over their memory to those with the most room.
+    /// Moves column shards from ranks that exceed their memory to the ranks with the most free memory.
     fn make_room(&self, units: &mut [Unit], places: &mut [u32]) -> Result<()> {
         let problem = self.problem;
         for _ in 0..=units.len() {
@@ -206,7 +207,7 @@ impl Replan<'_> {
             let mut movable: Vec<usize> = (0..units.len())
                 .filter(|i| units[*i].kind == Kind::Columns && places[*i] as usize == full)
                 .collect();
-            // The smallest that is enough, or else the largest.
+            // The smallest shard that is large enough comes first, then the largest of the others.
             movable.sort_by_key(|i| {
                 (bytes(i) < excess, if bytes(i) < excess { u64::MAX - bytes(i) } else { bytes(i) })
             });
@@ -240,12 +241,12 @@ impl Replan<'_> {
         )
     }
 
-    /// Bytes of weights and optimizer state that a rank has in a placement and has not in the old plan.
+    /// Returns the bytes of weights and optimizer state that a rank has in a placement but not in the old plan.
     fn moved_bytes(&self, units: &[Unit], places: &[u32]) -> Result<u64> {
         let mut counted = self.counted.borrow_mut();
         let mut sum = 0u64;
         for (table, placed) in self.problem.placed(units, places).into_iter().enumerate() {
-            // Of thousands of tables, one or two stand elsewhere than when they were counted last.
+            // Usually only one or two of thousands of tables have moved since the last call.
             if counted[table].placed != placed {
                 let bytes = self.moved_of(table, &placed)?;
                 counted[table] = Counted { placed, bytes };
@@ -255,7 +256,7 @@ impl Replan<'_> {
         Ok(sum)
     }
 
-    /// The same of one table, whose units stand at these places.
+    /// Returns the moved bytes of one table, whose units are at these places.
     fn moved_of(&self, table: usize, placed: &[(u32, Unit)]) -> Result<u64> {
         let table = &self.problem.tables[table];
         let Some(old) = self.old.get(table.name.as_str()).filter(|old| old.dim == table.dim) else {
@@ -263,7 +264,7 @@ impl Replan<'_> {
         };
         let mut plan = self.problem.table_plan(table, placed);
         for shard in &mut plan.shards {
-            // Rows that the old plan does not have are new, too.
+            // Rows that the old plan does not have are new and do not count.
             shard.rows = shard.rows.start.min(old.rows)..shard.rows.end.min(old.rows);
         }
         let elements = moved(Some(old), &plan);
@@ -273,7 +274,7 @@ impl Replan<'_> {
     }
 }
 
-/// How many bytes of a table move, where it stood when that was asked last.
+/// The moved bytes of a table, for the placement of the last call.
 #[derive(Debug, Clone, Default)]
 struct Counted {
     placed: Vec<(u32, Unit)>,
@@ -295,14 +296,15 @@ mod tests {
         })
     }
 
-    /// The sharding type and the shards of every table.
+    /// Returns the sharding type and the shards of every table.
     fn shards(plan: &Plan) -> Vec<(ShardingType, Vec<crate::Shard>)> {
         plan.tables.iter().map(|table| (table.sharding_type, table.shards.clone())).collect()
     }
 
     proptest! {
         #![proptest_config(onefold_property::cases(64))]
-        /// A new plan is valid, costs at most what another new plan costs if all may move, never costs more than the old one, and moves what it says and no more than it may.
+        /// A new plan is valid, costs at most as much as another new plan if all bytes may move, never costs more
+        /// than the old one, moves the stated bytes, and keeps the budget.
         #[test]
         fn budgets_are_kept(
             tables in (2usize..12).prop_flat_map(|count| (0..count).map(table).collect::<Vec<_>>()),
@@ -361,7 +363,7 @@ mod tests {
         assert!(costs[4] <= 1.05 * new.max_cost_ms, "{costs:?} {}", new.max_cost_ms);
     }
 
-    /// An idle rank waits for the one that has all tables, and must not look as busy.
+    /// An idle rank waits for the rank that has all tables, and must not be considered as busy as that rank.
     #[test]
     fn ranks_that_wait_for_others_are_given_tables() {
         let tables: Vec<Table> = (0..40)
@@ -404,14 +406,14 @@ mod tests {
         let tables = [table.clone()];
         let found = replan(&of([2, 1, 0, 3]), &tables, &topology, &AnalyticCost, batch, 0).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (0, 0));
-        // The first shard's rank is gone: a quarter of the table moves, at least.
+        // The rank of the first shard no longer exists, so at least a quarter of the table moves.
         let fewer = Topology::h100(4, 1 << 30).unwrap();
         let four = replan(&of([4, 1, 0, 3]), &tables, &fewer, &AnalyticCost, batch, 1 << 30).unwrap();
         let quarter = table.memory_bytes().unwrap() / 4;
         assert_eq!(four.required_bytes, quarter);
     }
 
-    /// Tables that are new find their places by costs which earlier tries left as they were.
+    /// New tables are placed by costs that are not affected by previous tries.
     #[test]
     fn new_tables_are_spread_over_all_ranks() {
         let topology = Topology::h100(16, 1 << 30).unwrap();
@@ -444,14 +446,14 @@ mod tests {
             replan(&before, &tables, &fewer, &AnalyticCost, fewer.global_batch_size(512), on_last).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (on_last, on_last));
         found.plan.check(&tables, &fewer, found.plan.global_batch_size).unwrap();
-        // New rows and new tables are no moves.
+        // New rows and new tables do not count as moves.
         tables[0].rows += 500;
         tables.push(Table::new("new", 100, 16));
         let found =
             replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(512), 0).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (0, 0));
         found.plan.check(&tables, &topology, found.plan.global_batch_size).unwrap();
-        // A rank without room for what it has gained gives something away.
+        // A rank that lacks memory for its additional rows moves a shard away.
         let topology = Topology::h100(4, 13_000_000).unwrap();
         tables[0].rows = 30_000;
         let found =

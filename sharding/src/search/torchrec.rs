@@ -7,32 +7,32 @@ use crate::{
     Table, Topology, Traffic,
 };
 
-/// What `EmbeddingShardingPlanner` of TorchRec does by default, for GPU memory only (read in commit a48cef7, October
+/// The default behaviour of TorchRec's `EmbeddingShardingPlanner`, for GPU memory only (as of commit a48cef7, October
 /// 2025):
 ///
 /// - Options of a table: table-wise, row-wise, row-wise on one machine (`table_row_wise`), data-parallel, and
-///   column-wise in shards of at least 128 columns. Each is priced by TorchRec's own formulas, which know no
-///   dedupe factor. They take all rows as equally likely, too; here a row-wise table is priced by its busiest
-///   shard where that is known. These are all that its enumerator proposes for GPUs without constraints, but
-///   one (`sharding_types` of `BaseEmbeddingSharder`, `_filter_sharding_types` of `EmbeddingEnumerator`;
-///   release 1.6.1): `table_column_wise` puts the column shards of a table on one machine at the price of
-///   column-wise ones, so it offers no cheaper plan. On one machine `table_row_wise` places what row-wise
-///   does, and is one option here. For CPUs TorchRec proposes no row-wise sharding at all; here it may, so
-///   the baseline is not weaker than the original.
-/// - Proposals: the greedy proposer begins with every table's cheapest option (by the sum of its shards and
-///   by the highest shard), and then steps the table with the largest shard to its next one; the uniform
-///   proposer gives all tables one type.
-/// - Partitioner: row-wise and data-parallel tables first, then tables by falling bytes, each shard to the rank with
-///   the lowest cost that has room. The plan whose most expensive rank is cheapest wins.
+///   column-wise in shards of at least 128 columns. Each option is priced by TorchRec's own formulas, which have no
+///   dedupe factor. They also take all rows as equally likely; here a row-wise table is priced by its busiest shard
+///   if the distribution is known. These are all options that its enumerator proposes for GPUs without constraints,
+///   except for one (`sharding_types` of `BaseEmbeddingSharder`, `_filter_sharding_types` of `EmbeddingEnumerator`;
+///   release 1.6.1): `table_column_wise` puts the column shards of a table on one machine at the price of column-wise
+///   shards, so it offers no cheaper plan. On a single machine, `table_row_wise` gives the same placement as
+///   row-wise, and both are one option here. For CPUs, TorchRec proposes no row-wise sharding; here it is allowed, so
+///   that the baseline is not weaker than the original.
+/// - Proposals: the greedy proposer begins with the cheapest option of every table (by the sum of its shards, and by
+///   the most expensive shard), and then advances the table with the largest shard to its next option. The uniform
+///   proposer gives all tables one sharding type.
+/// - Partitioner: row-wise and data-parallel tables come first, then tables by descending bytes. Each shard goes to
+///   the cheapest rank with enough memory. The plan with the lowest cost of its most expensive rank wins.
 ///
-/// The grid-search proposer is left out: it is skipped above 10,000 combinations, which seven tables exceed. Nothing is
-/// reserved for the dense model, which TorchRec would do, because a topology's memory is what is left for tables.
+/// The grid-search proposer is omitted: TorchRec skips it above 10,000 combinations, which seven tables exceed. No
+/// memory is reserved for the dense model, unlike in TorchRec, because the memory in a topology excludes it already.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TorchrecDefault;
 
-/// Column shards have at least this many columns (`MIN_CW_DIM`).
+/// The least number of columns of a column shard (`MIN_CW_DIM`).
 const MIN_COLUMNS: u64 = 128;
-/// Proposals that are partitioned.
+/// The largest number of proposals that are partitioned.
 const MAX_PROPOSALS: usize = 2_000;
 
 impl Search for TorchrecDefault {
@@ -57,8 +57,9 @@ impl Search for TorchrecDefault {
 }
 
 impl TorchrecDefault {
-    /// Its placement of another problem's tables, priced there, after at most `most_proposals` and no more than
-    /// [`plan`](Search::plan) tries; `None` if no proposal has room.
+    /// Returns the planner's placement of another problem's tables, with the costs of that problem. At most
+    /// `most_proposals` proposals are tried, and no more than in [`plan`](Search::plan). Returns `None` if no
+    /// proposal fits into memory.
     pub(crate) fn units(self, problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
         let plain: Vec<Table> = problem.tables.iter().map(Table::without_deduplication).collect();
         let own = Problem::new(&plain, problem.topology, &TorchrecCost, problem.batch_size).ok()?;
@@ -67,7 +68,8 @@ impl TorchrecDefault {
     }
 }
 
-/// TorchRec's formulas, as it has them: our analytic model but for the all-reduce of a data-parallel table.
+/// TorchRec's original formulas: the analytic model of this crate, except for the all-reduce of a data-parallel
+/// table.
 struct TorchrecCost;
 
 impl CostModel for TorchrecCost {
@@ -112,7 +114,7 @@ impl CostModel for TorchrecCost {
     }
 }
 
-/// A way to cut a table.
+/// A division of a table.
 #[derive(Debug, Clone)]
 struct Choice {
     units: Vec<Unit>,
@@ -145,7 +147,7 @@ fn propose(problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
     best
 }
 
-/// The table whose largest shard has the most bytes goes on to its next option, until none has another.
+/// Advances the table whose largest shard has the most bytes to its next option, until no table has another one.
 fn greedy_proposals(
     problem: &Problem<'_>,
     options: &[Vec<Choice>],
@@ -162,7 +164,7 @@ fn greedy_proposals(
             order
         })
         .collect();
-    // Of the largest shard, and then of all.
+    // Bytes of the largest shard, and of all shards.
     let bytes = |table: usize, choice: usize| -> (u64, u64) {
         let units = &options[table][choice].units;
         let largest = units.iter().map(|unit| problem.priced(unit).bytes).max();
@@ -202,20 +204,20 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
     cuts.into_iter().map(choice).collect()
 }
 
-/// Computation and communication of a shard: TorchRec adds them up.
+/// Returns the sum of computation and communication of a shard, as TorchRec computes it.
 fn shard_ms(problem: &Problem<'_>, unit: &Unit, compute_ms: f64) -> f64 {
     let load = RankLoad { compute_ms, traffic: problem.priced(unit).traffic };
     compute_ms + TorchrecCost.communication_ms(&[load], problem.topology)[0]
 }
 
-/// Bytes of all shards.
+/// Returns the bytes of all shards.
 fn total_bytes(problem: &Problem<'_>, units: &[Unit]) -> u64 {
     let of_unit =
         |unit: &Unit| problem.priced(unit).bytes.saturating_mul(problem.ranks_of(unit, 0).len() as u64);
     units.iter().map(of_unit).fold(0, u64::saturating_add)
 }
 
-/// TorchRec's `GreedyPerfPartitioner`; `None` if a shard has no room.
+/// Runs TorchRec's `GreedyPerfPartitioner`. Returns `None` if a shard does not fit into memory.
 fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
     let everywhere = |unit: &Unit| matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
     let mut order: Vec<usize> = (0..proposal.len()).collect();
@@ -241,7 +243,7 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
                     .ranks_of(unit, *place)
                     .all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity.of(rank))
             };
-            // Two column shards of one table on a rank would be one wider shard.
+            // Two column shards of one table on the same rank would be one wider shard.
             let free = |place: &u32| !places[first..].contains(place);
             let open = (0..problem.places(unit)).filter(has_room).filter(free);
             let place = open.min_by(|a, b| highest(*a).total_cmp(&highest(*b)))?;

@@ -14,7 +14,7 @@ fn tables() -> impl Strategy<Value = Vec<Table>> {
     (1usize..16).prop_flat_map(|count| (0..count).map(table).collect::<Vec<_>>())
 }
 
-/// Machines of one, two or four ranks, and a group of each rank.
+/// Machines of one, two or four ranks, with a separate group for each rank.
 fn topology() -> impl Strategy<Value = Topology> {
     let group = (18u32..25, prop::option::of(1e11..4e12)).prop_map(|(memory, bandwidth)| RankGroup {
         ranks: 1,
@@ -41,7 +41,8 @@ fn keeps_memory(plan: &Plan, topology: &Topology) -> bool {
 proptest! {
     #![proptest_config(onefold_property::cases(96))]
 
-    /// Every search's plan passes the independent check and keeps every rank's own memory; the beam's is the cheapest.
+    /// The plans of all searches pass the independent check and keep the memory limit of every rank; the plan of the
+    /// beam search is the cheapest.
     #[test]
     fn plans_keep_every_ranks_memory(tables in tables(), topology in topology()) {
         let ours = Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64));
@@ -59,7 +60,7 @@ proptest! {
         }
     }
 
-    /// Groups that say what the topology says change nothing but the topology in the plan.
+    /// Groups that repeat the values of the topology do not change the plan, except for its topology.
     #[test]
     fn equal_groups_are_no_groups(tables in tables(), topology in topology(), memory in 18u32..26) {
         let plain = Topology { groups: Vec::new(), memory_bytes: 1 << memory, ..topology };
@@ -78,7 +79,7 @@ proptest! {
         }
     }
 
-    /// A job that goes on with other ranks keeps their memory and its budget.
+    /// A job that continues on other ranks keeps their memory limits and its budget.
     #[test]
     fn plans_are_changed_within_every_ranks_memory(tables in tables(), topology in topology()) {
         let plain = Topology { groups: Vec::new(), memory_bytes: 1 << 30, ..topology.clone() };
@@ -90,8 +91,8 @@ proptest! {
     }
 }
 
-/// The case that a property test found: one table in row blocks, the last and smaller of which is on the slowest rank.
-/// Priced as its largest block, it made TorchRec's plan the cheaper one.
+/// A case that a property test found: one table in row blocks, of which the last and smaller one is on the slowest
+/// rank. When that block was priced like the largest one, TorchRec's plan was cheaper.
 #[test]
 fn a_smaller_last_block_has_its_own_price() {
     let table = Table {
@@ -129,7 +130,7 @@ fn a_smaller_last_block_has_its_own_price() {
     }
 }
 
-/// Two ranks, of which the second has four times the bandwidth.
+/// Returns a topology of two ranks, of which the second has four times the memory bandwidth.
 fn fast_and_slow(memory: [u64; 2]) -> Topology {
     let group = |(memory, bandwidth): (u64, f64)| RankGroup {
         ranks: 1,
@@ -138,7 +139,7 @@ fn fast_and_slow(memory: [u64; 2]) -> Topology {
         hardware: None,
     };
     let groups = [(memory[0], 1e12), (memory[1], 4e12)].map(group).to_vec();
-    // Links as fast as can be, so that computation alone counts.
+    // Links are so fast that only computation matters.
     Topology { groups, intra_node_bandwidth_bytes_per_second: 1e18, ..Topology::h100(2, 1).unwrap() }
 }
 
@@ -154,7 +155,7 @@ fn fast_ranks_get_more() {
         assert_eq!((slow * 4, plan.ranks.len()), (fast, 2), "{plan:?}");
         assert!((plan.ranks[0].compute_ms / plan.ranks[1].compute_ms - 1.0).abs() < 0.01, "{plan:?}");
         plan.check(&tables, &topology, plan.global_batch_size).unwrap();
-        // What stood there moves with the check: the same plan does not fit where the fast rank has less.
+        // The check uses the given topology: the same plan does not fit if the fast rank has less memory.
         let error = plan
             .check(&tables, &fast_and_slow([1 << 30, 1 << 28]), plan.global_batch_size)
             .unwrap_err()
@@ -165,7 +166,7 @@ fn fast_ranks_get_more() {
 
 #[test]
 fn errors_name_the_rank_with_most_room_and_rows_fit_the_smallest() {
-    // 26.0 MB: more than either rank.
+    // The table takes 26.0 MB, which is more than either rank has.
     let tables = [Table::new("large", 100_000, 64)];
     let topology = fast_and_slow([1 << 20, 20 << 20]);
     let error = Beam::Full
@@ -187,7 +188,7 @@ fn errors_name_the_rank_with_most_room_and_rows_fit_the_smallest() {
         assert!(error.starts_with("rank 0 has 1.0 KiB, and its buffers to ask"), "{} {error}", search.id());
     }
     let topology = fast_and_slow([1 << 20, 20 << 20]);
-    // Equal halves would be over the first rank's memory; the second has room for the whole.
+    // Equal halves would exceed the memory of the first rank; the second rank has room for the whole table.
     let tables = [Table { first: crate::Lookups::of(20.0), ..Table::new("large", 60_000, 64) }];
     let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(8)).unwrap();
     assert_eq!((plan.tables[0].sharding_type, plan.tables[0].shards[0].rank), (ShardingType::TableWise, 1));

@@ -1,3 +1,3 @@
-//! No code: `Cargo.toml` says what this crate is for.
+//! This crate has no code; `Cargo.toml` explains its purpose.
 
 #![forbid(unsafe_code)]

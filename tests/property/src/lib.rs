@@ -7,10 +7,11 @@
 
 use proptest::test_runner::Config;
 
-/// The number of cases of a property test without a configuration.
+/// The default number of cases of a property test.
 const DEFAULT_CASES: u64 = 256;
 
-/// A configuration with `count` cases. A `PROPTEST_CASES` of 25,600, 100 times the default, makes it 100 times as many.
+/// Returns a configuration with `count` cases. `PROPTEST_CASES` scales the number: 25,600, which is 100 times the
+/// default, gives 100 times as many cases.
 #[must_use]
 pub fn cases(count: u32) -> Config {
     let default = Config::default();

@@ -1,7 +1,7 @@
-//! `make demo`: MovieLens-100K from ratings to a trained model, by the commands a person would type.
+//! `make demo`: from the ratings of MovieLens-100K to a trained model, with the commands that a person would type.
 //!
-//! Everything is done by the workspace's own binaries; this program runs them, reads the JSON that they end with,
-//! and shows the figures side by side. It can be interrupted at any moment and run again.
+//! The program runs the workspace's binaries, reads the JSON that they print at the end, and prints the figures. It
+//! can be interrupted at any time and run again.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use onefold_storage::commit::write_atomically;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 
-/// Training runs with deduplication off and on, in turn; the median of their rates is shown.
+/// The number of training runs with and without deduplication, which alternate. The median of their rates is printed.
 const RUNS: usize = 3;
 
 /// Run the whole path on MovieLens-100K and show the figures
@@ -100,7 +100,8 @@ fn demo(out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs one of the workspace's binaries, which stand beside this one, and gives the JSON it ends with.
+/// Runs one of the workspace's binaries, which are in the same directory as this one, and returns the JSON that it
+/// prints.
 fn call(program: &str, arguments: &[&str]) -> anyhow::Result<Value> {
     let beside = std::env::current_exe()?.with_file_name(program);
     if !beside.is_file() {
@@ -132,7 +133,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The table that a person reads.
+/// Returns the figures as a table for people.
 fn describe(summary: &Value) -> anyhow::Result<String> {
     let count = |value: f64| format_count(value as u64);
     let bytes =

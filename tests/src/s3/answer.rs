@@ -1,4 +1,4 @@
-//! The bodies of the server's answers: whole, cut short, or slow.
+//! The bodies of the server's answers: complete, truncated, or slow.
 
 use std::fmt;
 use std::os::unix::fs::FileExt;
@@ -15,12 +15,12 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, Head
 use hyper::{Response, StatusCode};
 use tokio::net::TcpStream;
 
-/// Bytes of a chunk of a slow body.
+/// The size of a chunk of a slow body, in bytes.
 const SLOW_CHUNK: usize = 16 << 10;
-/// Bytes of a chunk of a body that is read from a file.
+/// The size of a chunk of a body that is read from a file, in bytes.
 const FILE_CHUNK: u64 = 512 << 10;
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 #[derive(Debug)]
 pub(super) struct Broken(pub(super) String);
 
@@ -32,12 +32,12 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// Makes any error one that ends a connection.
+/// Converts any error into one that ends a connection.
 pub(super) fn broken(error: impl fmt::Display) -> Broken {
     Broken(error.to_string())
 }
 
-/// Makes the connection end with a reset; gives the error that ends it.
+/// Makes the connection end with a reset, and returns the error that ends it.
 pub(super) fn reset(handle: &TcpStream) -> Broken {
     match handle.set_zero_linger() {
         Ok(()) => broken("the connection is reset"),
@@ -45,7 +45,7 @@ pub(super) fn reset(handle: &TcpStream) -> Broken {
     }
 }
 
-/// An answer of the service that is an error.
+/// Returns an error response of the service.
 pub(super) fn refusal(status: StatusCode, code: &str) -> Response<Answer> {
     let text =
         format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>injected</Message></Error>");
@@ -55,22 +55,22 @@ pub(super) fn refusal(status: StatusCode, code: &str) -> Response<Answer> {
     response
 }
 
-/// The first `bytes` of a body, and then a reset.
+/// Returns the first `bytes` of a body, followed by a reset.
 pub(super) fn truncated(body: Answer, bytes: usize, handle: Arc<TcpStream>) -> Answer {
     let end = async move {
-        // What was sent should arrive before the reset throws it away.
+        // A reset discards data that is still in transit, so the data gets time to arrive.
         tokio::time::sleep(Duration::from_millis(20)).await;
         Err(reset(&handle))
     };
     Answer(first(body, bytes).chain(stream::once(end)).boxed())
 }
 
-/// The first `bytes` of a body, and then nothing, while the connection stays open.
+/// Returns the first `bytes` of a body, and then sends nothing while the connection remains open.
 pub(super) fn stalled(body: Answer, bytes: usize) -> Answer {
     Answer(first(body, bytes).chain(stream::pending()).boxed())
 }
 
-/// The first `bytes` of a body.
+/// Returns the first `bytes` of a body.
 fn first(body: Answer, bytes: usize) -> impl Stream<Item = Result<Bytes, Broken>> + Send + 'static {
     let mut left = bytes;
     let part = body.0.map(move |chunk| {
@@ -85,7 +85,7 @@ fn first(body: Answer, bytes: usize) -> impl Stream<Item = Result<Bytes, Broken>
     })
 }
 
-/// A body that comes slowly.
+/// Returns a body that is sent slowly.
 pub(super) fn slow(body: Answer, bytes_per_second: u64) -> Answer {
     let pieces = body.0.flat_map(|chunk| {
         let pieces: Vec<Result<Bytes, Broken>> = match chunk {
@@ -105,8 +105,8 @@ pub(super) fn slow(body: Answer, bytes_per_second: u64) -> Answer {
     Answer(paced.boxed())
 }
 
-/// The bytes of `file` that an answer with these headers has; `None` if the headers do not say which. `s3s-fs` reads
-/// files 4 KiB at a time, which takes longer than whoever reads a dataset does.
+/// Returns the bytes of `file` that belong to an answer with these headers, or `None` if the headers do not specify
+/// them. `s3s-fs` reads files in blocks of 4 KiB, which is slower than a reader of a dataset.
 pub(super) fn file_body(file: fs_err::File, headers: &HeaderMap) -> Option<Answer> {
     let text = |name: HeaderName| headers.get(name)?.to_str().ok();
     let length: u64 = text(CONTENT_LENGTH)?.parse().ok()?;
@@ -133,7 +133,7 @@ pub(super) fn file_body(file: fs_err::File, headers: &HeaderMap) -> Option<Answe
     Some(Answer(chunks.boxed()))
 }
 
-/// Opens the file of the object that a request asks for; `None` if it is no request for an object.
+/// Opens the file of the requested object. Returns `None` if the request is not for an object.
 pub(super) fn object_file(folder: &Path, path: &str) -> Option<fs_err::File> {
     let path = percent_decoded(path.trim_start_matches('/'))?;
     let is_inside = Path::new(&path).components().all(|part| matches!(part, Component::Normal(_)));
@@ -141,7 +141,7 @@ pub(super) fn object_file(folder: &Path, path: &str) -> Option<fs_err::File> {
     if is_inside && file.is_file() { fs_err::File::open(file).ok() } else { None }
 }
 
-/// A path without percent encoding (RFC 3986, section 2.1).
+/// Decodes the percent encoding of a path (RFC 3986, section 2.1).
 fn percent_decoded(path: &str) -> Option<String> {
     let mut parts = path.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! What executes the requests of a server: `s3s-fs` on a folder, or another server.
+//! The backend that executes the requests of a server: `s3s-fs` with a directory, or another server.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,21 +15,21 @@ use tokio::net::TcpStream;
 use super::answer::{Answer, Broken, broken, file_body, object_file, refusal};
 
 pub(super) enum Backend {
-    /// The objects are files of a folder.
+    /// Objects are files in a directory.
     Folder(Box<Folder>),
-    /// Another server, which gets the requests as they are.
+    /// Another server, to which requests are forwarded unchanged.
     Other(SocketAddr),
 }
 
 pub(super) struct Folder {
     pub(super) service: S3Service,
     pub(super) path: PathBuf,
-    /// Held while a conditional write is executed: `s3s-fs` checks and writes in two steps.
+    /// Held while a conditional write is executed, because `s3s-fs` checks and writes in two steps.
     pub(super) conditional_writes: tokio::sync::Mutex<()>,
 }
 
 impl Backend {
-    /// The answer to a request.
+    /// Returns the answer to a request.
     pub(super) async fn execute(&self, request: Request<Incoming>) -> Result<Response<Answer>, Broken> {
         match self {
             Self::Folder(folder) => folder.execute(request).await,
@@ -61,8 +61,8 @@ impl Folder {
     }
 }
 
-/// Reads the body of a request to its end. A server that answers before may reset the connection while the client
-/// sends.
+/// Reads the body of a request to its end. If a server answers earlier, it may reset the connection while the client
+/// is sending.
 pub(super) async fn drain(request: Request<Incoming>) {
     frames(request.into_body()).for_each(|_| async {}).await;
 }
@@ -71,7 +71,7 @@ fn frames(mut body: Incoming) -> impl Stream<Item = hyper::Result<Frame<Bytes>>>
     stream::poll_fn(move |context| Pin::new(&mut body).poll_frame(context))
 }
 
-/// Sends a request to the server at `address`, over a connection of its own.
+/// Sends a request to the server at `address` over a new connection.
 async fn forward(address: SocketAddr, request: Request<Incoming>) -> Result<Response<Answer>, Broken> {
     let stream = TcpStream::connect(address).await.map_err(broken)?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;

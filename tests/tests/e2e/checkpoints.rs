@@ -1,4 +1,5 @@
-//! Checkpoints and models in an object store: what a local disk has, whatever fails and whoever is killed.
+//! Checkpoints and models in an object store have the same contents as on a local disk, despite failures and killed
+//! processes.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,19 +13,19 @@ use crate::training::{self, PREPROCESS, checkpoints};
 
 const REMOTE: &str = "s3://data/runs/1";
 
-/// Starts commands that reach the server.
+/// Returns a function that creates commands which access the server.
 fn on<'a>(dir: &'a Dir, server: &'a S3Server) -> impl Fn(&str) -> TestCommand + 'a {
     |line| dir.command(line).with_s3(server)
 }
 
-/// A command that fails: one rank speaks.
+/// Runs a command that must fail. Only one rank may print an error.
 #[track_caller]
 fn refused(command: TestCommand, parts: &[&str]) {
     let message = command.fails(parts);
     assert_eq!(message.matches("error:").count(), 1, "{message}");
 }
 
-/// The lines of a run's metrics without times.
+/// Returns the lines of a run's metrics without times.
 fn metrics(dir: &Dir, run: &str) -> Vec<Value> {
     let text = dir.text(format!("{run}/metrics.jsonl"));
     let line = |line: &str| {
@@ -35,8 +36,8 @@ fn metrics(dir: &Dir, run: &str) -> Vec<Value> {
     text.lines().map(line).collect()
 }
 
-/// Every file below a folder of checkpoints is one that a `checkpoint.json` names, or that file. The server leaves
-/// empty folders.
+/// Checks that every file below a directory of checkpoints is a `checkpoint.json`, or is named by one. The server may
+/// leave empty directories.
 fn assert_only_named_files(run: &Path) {
     let files = files_below(&run.join("checkpoints"));
     let mut named = 0;
@@ -52,7 +53,8 @@ fn assert_only_named_files(run: &Path) {
     assert_eq!(files.len(), named, "{:?}", files.keys());
 }
 
-/// A job whose machine is gone goes on elsewhere from the URL alone, with the bits of a job that was not interrupted.
+/// A job whose machine is lost continues on another machine from the URL alone, with the same bits as a job that was
+/// not interrupted.
 #[test]
 fn a_job_goes_on_elsewhere_from_its_store() {
     let (dir, server) = (with_dataset(), S3Server::start());
@@ -68,7 +70,7 @@ fn a_job_goes_on_elsewhere_from_its_store() {
     let there = format!("--plan plan.json --checkpoints {REMOTE}");
     launch(3, &format!("{there} --out here --max-steps 17")).works();
     let folder = server.file(BUCKET, "runs/1");
-    // Every third has all rows; three are kept, and what they build on.
+    // Every third checkpoint has all rows. Three checkpoints are kept, and those on which they build.
     assert_eq!(checkpoints(&folder), [5, 10, 15, 17]);
     assert_only_named_files(&folder);
     for file in ["checkpoints", "model.safetensors"] {
@@ -87,7 +89,7 @@ fn a_job_goes_on_elsewhere_from_its_store() {
     assert_eq!(rest, [Path::new("model.safetensors"), Path::new("run.json")]);
     server.heal();
 
-    // The run's directory says where its model is; the store has all that is needed.
+    // The directory of the run says where its model is, and the store has all that is needed.
     let figures = |line: &str| {
         let eval = command(line).json();
         (eval["loss"].clone(), eval["steps"].clone())
@@ -111,13 +113,13 @@ fn a_job_goes_on_elsewhere_from_its_store() {
     for other in ["b", "c"] {
         assert!(dir.read("a/model.safetensors") == dir.read(format!("{other}/model.safetensors")), "{other}");
     }
-    // On the ranks of another number, and from the directory alone.
+    // The run continues on a different number of ranks, and from the directory alone.
     let moved = launch(2, "--out elsewhere --max-steps 44 --resume").json();
     assert_eq!(moved["resumed_from_step"].as_u64(), Some(40));
     launch(2, &format!("--out elsewhere --checkpoints {REMOTE}/ --max-steps 45 --resume")).works();
 }
 
-/// Preprocessing is in the store too; and a folder of a disk, or a URL of one, is such a place as well.
+/// The store also contains the preprocessing. A local directory, given as a path or a URL, works as well.
 #[test]
 fn a_run_in_a_store_stands_on_its_own() {
     let (dir, server) = (Dir::new(), S3Server::start());
@@ -187,7 +189,7 @@ fn places_of_checkpoints_that_cannot_be_used() {
     dir.set("logs/train.toml", "seed", "2");
     refused(launch(&format!("{there} --out new --resume")), &[REMOTE, "another `[train].seed`"]);
     dir.set("logs/train.toml", "seed", "1");
-    // A run whose checkpoint cannot be written stays, and goes on.
+    // A run whose checkpoint cannot be written remains and can continue.
     server.inject("PUT /data/runs/4/checkpoints/", Fault::Denied, When::Always);
     let there = "--checkpoints s3://data/runs/4 --out new";
     let denied = ["s3://data/runs/4/checkpoints/", "denied the request", "AWS_SECRET_ACCESS_KEY"];
@@ -197,13 +199,13 @@ fn places_of_checkpoints_that_cannot_be_used() {
     launch(&format!("{there} --resume")).works();
 }
 
-/// Kills a job of two ranks before a request to the store; gives whether it was killed.
+/// Kills a job of two ranks before a request to the store. Returns whether it was killed.
 fn killed_before(dir: &Dir, server: &S3Server, line: &str, request: &str, nth: u64) -> bool {
     let launcher = Arc::new(OnceLock::new());
     let id = Arc::clone(&launcher);
     server.before(request, nth, move || {
         let ranks = ranks_of(*id.wait());
-        // One of the two is enough: the other one ends with it.
+        // Killing one of the two ranks is enough, because the other one then ends.
         let victim = ranks[nth as usize % ranks.len()].to_string();
         assert!(Command::new("kill").args(["-9", &victim]).status().unwrap().success());
     });
@@ -220,7 +222,7 @@ fn killed_before(dir: &Dir, server: &S3Server, line: &str, request: &str, nth: u
     true
 }
 
-/// Whatever a job is doing with its store when a rank is killed: the next one goes on from a whole checkpoint.
+/// Whatever a job does with its store when a rank is killed, the next job continues from a complete checkpoint.
 #[test]
 fn ranks_killed_while_they_write_to_a_store_lose_nothing() {
     let (dir, server) = (with_dataset(), S3Server::start());
@@ -230,7 +232,7 @@ fn ranks_killed_while_they_write_to_a_store_lose_nothing() {
     let line = format!("{launch} {RUN} --out run --checkpoints {REMOTE} --max-steps 45 --resume");
     let folder = server.file(BUCKET, "runs/1");
     let mut killed = 0;
-    // Shards, the dense part, `checkpoint.json` itself, and what is removed.
+    // Requests for shards, for the dense part, for `checkpoint.json` itself, and for deletions.
     for (request, nth) in [
         ("/checkpoints/step-000000000005/", 1),
         ("/checkpoint.json", 1),
@@ -252,8 +254,8 @@ fn ranks_killed_while_they_write_to_a_store_lose_nothing() {
     assert!(files_below(&folder).keys().all(|path| !path.starts_with(".shards")));
 }
 
-/// Of two jobs that train one run at a time, the one that is behind ends with an error, and the other's checkpoints
-/// stay.
+/// If two jobs train one run at the same time, the one that is behind ends with an error, and the checkpoints of the
+/// other one remain.
 #[test]
 fn two_jobs_on_one_store_are_told() {
     let (dir, server) = (with_dataset(), S3Server::start());
@@ -264,8 +266,8 @@ fn two_jobs_on_one_store_are_told() {
     };
     command(&line("first", 5)).works();
     let (other, second) = (Arc::new(OnceLock::new()), line("second", 12));
-    // The first job is about to write its next checkpoint when the second one runs to its end, soon: the request of the
-    // first one waits for it.
+    // The first job is about to write its next checkpoint when the second one runs to its end. The request of the
+    // first job waits for that.
     let (run, result) = (dir.command(&second).with_s3(&server), Arc::clone(&other));
     server.before("PUT /data/runs/1/checkpoints/step-000000000010/", 1, move || {
         result.set(run.json()["steps"].as_u64()).unwrap();
@@ -276,7 +278,7 @@ fn two_jobs_on_one_store_are_told() {
     assert_eq!(message.matches("error:").count(), 1, "one rank speaks: {message}");
     assert!(message.contains("another job has written the checkpoint `step-000000000012`"), "{message}");
     assert_eq!(other.get(), Some(&Some(12)));
-    // The next one goes on from there.
+    // The next job continues from there.
     let third = command(&line("third", 25)).json();
     assert_eq!(third["resumed_from_step"].as_u64(), Some(12));
     assert_only_named_files(&server.file(BUCKET, "runs/1"));

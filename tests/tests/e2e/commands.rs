@@ -1,4 +1,4 @@
-//! Every command with every form of a location: it means the dataset that it means in a shell, or there is an error.
+//! Every command accepts every form of a location with the same meaning as in a shell, or reports an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -11,13 +11,13 @@ use onefold_tests::{Dir, TestCommand};
 use self::Takes::{Dataset, Nothing, OnlyErrors};
 use crate::logs::write_logs;
 
-/// What a command does with the location of a dataset, which is `DATASET` in its line.
+/// The use of a dataset's location by a command, which is `DATASET` in its line.
 enum Takes {
-    /// It works with the dataset of the hand-made log, and with that log.
+    /// The command works with the dataset of the hand-made log, and with that log.
     Dataset(&'static str),
-    /// It takes a location, and only its errors are tested.
+    /// The command takes a location, but only its errors are tested.
     OnlyErrors(&'static str),
-    /// It takes none, or is tested elsewhere: why.
+    /// The command takes no location, or is tested elsewhere, for this reason.
     Nothing(&'static str),
 }
 
@@ -35,6 +35,8 @@ const COMMANDS: &[(&str, &str, Takes)] = &[
         "write",
         OnlyErrors("logs/dataset.toml --dataset DATASET --bucket 0/1 --out part.json"),
     ),
+    ("onefold-ingest", "add-features", OnlyErrors("logs/dataset.toml --out DATASET")),
+    ("onefold-ingest", "relabel", OnlyErrors("logs/dataset.toml --out DATASET")),
     ("onefold-ingest", "commit", Nothing("it needs what `write` has written; tests of the ETL have that")),
     ("onefold-ingest", "shard", Nothing("it reads and writes logs")),
     ("onefold-ingest", "verify", Dataset("DATASET")),
@@ -84,7 +86,7 @@ const COMMANDS: &[(&str, &str, Takes)] = &[
     ("onefold-cluster", "append", Nothing("it runs what `onefold-ingest append` runs, on executors")),
 ];
 
-/// The lines of the commands that work with a dataset and the hand-made log.
+/// Returns the lines of the commands that work with a dataset and the hand-made log.
 pub(crate) fn dataset_commands() -> impl Iterator<Item = String> {
     lines(|takes| match takes {
         Dataset(line) => Some(*line),
@@ -97,7 +99,7 @@ fn lines(line: impl Fn(&Takes) -> Option<&'static str>) -> impl Iterator<Item = 
     all.filter_map(|(program, name, line)| Some(format!("{program} {name} {}", line?)))
 }
 
-/// A command with this location, in which there may be white space.
+/// Returns a command with this location, which may contain white space.
 fn command(dir: &Dir, line: &str, location: impl AsRef<OsStr>) -> TestCommand {
     let mut words = line.split_whitespace();
     let command = dir.command(words.next().unwrap());
@@ -107,7 +109,7 @@ fn command(dir: &Dir, line: &str, location: impl AsRef<OsStr>) -> TestCommand {
     })
 }
 
-/// The commands that the programs list in their help are those of [`COMMANDS`], so that none is left out.
+/// Compares the commands in the programs' help with [`COMMANDS`], so that no command is missing.
 #[test]
 fn all_commands_are_known() {
     let dir = Dir::new();
@@ -132,7 +134,8 @@ fn all_commands_are_known() {
     }
 }
 
-/// Locations that a shell would not have taken, or that cannot be written: an error of every command, and no file.
+/// Locations that a shell would not accept, or that cannot be written, cause an error in every command, and no file
+/// is created.
 #[test]
 fn locations_that_name_no_folder_are_refused() {
     let dir = Dir::new();
@@ -151,7 +154,7 @@ fn locations_that_name_no_folder_are_refused() {
     }
 }
 
-/// The files that belong neither to the dataset nor to what a command writes beside it.
+/// Returns the files that belong neither to the dataset nor to the other outputs of a command.
 fn other_files(dir: &Dir) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = dir.files();
     files.retain(|path, _| {
@@ -165,7 +168,7 @@ fn every_form_of_a_location_names_the_same_dataset() {
     let dir = Dir::new();
     write_logs(&dir);
     dir.write("sub/file", "");
-    // Characters that paths, shells and URLs treat differently.
+    // The path contains characters that paths, shells and URLs treat differently.
     let dataset = dir.path("a b%20#c/ds");
     fs_err::create_dir_all(&dataset).unwrap();
     symlink(dir.path("a b%20#c"), dir.path("parent")).unwrap();

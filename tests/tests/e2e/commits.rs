@@ -1,4 +1,4 @@
-//! What a commit to a store costs, after few commits and after many.
+//! The cost of a commit to a store, after few commits and after many.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,15 +10,16 @@ use onefold_tests::{BUCKET, Counters, Dir, S3Server};
 use crate::logs::write_table;
 use crate::row_groups::{SESSION_CONFIG, session_rows};
 
-/// Size of a snapshot's reference to a manifest, at most.
+/// An upper limit for the size of a snapshot's reference to a manifest, in bytes.
 const MANIFEST_BYTES: u64 = 800;
 
-/// The partition that commit number `number` adds.
+/// Returns the partition that commit `number` adds.
 fn part(number: u64) -> String {
     format!("{number:05}")
 }
 
-/// Appends partitions to the dataset in `folder`, the objects of a server, until it has `snapshots` snapshots.
+/// Appends partitions to the dataset in `folder`, which contains the objects of a server, until it has `snapshots`
+/// snapshots.
 fn commit_until(folder: &Path, snapshots: u64) {
     let head = Snapshot::load_head(folder).unwrap();
     let (schema, rows) = session_rows(&[3]);
@@ -33,7 +34,8 @@ fn commit_until(folder: &Path, snapshots: u64) {
     }
 }
 
-/// Appends one partition to the dataset in a server as a person does, as commit number `number`; gives the requests.
+/// Appends one partition to the dataset on a server, as a person does, with the number `number`. Returns the number
+/// of requests.
 fn append(dir: &Dir, server: &S3Server, number: u64) -> Counters {
     let part: ArrayRef = Arc::new(StringArray::from(vec![part(number); 3]));
     let numbers = || -> ArrayRef { Arc::new(Int64Array::from(vec![0, 1, 2])) };
@@ -71,10 +73,11 @@ fn a_commit_costs_as_much_after_many_commits_as_after_few() {
     });
     let [(first, few), many @ ..] = costs;
     for (number, cost) in many {
-        // No request for each commit. On a slow machine one may be made again.
+        // The number of requests does not depend on the number of commits. On a slow machine, one request may be
+        // repeated.
         let requests = few.requests..=few.requests + 1;
         assert!(requests.contains(&cost.requests), "{cost:?} {few:?}");
-        // Only the references to manifests are more, one for each commit.
+        // Only the references to manifests increase, by one per commit.
         let more = (number - first) * MANIFEST_BYTES;
         for (now, then) in [(cost.bytes_sent, few.bytes_sent), (cost.bytes_received, few.bytes_received)] {
             assert!(now < then + then / 8 + more, "{now} bytes, {then} after {first} commits");

@@ -1,5 +1,5 @@
-//! A writer that is killed at any moment leaves every snapshot whole, and can be run again; of several writers none
-//! loses what another one committed.
+//! A writer that is killed at any time leaves all snapshots intact, and can be run again. Of several writers, none
+//! loses a commit of another one.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -19,10 +19,11 @@ use crate::samples::{
 
 const BUILD: &str = "onefold-ingest build logs/dataset.toml --out dataset --threads 2";
 const VERIFY: &str = "onefold-ingest verify dataset";
-/// Removes all that no snapshot names, and all snapshots but the newest.
+/// Removes all files that no snapshot names, and all snapshots except the newest.
 const VACUUM: &str = "onefold-ingest vacuum dataset --keep 1 --older-than 0s";
 
-/// A folder with a generated log in `logs`, one of other samples in `new-logs`, and keys of sessions in `users.txt`.
+/// Returns a directory with a generated log in `logs`, a log with other samples in `new-logs`, and keys of sessions in
+/// `users.txt`.
 fn with_logs() -> Dir {
     Dir::made_once("", |dir| {
         for (seed, name) in [(1, "logs"), (2, "new-logs")] {
@@ -36,12 +37,13 @@ fn with_logs() -> Dir {
     })
 }
 
-/// Starts a command and kills it as soon as `moment` has come; whether it came before the command's end.
+/// Starts a command, and kills it as soon as `moment` returns true. Returns whether that happened before the command
+/// ended.
 pub(crate) fn kill_at(dir: &Dir, command: &str, moment: impl Fn() -> bool) -> bool {
     kill_command_at(dir.command(command), moment)
 }
 
-/// The same of a command that was made already.
+/// Kills an existing command as [`kill_at`] does.
 pub(crate) fn kill_command_at(command: TestCommand, moment: impl Fn() -> bool) -> bool {
     let mut child = command.spawn();
     let started = Instant::now();
@@ -56,7 +58,7 @@ pub(crate) fn kill_command_at(command: TestCommand, moment: impl Fn() -> bool) -
     came
 }
 
-/// The paths of all files below a folder that may change while it is read.
+/// Returns the paths of all files below a directory whose contents may change at the same time.
 pub(crate) fn file_names(folder: &Path) -> BTreeSet<String> {
     let Ok(entries) = fs_err::read_dir(folder) else { return BTreeSet::new() };
     let names = entries.flatten().map(|entry| entry.path()).flat_map(|path| match path.is_dir() {
@@ -66,7 +68,8 @@ pub(crate) fn file_names(folder: &Path) -> BTreeSet<String> {
     names.collect()
 }
 
-/// The moment at which the files below a folder, or their sizes, have been seen to change so many times.
+/// Returns a function that returns true after the files below a directory, or their sizes, have changed `times`
+/// times.
 fn after_changes(folder: &Path, times: usize) -> impl Fn() -> bool {
     let sizes = |folder: &Path| -> Vec<_> {
         file_names(folder)
@@ -85,9 +88,9 @@ fn after_changes(folder: &Path, times: usize) -> impl Fn() -> bool {
     }
 }
 
-/// Kills `write`, which makes the dataset of the commands `whole` of the one that [`BUILD`] makes, at its start
-/// and after each of the first changes of the dataset's files: the old dataset stays whole, and so does the new
-/// one if it was committed; when it is run again, it does what it does at once.
+/// Kills `write` at its start and after each of the first changes of the dataset's files. The old dataset, which
+/// [`BUILD`] makes, remains intact, and so does the new one if it was committed. Another run of `write` succeeds and
+/// has the same result as the commands `whole`.
 fn check_killed_anywhere(write: &str, whole: &[&str]) {
     let dir = with_logs();
     dir.command(BUILD).works();
@@ -96,7 +99,7 @@ fn check_killed_anywhere(write: &str, whole: &[&str]) {
     let (old, new) = (read_samples(&dataset), read_samples(&dir.path("whole")));
     assert!(old != new);
     let newest = || Snapshot::load(&dataset).unwrap().snapshot;
-    // Whether the command was killed before it committed.
+    // Returns whether the command was killed before it committed.
     let killed_at = |moment: &dyn Fn() -> bool| {
         let before = newest();
         kill_at(&dir, write, moment);
@@ -127,7 +130,7 @@ fn check_killed_anywhere(write: &str, whole: &[&str]) {
     assert!(!left.is_empty());
     let warnings = dir.command(VERIFY).json()["warnings"].as_array().map(Vec::len);
     assert!(warnings.is_some_and(|warnings| warnings <= left.len()), "{warnings:?} {left:?}");
-    // Nothing of it is old yet.
+    // The files are too young to be removed.
     let kept = dir.command("onefold-ingest vacuum dataset").json();
     assert_eq!((kept["files_removed"].as_u64(), kept["young_files_kept"].as_u64()), {
         (Some(0), Some(left.len() as u64))
@@ -178,7 +181,7 @@ fn a_killed_first_build_is_no_dataset_and_can_be_run_again() {
     let writing = || !file_names(&dataset.join("data")).is_empty();
     for moment in [&begun as &dyn Fn() -> bool, &writing] {
         let killed = (0..20).any(|_| {
-            // What an earlier round left would be taken for what this one writes.
+            // Files of an earlier round would be mistaken for those of this one.
             fs_err::remove_dir_all(&dataset).ok();
             kill_at(&dir, BUILD, moment);
             snapshot_numbers(&dataset).is_empty() && moment()
@@ -195,8 +198,8 @@ fn a_killed_first_build_is_no_dataset_and_can_be_run_again() {
     dir.command(VERIFY).works();
 }
 
-/// What a writer that was killed just before its commit leaves behind. A name that ends with `#1` is that of a file
-/// which was not complete.
+/// Files that a writer leaves behind if it is killed just before its commit. A name that ends with `#1` belongs to an
+/// incomplete file.
 const LEFTOVERS: [(&str, &str); 6] = [
     ("data/split=train/date=2024-05-01/hour=10/part-00000-00000000deadbeef.parquet", "a file"),
     ("data/split=train/date=2024-05-02/hour=00/part-00000-00000000deadbeef.parquet#1", "half of one"),
@@ -206,7 +209,7 @@ const LEFTOVERS: [(&str, &str); 6] = [
     ("snapshots/.00000002.json.00000000deadbeef.tmp", "{ \"format_version\": 6, \"data"),
 ];
 
-/// The hand-made dataset with [`LEFTOVERS`] in it.
+/// Returns the hand-made dataset with [`LEFTOVERS`] in it.
 fn with_leftovers() -> (Dir, Vec<Sample>) {
     let dir = Dir::new();
     write_logs(&dir);
@@ -217,7 +220,7 @@ fn with_leftovers() -> (Dir, Vec<Sample>) {
     (dir, sorted(expected_samples()))
 }
 
-/// The files of a dataset that no snapshot names are [`LEFTOVERS`].
+/// Checks that the files which no snapshot names are [`LEFTOVERS`].
 #[track_caller]
 fn assert_leftovers(dir: &Dir) {
     let expected = LEFTOVERS.iter().map(|(name, _)| (*name).to_owned()).collect();
@@ -233,7 +236,7 @@ fn readers_ignore_what_a_crash_left() {
     dir.command("onefold-train run logs/train.toml --data dataset --out run").works();
     let verified = dir.command(VERIFY).json();
     assert_eq!(verified["problems"], serde_json::json!([]));
-    // It warns of complete files in the folders of data, vocabularies and manifests.
+    // It warns about complete files in the directories of data, vocabularies and manifests.
     let warnings = verified["warnings"].as_array().unwrap();
     let warned: Vec<_> = warnings.iter().map(|warning| warning.to_string()).collect();
     assert_eq!(warned.len(), 4, "{warned:?}");
@@ -247,7 +250,7 @@ fn a_vacuum_clears_what_a_crash_left() {
     let (dir, expected) = with_leftovers();
     dir.command(BUILD).fails(&["`dataset` already exists", "`--overwrite`"]);
     dir.command(&format!("{BUILD} --overwrite")).works();
-    // It may belong to a writer that is at work, so neither another writer nor a vacuum removes it.
+    // The files may belong to a running writer, so neither another writer nor a vacuum removes them.
     assert_leftovers(&dir);
     dir.command("onefold-ingest vacuum dataset").works();
     assert_leftovers(&dir);
@@ -262,13 +265,13 @@ fn a_vacuum_clears_what_a_crash_left() {
         assert_eq!(dry[key], vacuumed[key], "{key}");
     }
     assert_eq!(vacuumed["snapshots_removed"], serde_json::json!([1]));
-    // The five data files and the manifest of the first snapshot, too.
+    // The five data files and the manifest of the first snapshot are removed, too.
     assert_eq!(vacuumed["files_removed"].as_u64(), Some(6 + LEFTOVERS.len() as u64));
     assert_only_named_files(&dir.path("dataset"));
     assert!(!dir.path("dataset/data/split=train/date=2024-05-02").exists());
     assert_eq!(sorted(read_samples(&dir.path("dataset"))), expected);
 
-    // The same where the crash came before the first commit.
+    // The crash may also occur before the first commit.
     let (dir, expected) = with_leftovers();
     fs_err::remove_file(dir.path("dataset/snapshots/00000001.json")).unwrap();
     dir.command("onefold-ingest vacuum dataset --older-than 0s").fails(&["`dataset` is not a dataset"]);
@@ -285,7 +288,7 @@ fn a_failed_writer_leaves_only_what_was_there() {
     dir.edit("logs/dataset.toml", "ON f.request = e.request", "ON f.request = -e.request");
     dir.command(&format!("{BUILD} --overwrite")).fails(&["no samples"]);
     dir.write("logs/dataset.toml", config);
-    // No file fits.
+    // The limit is below the size of any file.
     dir.command(&format!("{BUILD} --overwrite --layout rows"))
         .with_file_limit(2)
         .fails(&["cannot be written"]);
@@ -293,7 +296,8 @@ fn a_failed_writer_leaves_only_what_was_there() {
     assert_eq!(sorted(read_samples(&dir.path("dataset"))), expected);
 }
 
-/// Writes a partition of other samples with `commit`, from before `meanwhile` until after it; gives the error, if any.
+/// Writes a partition of other samples with `commit`, starting before `meanwhile` and ending after it. Returns the
+/// error, if there is one.
 #[track_caller]
 fn write_meanwhile(dataset: &Path, commit: Commit, meanwhile: impl FnOnce()) -> Option<String> {
     let (schema, rows) = session_rows(&[3, 5, 2]);
@@ -325,13 +329,13 @@ fn of_two_writers_of_the_same_samples_the_first_commits() {
     assert_eq!(sorted(read_samples(&dataset)), sorted(expected_samples()));
     assert_eq!(dir.command(&rebuild).json()["snapshot"], 3);
 
-    // Two first builds at once: one wins, the other says so.
+    // If two first builds run at the same time, one succeeds and the other one reports it.
     let first = "onefold-ingest build logs/dataset.toml --out first --threads 1";
     let error = write_meanwhile(&dir.path("first"), Commit::Create, || drop(dir.command(first).works()));
     assert!(error.is_some_and(|error| error.contains("created the dataset meanwhile (snapshot 1)")));
     assert_only_named_files(&dir.path("first"));
     assert_eq!(sorted(read_samples(&dir.path("first"))), sorted(expected_samples()));
-    // A writer that gives up leaves nothing where nothing was.
+    // A writer that gives up leaves no files at a location without a dataset.
     let (schema, rows) = session_rows(&[3]);
     let mut writer = DatasetWriter::create(
         &dir.path("none"),
@@ -344,13 +348,14 @@ fn of_two_writers_of_the_same_samples_the_first_commits() {
     assert!(!dir.path("none").exists());
 }
 
-/// Writers that start and end all the time, also at once: a commit is never lost, nor are two made of one number.
+/// Writers start and end continually, also at the same time. No commit is lost, and no two commits get the same
+/// number.
 #[test]
 fn writers_at_once_never_lose_a_commit() {
     let dir = Dir::new();
     write_logs(&dir);
     dir.command(BUILD).works();
-    // The snapshot that it committed.
+    // Returns the number of the snapshot that it committed.
     let rebuild = || {
         let output = dir.command(&format!("{BUILD} --overwrite --json")).output();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,4 +1,4 @@
-//! Training day after day: warm starts, new partitions, evaluation of each partition before it is trained on.
+//! Daily training: warm starts, new partitions, and an evaluation of each partition before training on it.
 
 use onefold_tests::Dir;
 use serde_json::Value;
@@ -15,7 +15,7 @@ fn with_dataset() -> Dir {
     dir.edit("logs/train.toml", "kind = \"adagrad\"", "kind = \"adam\"");
     dir.edit("logs/train.toml", "eval = \"split=holdout\"\n", "");
     dir.set("logs/train.toml", "batch_size", "2");
-    // Which rows are in use goes from run to run.
+    // The set of rows in use is passed on from run to run.
     dir.edit("logs/train.toml", "[embedding]\n", "[embedding]\nevict_after = 3\n");
     dir
 }
@@ -24,7 +24,7 @@ fn trained_on(dir: &Dir, filter: &str) {
     dir.set("logs/train.toml", "train", &format!("\"{filter}\""));
 }
 
-/// The weights of a run's model.
+/// Returns the weights of a run's model.
 fn weights(dir: &Dir, run: &str) -> Vec<u8> {
     dir.command(&format!("onefold-train export {run} --out exported --overwrite")).works();
     dir.read("exported/model.safetensors")
@@ -40,7 +40,7 @@ fn a_warm_start_goes_on_as_if_training_had_not_ended() {
     let dir = with_dataset();
     trained_on(&dir, "split=train");
     let whole = dir.command(&format!("{RUN} --out whole --progressive")).json();
-    // Hours 10, 11 and 12; nothing is known before the first.
+    // The partitions are the hours 10, 11 and 12. Before the first one there is no model to evaluate.
     let of_whole = partitions(&whole);
     assert_eq!(of_whole.len(), 2);
     assert!(of_whole[0].0.ends_with("hour=11") && of_whole[1].0.ends_with("hour=12"), "{of_whole:?}");
@@ -56,14 +56,14 @@ fn a_warm_start_goes_on_as_if_training_had_not_ended() {
     assert_eq!(samples(&second, "lifetime"), whole["samples"].as_u64().unwrap());
     assert_eq!(samples(&second, "progressive"), samples(&whole, "progressive"));
     assert_eq!(whole["lifetime"], Value::Null);
-    // The lines of the log say which partition is next.
+    // The lines of the log contain the evaluations of the next partition.
     let lines = dir.text("second/metrics.jsonl");
     let ahead = lines.lines().filter(|line| line.contains("\"progressive\"")).count();
     assert_eq!(ahead, 2, "{lines}");
-    // What was learned before is worth something: a cold start has other figures.
+    // The earlier training has an effect: a cold start has other figures.
     let cold = dir.command(&format!("{RUN} --out cold --progressive")).json();
     assert_eq!(partitions(&cold).len(), 1);
-    // Other ranks go on, too.
+    // A run on several ranks can also continue it.
     let ranks =
         warm.replace("onefold-train ", "onefold-train launch --ranks 2 -- ").replace("--threads 2", "");
     let on_ranks = dir.command(&format!("{ranks} --timeout 300 --out ranks")).json();
@@ -81,8 +81,8 @@ fn old_rows_fade() {
     dir.edit("logs/train.toml", "evict_after = 3\n", "");
     let monday = dir.command(&format!("{RUN} --out monday")).json();
     assert_eq!((&monday["rows"], monday["steps"].as_u64()), (&Value::Null, Some(10)));
-    // Of a model without evictions all rows may be in use: 3 tables of 100 rows, and one of 10. The steps 11 and 12 look
-    // up those of three samples.
+    // In a model without evictions, all rows may be in use: 3 tables of 100 rows, and one of 10. Steps 11 and 12 look
+    // up the rows of three samples.
     dir.edit("logs/train.toml", "[embedding]\n", "[embedding]\nevict_after = 3\n");
     trained_on(&dir, "split=holdout");
     let tuesday = dir.command(&format!("{RUN} --warm-start monday --out tuesday")).json();
@@ -113,13 +113,13 @@ fn a_progressive_run_is_resumed_wherever_it_ended() {
     for step in 1..steps {
         let name = format!("run-{step}");
         dir.command(&format!("{RUN} --out {name} --progressive --max-steps {step}")).works();
-        // What the run was begun with need not be said again.
+        // A resumed run does not need its original options again.
         let resumed = dir.command(&format!("{RUN} --out {name} --resume")).json();
         assert_eq!(resumed["progressive"], whole["progressive"], "{step}");
         assert!(dir.read(format!("{name}/metrics.jsonl")) == dir.read("whole/metrics.jsonl"), "{step}");
         assert!(weights(&dir, &name) == weights(&dir, "whole"), "{step}");
     }
-    // A checkpoint is as good a start as a model.
+    // A warm start can use a checkpoint instead of a model.
     trained_on(&dir, "split=holdout");
     let warm = format!("{RUN} --warm-start whole --out");
     dir.command(&format!("{warm} from-model")).works();
@@ -144,7 +144,7 @@ fn new_partitions_and_new_ids_are_learned_day_by_day() {
         format!("format_version = 1\n{data}{model}[train]\nbatch_size = 3\n[embedding]\nheadroom = 0\n"),
     );
     let append = |split: &str| {
-        // The first day's log knows only its own ids.
+        // The log of the first day knows only its own ids.
         let all = "ON f.request = e.request";
         dir.edit("logs/dataset.toml", all, &format!("{all} WHERE e.split = '{split}'"));
         dir.command(&format!(
@@ -162,12 +162,12 @@ fn new_partitions_and_new_ids_are_learned_day_by_day() {
     };
     let rows =
         |run: &str, feature: &str| tables(run).into_iter().find(|(name, _)| name == feature).unwrap().1;
-    // Ids 8 and 9, and one for those that are not known.
+    // Ids 8 and 9, and one row for unknown ids.
     assert_eq!(rows("monday", "history"), 3);
     append("train");
     dir.command("onefold-train eval monday --data dataset --partitions split=train").fails(&[
-        "column `city`",
-        "id 20 is outside the table's 11 rows",
+        "column `history`",
+        "id 8 is outside the table's 3 rows",
         "`onefold-train run --warm-start`",
     ]);
     let warm = format!("{RUN} --warm-start monday --new-partitions --out");
@@ -181,7 +181,7 @@ fn new_partitions_and_new_ids_are_learned_day_by_day() {
     let none = ["no partition for training was committed after its snapshot 2", "`onefold-ingest append`"];
     dir.command(&format!("{RUN} --warm-start tuesday --new-partitions --out wednesday")).fails(&none);
     assert!(!dir.path("wednesday").exists());
-    // So are partitions whose samples have changed: labels, here.
+    // Partitions whose samples have changed count as new as well; here, the labels change.
     dir.edit("logs/dataset.toml", "e.clicked,", "NOT e.clicked AS clicked,");
     let replace = "onefold-ingest append logs/dataset.toml --out dataset --replace --partition split=holdout";
     dir.command(replace).works();
@@ -189,8 +189,8 @@ fn new_partitions_and_new_ids_are_learned_day_by_day() {
     assert_eq!(dir.command(&wednesday).json()["samples"], 3);
 }
 
-/// The tables of a model that goes on are those of the run, in the planner as in the trainer: new ids find rows that are
-/// there, or tables grow.
+/// The planner and the trainer take the tables of a model that is trained further from its run. New ids get rows that
+/// already exist, or tables grow.
 #[test]
 fn a_model_goes_on_by_a_plan_of_its_tables() {
     for headroom in [0, 10] {
@@ -230,7 +230,7 @@ fn a_model_goes_on_by_a_plan_of_its_tables() {
         let warm = format!("{ranks} --warm-start monday --new-partitions --plan tuesday-plan.json");
         dir.command(&format!("{warm} --out tuesday --max-steps 2")).works();
 
-        // The first run goes on from a checkpoint, with the dataset as it was.
+        // The first run continues from a checkpoint, with the dataset in its original state.
         dir.command(&format!("{RUN} --out begun --at 1 --max-steps 1")).works();
         dir.command(&format!("{tables} --resume begun --out begun.json")).works();
         assert_eq!(dir.text("begun.json"), dir.text("monday.json"));
@@ -240,7 +240,7 @@ fn a_model_goes_on_by_a_plan_of_its_tables() {
             "onefold-train run --out",
         ]);
         dir.command(&format!("{tables} --at 9 --out none.json")).fails(&["9"]);
-        // Without the run the planner takes rows for the ids that there are now: the trainer says what to do.
+        // Without the run, the planner takes as many rows as there are ids now. The trainer then says what to do.
         dir.command(&format!("{tables} --out without.json")).works();
         if headroom > 0 {
             assert_ne!(dir.text("without.json"), dir.text("tuesday.json"));
@@ -284,7 +284,7 @@ fn what_a_model_cannot_go_on_with_is_refused() {
     dir.set("logs/train.toml", "batch_size", "4");
     dir.command(&format!("{RUN} --warm-start first --out second")).works();
     dir.command(&format!("{RUN} --warm-start nowhere --out third")).fails(&["`nowhere/run.json`: not a run"]);
-    // Another dataset has other partitions.
+    // Another dataset has different partitions.
     dir.command("onefold-ingest build logs/dataset.toml --out other").works();
     let other = RUN.replace("--data dataset", "--data other");
     dir.command(&format!("{other} --warm-start first --new-partitions --out third"))

@@ -1,4 +1,4 @@
-//! Dense features are normalized by the statistics of the training samples, wherever the model goes.
+//! Dense features are normalized with the statistics of the training samples, wherever the model is used.
 
 use onefold_tests::Dir;
 use serde_json::Value;
@@ -19,12 +19,12 @@ fn json(dir: &Dir, file: &str) -> Value {
     serde_json::from_str(&dir.text(file)).unwrap()
 }
 
-/// How a run normalizes `age`.
+/// Returns the normalization of `age` in a run.
 fn normalizer(dir: &Dir, run: &str) -> Value {
     json(dir, &format!("{run}/run.json"))["normalizers"]["age"].clone()
 }
 
-/// The ages of the training samples: those of the users of requests 1 to 8 and 11.
+/// The ages in the training samples, which are requests 1 to 8 and 11.
 const AGES: [f64; 9] = [30.5, 30.5, 30.5, 30.5, 31.0, 31.0, 31.0, 31.0, 32.0];
 
 #[track_caller]
@@ -47,12 +47,12 @@ fn the_statistics_are_those_of_the_training_partitions() {
     let quantiles = age["quantiles"].as_array().unwrap();
     assert_eq!(age["normalize"], "quantile");
     assert_eq!((quantiles.len(), &quantiles[0], &quantiles[16]), (17, &30.5.into(), &32.0.into()));
-    // What uses the model uses the same numbers.
+    // Evaluation and export use the same statistics.
     let evaluated = dir.command("onefold-train eval run --data dataset").json();
     assert_eq!(evaluated["loss"], trained["eval"]["loss"]);
     dir.command("onefold-train export run --out exported").works();
     assert_eq!(json(&dir, "exported/export.json")["normalizers"]["age"], age);
-    // The raw feature would give another model.
+    // The feature without normalization gives a different model.
     dir.append("logs/train.toml", "\n[dense.features]\nage = \"none\"\n");
     let raw = dir.command(&format!("{RUN} --out raw")).json();
     assert_eq!(normalizer(&dir, "raw"), Value::Null);
@@ -67,7 +67,7 @@ fn the_statistics_are_those_of_the_training_partitions() {
     let (mean, deviation) = moments(&AGES);
     assert_close(&normalizer(&dir, "standard")["mean"], mean);
     assert_close(&normalizer(&dir, "standard")["deviation"], deviation);
-    // One run does not go on as another.
+    // A run cannot be resumed with a different normalization.
     dir.command(&format!("{RUN} --out raw --resume")).fails(&["another `[dense]`"]);
 }
 
@@ -92,10 +92,10 @@ fn a_model_that_is_trained_further_keeps_its_numbers() {
         "asks for `standard`",
         "leave out `normalize`",
     ]);
-    // A model that is evaluated on days to come knows only the first.
+    // A progressive run, which evaluates on later partitions, uses only the statistics of the first partition.
     dir.set("logs/train.toml", "train", "\"split=train\"");
     dir.command(&format!("{RUN} --out days --progressive")).works();
-    // Requests 1, 2, 3, 5, 6, 7 and 11, whose sessions begin in the first hour.
+    // Requests 1, 2, 3, 5, 6, 7 and 11: their sessions begin in the first hour.
     assert_close(&normalizer(&dir, "days")["mean"], moments(&[30.5, 30.5, 30.5, 31.0, 31.0, 31.0, 32.0]).0);
 }
 
@@ -107,7 +107,7 @@ fn what_cannot_be_normalized_is_an_error() {
     dir.edit("logs/train.toml", "agee = \"log1p\"", "age = \"z-score\"");
     dir.command(&format!("{RUN} --out run")).fails(&["unknown variant `z-score`", "standard", "log1p"]);
     dir.edit("logs/train.toml", "age = \"z-score\"", "age = \"quantile\"");
-    // Of what a step makes of it nothing is known.
+    // The statistics of a feature that a preprocessing step changes are unknown.
     dir.write("logs/steps.toml", "format_version = 1\n[[step]]\nop = \"log1p\"\ninputs = [\"age\"]\n");
     dir.edit("logs/train.toml", "label = \"clicked\"", "label = \"clicked\"\npreprocess = \"steps.toml\"");
     dir.command(&format!("{RUN} --out run")).fails(&[
@@ -117,7 +117,7 @@ fn what_cannot_be_normalized_is_an_error() {
     dir.edit("logs/train.toml", "[dense.features]\nage = \"quantile\"\n", "");
     dir.command(&format!("{RUN} --out run")).works();
     assert_eq!(normalizer(&dir, "run"), Value::Null);
-    // A copy that a step changes leaves the feature as it was.
+    // A step that writes a changed copy does not affect the feature itself.
     dir.append("logs/steps.toml", "output = \"log_age\"\n");
     dir.command(&format!("{RUN} --out copied")).works();
     assert_eq!(normalizer(&dir, "copied")["normalize"], "quantile");

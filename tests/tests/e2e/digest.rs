@@ -1,4 +1,4 @@
-//! `onefold-read digest`: the same for every way of reading the same samples.
+//! `onefold-read digest` prints the same digest for every way of reading the same samples.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ op = "sampling"
 rate = 0.7
 "#;
 
-/// rm2 in both layouts.
+/// Creates a dataset of rm2 in each layout.
 fn datasets() -> Dir {
     let dir = Dir::new();
     dir.command("onefold-data generate --workload rm2 --samples 3000 --seed 3 --out logs").works();
@@ -85,7 +85,7 @@ fn every_way_to_read_the_same_samples_gives_the_same_digests() {
 fn shuffling_moves_samples_between_steps_and_loses_none() {
     let dir = datasets();
     write_many_row_groups(&dir);
-    // One row group, and many.
+    // One dataset has a single row group, the other one has many.
     for dataset in ["folded", "many"] {
         let read = format!("{dataset} --batch-size 32 --by-step");
         let (whole, shuffled) =
@@ -101,7 +101,7 @@ fn shuffling_moves_samples_between_steps_and_loses_none() {
     assert!(told.contains("step 2 ") && told.contains("3,000 samples in 3 steps"), "{told}");
 }
 
-/// The global batches of eight streams are the same for 1, 2, 3, 5 and 8 ranks, whatever else is different.
+/// The global batches of eight streams are the same for 1, 2, 3, 5 and 8 ranks, whatever the other options are.
 #[test]
 fn steps_are_the_same_on_any_number_of_ranks() {
     let dir = Dir::new();

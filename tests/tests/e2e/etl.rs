@@ -1,4 +1,5 @@
-//! The batch ETL beyond one build: appending, verifying, vocabularies, automatic groups and reports.
+//! The functions of the batch ETL besides a single build: appending, verifying, vocabularies, automatic groups and
+//! reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::samples::{Sample, assert_only_named_files, read_samples, sorted};
 const BUILD: &str = "onefold-ingest build logs/dataset.toml --threads 2 --out";
 const APPEND: &str = "onefold-ingest append logs/dataset.toml --threads 2 --out";
 
-/// The hand-made log.
+/// Returns a directory with the hand-made log.
 fn with_logs() -> Dir {
     let dir = Dir::new();
     write_logs(&dir);
@@ -43,7 +44,7 @@ fn partitions_appended_one_by_one_are_the_dataset_built_at_once() {
     assert_eq!(partitions(&dir, "parts"), partitions(&dir, "whole"));
     assert_eq!(samples(&dir, "parts"), samples(&dir, "whole"));
     assert_eq!((first["snapshot"].as_u64(), second["snapshot"].as_u64()), (Some(1), Some(2)));
-    // Once more changes nothing.
+    // Another run changes nothing.
     let before = dir.files();
     let again = dir.command(&holdout).json();
     assert_eq!((again["changed"].as_bool(), again["snapshot"].as_u64()), (Some(false), Some(2)));
@@ -52,7 +53,7 @@ fn partitions_appended_one_by_one_are_the_dataset_built_at_once() {
     dir.command("onefold-ingest verify parts").works();
 }
 
-/// Grouping all samples by `session_id` gives the sessions, also where partitions are cut by other columns.
+/// Grouping all samples by `session_id` gives the sessions, even if the partitions depend on other columns.
 #[test]
 fn a_session_id_is_unique_in_the_dataset() {
     let dir = with_logs();
@@ -91,7 +92,7 @@ fn an_append_keeps_layout_order_and_buckets() {
         (&"rows".into(), &"session_hash".into(), &66.into())
     );
     dir.command("onefold-ingest verify dataset").works();
-    // Three ranges of 22 buckets. A new dataset has the defaults.
+    // There are three ranges of 22 buckets. A new dataset gets the defaults.
     let created = dir.command(&format!("{APPEND} other")).json();
     assert_eq!((&created["layout"], &created["order"]), (&"folded".into(), &"session".into()));
 }
@@ -129,7 +130,7 @@ fn verify_names_what_is_wrong() {
     let mut bytes = dir.read(format!("dataset/{file}"));
     bytes[100] ^= 1;
     dir.write(format!("dataset/{file}"), &bytes);
-    // What is wrong is the command's result; that something is, its error.
+    // The problems are the result of the command; the existence of problems is its error.
     let output = dir.command("onefold-ingest verify dataset").output();
     let (found, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(1));
@@ -151,7 +152,7 @@ fn a_dataset_is_compared_with_its_sources() {
     }
     dir.command(&against("logs")).fails(&["`logs` is not a dataset"]);
 
-    // A sample less, and another age in another partition.
+    // One sample is missing, and an age in another partition is different.
     let late = &REQUESTS[5..];
     write_table(&dir.path("logs/features/part-1.parquet"), feature_columns(&late[1..]));
     let early = feature_columns(&REQUESTS[..5]);
@@ -176,7 +177,7 @@ fn a_dataset_is_compared_with_its_sources() {
     dir.command(&against("dataset")).fails(&["`[features]` and `keep` are not the columns of the dataset"]);
 }
 
-/// The samples of a dataset, their ids of `features` as the vocabulary has them.
+/// Returns the samples of a dataset, with the original ids of `features` from the vocabulary.
 fn originals(dir: &Dir, dataset: &str, vocabulary: &str, features: &[&str]) -> Vec<Sample> {
     let snapshot = Snapshot::load(&dir.path(dataset)).unwrap();
     let ids = Vocabulary::load(&dir.path(dataset), &snapshot, vocabulary).unwrap();
@@ -221,12 +222,13 @@ fn a_vocabulary_ranks_ids_by_frequency_and_can_be_undone() {
         assert_eq!(originals(&dir, layout, "ids", &["history", "city"]), samples(&dir, "plain"));
         dir.command(&format!("onefold-ingest verify {layout}")).works();
     }
-    // Part by part: known ids keep their numbers, and the first part again changes nothing.
+    // If partitions are appended one by one, known ids keep their numbers, and appending the first partition again
+    // changes nothing.
     dir.command(&format!("{APPEND} parts --partition split=holdout")).works();
     let first = dir.files();
     dir.command(&format!("{APPEND} parts --partition split=train")).works();
     assert_eq!(originals(&dir, "parts", "ids", &["history", "city"]), samples(&dir, "plain"));
-    // What a partition did not know when it was written is no difference.
+    // It is not a difference if a partition was written before the vocabulary knew all ids.
     dir.command("onefold-ingest verify parts --against logs/dataset.toml").works();
     let all = partitions(&dir, "parts");
     let again = dir.command(&format!("{APPEND} parts --partition split=holdout")).json();
@@ -264,14 +266,14 @@ fn groups_are_found_and_kept() {
             .any(|group| group["deduplicated"] == true && group["dedupe_factor"].as_f64() > Some(1.5))
     );
     assert!(groups.iter().all(|group| !group["why"].as_str().unwrap().is_empty()));
-    // The same samples, whatever the groups.
+    // The samples do not depend on the groups.
     let by_name = |dataset: &str| {
         let mut samples = read_samples(&dir.path(dataset));
         samples.iter_mut().for_each(|sample| sample.sparse.sort());
         sorted(samples)
     };
     assert!(by_name("found") == by_name("given"));
-    // What was chosen stays.
+    // The chosen groups are kept.
     let again = dir.command(&format!("{APPEND} found --groups auto")).json();
     assert_eq!(again["changed"], false);
     assert_eq!(Snapshot::load(&dir.path("found")).unwrap().schema, snapshot.schema);
@@ -299,7 +301,7 @@ fn a_report_is_one_page_that_needs_nothing_else() {
     assert!((0.3..0.4).contains(&share), "{share}");
     let samples = logs["samples"].as_f64().unwrap();
     assert!((500.0..1600.0).contains(&samples), "{samples}");
-    // Sessions are whole, so that they are as long.
+    // Reports sample whole sessions, so the session lengths remain the same.
     let length = |report: &serde_json::Value| report["samples_per_session"]["mean"].as_f64().unwrap();
     assert!((length(&logs) / length(&whole) - 1.0).abs() < 0.2, "{} and {}", length(&logs), length(&whole));
     let mut after = dir.files();

@@ -1,4 +1,5 @@
-//! Two writers and a reader at once, and the writers are killed at random: no commit is lost, no reader is disturbed.
+//! Two writers, whose processes are killed at random, and readers run at the same time. No commit is lost, and no
+//! reader is disturbed.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,16 +18,16 @@ use crate::samples::{
     Sample, assert_only_named_files, read_samples_at, samples_of, snapshot_numbers, unnamed_files, workers,
 };
 
-/// Days that each writer appends: 50 appends of both.
+/// The number of days that each writer appends, in 50 appends by both.
 const DAYS: i64 = 25;
-/// The days of a third part of the dataset, which both writers append, with the same samples.
+/// The number of days of a third part of the dataset, which both writers append with the same samples.
 const SHARED_DAYS: i64 = 4;
 const PARTS: [&str; 3] = ["a", "b", "shared"];
-/// The number of the part that both writers append.
+/// The index of the part that both writers append.
 const SHARED: usize = 2;
-/// Samples of a day of a part.
+/// The number of samples of a day in one part.
 const SAMPLES: i64 = 200;
-/// How many appends are killed at a random moment.
+/// The number of appends, out of ten, that are killed at a random time.
 const KILLED_OF_TEN: u64 = 7;
 
 const CONFIG: &str = r#"format_version = 1
@@ -56,7 +57,7 @@ request = { kind = "sparse" }
 items = { kind = "sparse", group = "user" }
 "#;
 
-/// A model of ten epochs.
+/// The configuration of a model that is trained for ten epochs.
 const TRAIN_CONFIG: &str = r#"format_version = 1
 
 [data]
@@ -89,7 +90,7 @@ learning_rate = 0.02
 eps = 1e-8
 "#;
 
-/// A day of one part of the dataset: a partition.
+/// A day in one part of the dataset, which is a partition.
 #[derive(Debug, Clone, Copy)]
 struct Day {
     part: usize,
@@ -97,7 +98,7 @@ struct Day {
 }
 
 impl Day {
-    /// All days, in the order in which a writer appends them.
+    /// Returns all days of a writer, in the order in which it appends them.
     fn of_writer(writer: usize) -> Vec<Self> {
         let own = (0..DAYS).map(|day| Self { part: writer, day });
         let shared = |own: Self| {
@@ -108,13 +109,13 @@ impl Day {
         own.flat_map(shared).collect()
     }
 
-    /// All days of the dataset.
+    /// Returns all days of the dataset.
     fn all() -> impl Iterator<Item = Self> {
         let days = |part| if part == SHARED { SHARED_DAYS } else { DAYS };
         (0..PARTS.len()).flat_map(move |part| (0..days(part)).map(move |day| Self { part, day }))
     }
 
-    /// The folder of its log.
+    /// Returns the name of the directory with the day's log.
     fn log(self) -> String {
         format!("{}-{}", PARTS[self.part], self.day)
     }
@@ -123,14 +124,14 @@ impl Day {
         format!("part={}/date=2024-05-{:02}", PARTS[self.part], self.day + 1)
     }
 
-    /// Requests tell samples apart.
+    /// Returns the requests of the day. A request identifies a sample.
     fn requests(self) -> std::ops::Range<i64> {
         let first = (self.part as i64 * DAYS + self.day) * SAMPLES;
         first..first + SAMPLES
     }
 
     fn write_log(self, dir: &Dir) {
-        // A sample a minute; a user comes back after 37 minutes.
+        // There is one sample per minute, and a user returns after 37 minutes.
         let row = |i: i64| Request {
             request: self.requests().start + i,
             user: i % 37,
@@ -146,7 +147,7 @@ impl Day {
     }
 }
 
-/// Where the dataset lies: on the local disk, or in a server, where it is a folder of files, too.
+/// The location of the dataset: on the local disk, or on a server that stores it in a directory of files.
 struct Place<'a> {
     dir: &'a Dir,
     location: &'static str,
@@ -174,21 +175,21 @@ impl Random {
     }
 }
 
-/// What a writer did.
+/// The results of a writer.
 #[derive(Debug, Default)]
 struct Written {
-    /// The snapshot that was acknowledged for each partition.
+    /// The acknowledged snapshot of each partition.
     acknowledged: BTreeMap<String, u64>,
-    /// Appends that were to be killed.
+    /// The number of appends that were to be killed.
     kills: usize,
-    /// Appends that were killed before their end.
+    /// The number of appends that were killed before they ended.
     killed: usize,
-    /// Appends that were refused because the other writer had changed the same partition.
+    /// The number of appends that were rejected because the other writer had changed the same partition.
     conflicts: usize,
 }
 
-/// Appends all days of a writer. Most appends are killed first, when their first file appears or at a random one of the
-/// `looks` that are taken at a whole append.
+/// Appends all days of a writer. Most appends are first killed: when their first file appears, or at a random check
+/// among the first `looks` checks, which is the number of checks during a whole append.
 fn append_days(place: &Place<'_>, writer: usize, looks: u64) -> Written {
     let mut random = Random(writer as u64 + 1);
     let mut written = Written::default();
@@ -214,7 +215,8 @@ fn append_days(place: &Place<'_>, writer: usize, looks: u64) -> Written {
         let mut output = append().arg("--json").output();
         while !output.status.success() {
             let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-            // Only the other writer may have been faster, and then it has succeeded: the next try need not wait.
+            // Only the other writer can have been faster. It has then succeeded, so the next try does not have to
+            // wait.
             assert!(day.part == SHARED && stderr.contains("another writer"), "{day:?}: {stderr}");
             written.conflicts += 1;
             output = append().arg("--json").output();
@@ -225,7 +227,8 @@ fn append_days(place: &Place<'_>, writer: usize, looks: u64) -> Written {
     written
 }
 
-/// Reads the newest snapshot by a process of its own, again and again until `done`; gives the samples of each epoch.
+/// Reads the newest snapshot repeatedly in a separate process until `done`. Returns the number of samples of each
+/// epoch.
 fn read_newest(place: &Place<'_>, done: &AtomicBool) -> Vec<u64> {
     let mut epochs = Vec::new();
     while !done.load(Ordering::Relaxed) {
@@ -235,7 +238,7 @@ fn read_newest(place: &Place<'_>, done: &AtomicBool) -> Vec<u64> {
     epochs
 }
 
-/// Trains ten epochs of the first snapshot, again and again until `done`; gives the number of runs.
+/// Trains ten epochs on the first snapshot repeatedly until `done`. Returns the number of runs.
 fn train_pinned(place: &Place<'_>, done: &AtomicBool) -> usize {
     let mut first = None;
     let mut runs = 0;
@@ -255,7 +258,8 @@ fn train_pinned(place: &Place<'_>, done: &AtomicBool) -> usize {
     runs
 }
 
-/// Reads one snapshot again and again until `done`, and each time as at first.
+/// Reads one snapshot repeatedly until `done`, and checks that the samples never change. Returns the number of
+/// epochs.
 fn read_pinned(dataset: &Path, done: &AtomicBool) -> usize {
     let reader = Reader::open(dataset, ReaderOptions::new(64), &workers(1)).unwrap();
     let read = || -> Vec<Sample> {
@@ -270,7 +274,7 @@ fn read_pinned(dataset: &Path, done: &AtomicBool) -> usize {
     epochs
 }
 
-/// The requests of a snapshot, of which each sample has its own.
+/// Returns the requests in a snapshot, and checks that each sample has a different one.
 fn requests(dataset: &Path, snapshot: u64) -> BTreeSet<i64> {
     let samples = read_samples_at(dataset, snapshot);
     let requests: BTreeSet<i64> = samples
@@ -281,7 +285,8 @@ fn requests(dataset: &Path, snapshot: u64) -> BTreeSet<i64> {
     requests
 }
 
-/// Every commit is in the history, in which each snapshot has the samples of the one before and those that it gained.
+/// Checks that the history contains every commit, and that each snapshot has the samples of the previous one and
+/// those that it added.
 fn check_history(place: &Place<'_>, acknowledged: &BTreeMap<String, u64>) {
     let history = place.command("onefold-ingest history DATASET").json();
     let history = history["snapshots"].as_array().unwrap();
@@ -294,7 +299,7 @@ fn check_history(place: &Place<'_>, acknowledged: &BTreeMap<String, u64>) {
         let partitions = entry["partitions_written"].as_array().unwrap();
         let [Value::String(partition)] = partitions.as_slice() else { panic!("{partitions:?}") };
         assert_eq!(committed.insert(partition.clone(), number), None, "`{partition}` was committed twice");
-        // A process of its own for each would take longer than all else here.
+        // Verifying each snapshot in a separate process would take longer than the rest of the test.
         if number.is_multiple_of(5) || number == newest {
             let verified = place.command(&format!("onefold-ingest verify DATASET --at {number}")).json();
             assert_eq!(verified["samples"], entry["samples"]);
@@ -308,19 +313,19 @@ fn check_history(place: &Place<'_>, acknowledged: &BTreeMap<String, u64>) {
     }
     let partitions = |of: &BTreeMap<String, u64>| of.keys().cloned().collect::<Vec<_>>();
     assert_eq!(partitions(&committed), partitions(acknowledged));
-    // A killed append may have committed; what was told by the next one is then at least that.
+    // A killed append may have committed. In this case the next append acknowledges that snapshot or a later one.
     let lost = acknowledged.iter().find(|(partition, told)| committed[*partition] > **told);
     assert_eq!(lost, None, "told before it was committed");
     let all: BTreeSet<i64> = Day::all().flat_map(Day::requests).collect();
     assert!(before == all, "samples are lost");
 }
 
-/// Two writers, of which processes are killed, beside readers of the newest and of the first snapshot.
+/// Runs two writers, whose processes are killed, together with readers of the newest and of the first snapshot.
 #[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
 fn check_fleet(place: &Place<'_>) {
     Day::all().for_each(|day| day.write_log(place.dir));
     place.dir.write("train.toml", TRAIN_CONFIG);
-    // The readers need something to read, and the kills a number of looks.
+    // The readers need a dataset, and the kills need the number of checks during an append.
     let first = Day { part: 0, day: 0 };
     let append = format!("onefold-ingest append {}/dataset.toml --out DATASET --threads 1", first.log());
     let looks = Cell::new(0);
@@ -336,7 +341,7 @@ fn check_fleet(place: &Place<'_>) {
         let trained = scope.spawn(|| train_pinned(place, &done));
         let writers = [0, 1].map(|writer| scope.spawn(move || append_days(place, writer, looks)));
         let written = writers.map(std::thread::ScopedJoinHandle::join);
-        // The readers must end, also if a writer has failed.
+        // The readers must end even if a writer fails.
         done.store(true, Ordering::Relaxed);
         (written, newest.join().unwrap(), pinned.join().unwrap(), trained.join().unwrap())
     });
@@ -365,7 +370,7 @@ fn check_fleet(place: &Place<'_>) {
     check_vacuum(place);
 }
 
-/// A vacuum removes what killed writers left, while a reader of a snapshot that is kept goes on.
+/// A vacuum removes the files of killed writers, while a reader of a kept snapshot continues.
 fn check_vacuum(place: &Place<'_>) {
     let dataset = &place.folder;
     let newest = Snapshot::load(dataset).unwrap();

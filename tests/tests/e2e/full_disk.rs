@@ -1,6 +1,8 @@
-//! Writes that the system refuses, as on a full disk: an error that says what to do, and the old dataset whole.
+//! Writes that the system refuses, as on a full disk, cause an error that says what to do, and the old dataset
+//! remains intact.
 //!
-//! A limit on the size of files stands for the disk; `datasets/src/writer` has the same with `/dev/full`, file by file.
+//! These tests limit the size of files instead of filling a disk; `datasets/src/writer` tests each file with
+//! `/dev/full`.
 
 use onefold_tests::Dir;
 
@@ -17,7 +19,7 @@ fn with_logs() -> Dir {
 #[test]
 fn a_build_that_does_not_fit_leaves_the_old_dataset() {
     let dir = with_logs();
-    // Nothing is there yet, and nothing is there afterwards.
+    // The output does not exist, before or after the command.
     dir.command(BUILD).with_file_limit(64).fails(&[
         "`dataset/data/date=",
         "cannot be written",
@@ -35,7 +37,7 @@ fn a_build_that_does_not_fit_leaves_the_old_dataset() {
     ]);
     dir.command(&rebuild).with_file_limit(100).fails(&["/part-00000-", ".parquet` cannot be written"]);
     assert!(sorted(read_samples(&dir.path("dataset"))) == before);
-    // With room enough it works.
+    // With enough space, the build succeeds.
     dir.command(&rebuild).with_file_limit(bytes / 1024 + 64).works();
     assert!(sorted(read_samples(&dir.path("dataset"))) == before);
     assert_only_named_files(&dir.path("dataset"));

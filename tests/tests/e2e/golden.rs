@@ -1,4 +1,4 @@
-//! Datasets that are on disk stay readable, and building one is deterministic to the byte.
+//! Existing datasets on disk remain readable, and builds are deterministic to the byte.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -10,7 +10,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use crate::logs::{expected_samples, write_logs};
 use crate::samples::{assert_only_named_files, places, read_samples, sorted, without_random_names};
 
-/// The dataset of the version that this code writes. `data/README.md` has the command that writes it.
+/// The stored dataset of the current format version. `data/README.md` contains the command that writes it.
 static CURRENT: LazyLock<PathBuf> = LazyLock::new(|| {
     let dataset = folder();
     assert!(
@@ -33,7 +33,7 @@ fn write_the_dataset_of_the_current_version() {
     write_fixture(&dataset);
 }
 
-/// Writes the hand-made log's dataset: two partitions, sessions by key, folded. `data/README.md` says more.
+/// Writes the dataset of the hand-made log: two partitions, sessions by key, folded. See `data/README.md`.
 fn write_fixture(out: &Path) {
     let dir = Dir::new();
     write_logs(&dir);
@@ -41,7 +41,7 @@ fn write_fixture(out: &Path) {
     dir.command("onefold-ingest build logs/dataset.toml --layout folded --out").arg(out).works();
 }
 
-/// Sessions by key, partitions by split alone.
+/// Configures sessions by key, and partitions by split only.
 fn configure_as_fixture(dir: &Dir) {
     dir.edit("logs/dataset.toml", "user = \"user\"\ngap = \"30m\"", "key = [\"visit\"]");
     dir.edit("logs/dataset.toml", "by = \"hour\"\n", "");
@@ -63,7 +63,7 @@ fn the_current_version_is_written_as_it_was() {
     let dir = Dir::new();
     write_fixture(&dir.path("now"));
     let (now, then) = (Snapshot::load(&dir.path("now")).unwrap(), Snapshot::load(&CURRENT).unwrap());
-    // Bytes may change with the Parquet library; what a reader relies on may not.
+    // The bytes may change with the Parquet library, but the properties on which readers rely may not.
     assert_eq!((now.format_version, now.layout, now.order), (then.format_version, then.layout, then.order));
     assert_eq!((now.snapshot, &now.operation), (then.snapshot, &then.operation));
     assert_eq!(now.division(), then.division());
@@ -86,11 +86,11 @@ fn the_current_version_is_written_as_it_was() {
         ["data/split=holdout/part-00000-*.parquet", "data/split=train/part-00000-*.parquet"]
     );
     assert_eq!(paths(&now), paths(&then));
-    // Ids of sessions never change, so that a dataset can be appended to for years.
+    // The ids of sessions never change, so that a dataset can be appended to for years.
     assert_eq!(places(&dir.path("now")), places(&CURRENT));
     assert_eq!(read_samples(&dir.path("now")), read_samples(&CURRENT));
     assert_only_named_files(&CURRENT);
-    // Keys that this version writes are keys that it reads, and the other way round.
+    // This version reads all keys that it writes, and writes all keys that it reads.
     let keys = |dataset: &Path| {
         let text = fs_err::read_to_string(dataset.join("snapshots/00000001.json")).unwrap();
         let snapshot: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -103,7 +103,7 @@ fn the_current_version_is_written_as_it_was() {
     assert_eq!(keys(&dir.path("now")), keys(&CURRENT));
 }
 
-/// Another version is told by its number alone: the rest of its snapshots may be anything.
+/// Another version is recognised by its number alone, whatever the rest of its snapshots contains.
 #[test]
 fn datasets_of_other_versions_are_refused() {
     let dir = Dir::new();

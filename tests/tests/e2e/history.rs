@@ -1,4 +1,4 @@
-//! The snapshots of a dataset through the binaries: appending, reading old ones, listing them, and removing them.
+//! Appending to, reading, listing and removing the snapshots of a dataset with the binaries.
 
 use onefold_datasets::Snapshot;
 use onefold_tests::Dir;
@@ -10,7 +10,8 @@ use crate::samples::{assert_only_named_files, read_samples, read_samples_at, sna
 const BUILD: &str = "onefold-ingest build logs/dataset.toml --threads 2 --out dataset";
 const APPEND: &str = "onefold-ingest append logs/dataset.toml --threads 2 --out dataset";
 
-/// A folder with the dataset of the hand-made log, and then the log without request 2, of `split=train` at 10.
+/// Returns a directory with the dataset of the hand-made log, and a log without request 2, which belongs to
+/// `split=train` at 10:00.
 fn with_smaller_log() -> Dir {
     let dir = Dir::new();
     write_logs(&dir);
@@ -22,7 +23,7 @@ fn with_smaller_log() -> Dir {
     dir
 }
 
-/// What `history` says of each snapshot: number, operation, samples gained, samples.
+/// Returns the number, operation, gained samples and samples of each snapshot, as `history` prints them.
 fn history(dir: &Dir, more: &str) -> Vec<Value> {
     let listed = dir.command(&format!("onefold-ingest history dataset{more}")).json();
     let entry = |entry: &Value| {
@@ -48,7 +49,7 @@ fn an_append_that_would_lose_samples_is_refused() {
     let replaced = dir.command(&format!("{APPEND} --replace")).json();
     assert_eq!((replaced["changed"].as_bool(), replaced["samples"].as_u64()), (Some(true), Some(11)));
     assert_eq!(history(&dir, ""), [json!([1, "create", 12, 12]), json!([2, "replace", -1, 11])]);
-    // With all samples again, it is an append.
+    // If the log has all samples again, it can be appended.
     write_logs(&dir);
     dir.command(APPEND).works();
     let all = [json!([1, "create", 12, 12]), json!([2, "replace", -1, 11]), json!([3, "append", 1, 12])];
@@ -81,7 +82,7 @@ fn every_snapshot_is_read_as_it_was() {
         dir.command(&format!("{command} dataset --at 3")).fails(&parts);
     }
     let train = "onefold-train run logs/train.toml --data dataset --out run --overwrite --threads 2";
-    // 9 samples of `split=train`, and 8: in batches of 4, twice.
+    // 9 samples of `split=train` in the first snapshot, 8 in the second, in batches of 4 and two epochs.
     assert_eq!(samples(&format!("{train} --at 1"), "samples"), Some(18));
     assert_eq!(samples(train, "samples"), Some(16));
     dir.command(&format!("{train} --at 7")).fails(&["`dataset` has no snapshot 7"]);
@@ -130,7 +131,7 @@ fn a_vacuum_removes_old_snapshots_and_what_only_they_name() {
     let (fourth, fifth) = (read(4), read(5));
     assert_ne!(fourth, fifth);
 
-    // By default the last ten are kept, and whatever is younger than a day.
+    // By default, the last ten snapshots and all that are younger than a day are kept.
     for options in ["", " --keep 1", " --keep 5 --older-than 0s", " --keep 9 --older-than 0s"] {
         let before = dir.files();
         let vacuumed = dir.command(&format!("onefold-ingest vacuum dataset{options}")).json();
@@ -154,7 +155,7 @@ fn a_vacuum_removes_old_snapshots_and_what_only_they_name() {
     for result in [&dry, &vacuumed] {
         assert_eq!(result["snapshots_removed"], json!([1, 2, 3]));
         assert_eq!(result["snapshots_kept"], json!([4, 5]));
-        // Five partitions of a file each, and a manifest.
+        // Five partitions with one file each, and a manifest.
         assert_eq!((&result["files_removed"], &result["young_files_kept"]), (&json!(18), &json!(0)));
     }
     let after = dir.files();
@@ -167,7 +168,7 @@ fn a_vacuum_removes_old_snapshots_and_what_only_they_name() {
         dir.command(&format!("onefold-ingest verify dataset --at {at}")).works();
     }
     dir.command("onefold-read head dataset --at 3").fails(&["has no snapshot 3", "snapshots 4 to 5"]);
-    // The next commit goes on counting.
+    // The next commit continues the numbering.
     write_logs(&dir);
     assert_eq!(dir.command(APPEND).json()["snapshot"], 6);
     for misuse in ["--keep 0", "--older-than soon", "--older-than -1s"] {

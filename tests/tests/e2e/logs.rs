@@ -1,5 +1,4 @@
-//! A tiny raw log, made by hand, of which everything is known: what the join must give, and in which sessions,
-//! partitions and order its samples must stand.
+//! A small hand-made raw log with known results: the samples of the join, and their sessions, partitions and order.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,11 +33,11 @@ pub(crate) struct Event {
 
 /// 2024-05-01T00:00Z in microseconds since 1970.
 const DAY: i64 = 1_714_521_600_000_000;
-/// Microseconds.
+/// A minute in microseconds.
 const MINUTE: i64 = 60_000_000;
 
-/// The feature log, in arrival order but for requests 6 and 5, which arrived at one instant, and 10, which came
-/// early. Request 13 has no event.
+/// The feature log, in arrival order except for requests 6 and 5, which have the same time, and request 10, which is
+/// logged too early. Request 13 has no event.
 pub(crate) const REQUESTS: &[Request] = &[
     request(7, 2, "c", 10 * 60 + 5, Some(20), Some(&[5, 6])),
     request(11, 4, "e", 10 * 60 + 10, Some(10), None),
@@ -55,7 +54,7 @@ pub(crate) const REQUESTS: &[Request] = &[
     request(9, 3, "d", 23 * 60 + 50, None, Some(&[8])),
 ];
 
-/// The event log. Request 99 was never logged.
+/// The event log. Request 99 is not in the feature log.
 pub(crate) const EVENTS: &[Event] = &[
     event(1, true, "train"),
     event(2, false, "train"),
@@ -87,7 +86,7 @@ const fn event(request: i64, clicked: bool, split: &'static str) -> Event {
     Event { request, clicked, split }
 }
 
-/// How the dataset is built; `[session]` makes a pause of more than 30 minutes the end of a session.
+/// The configuration of the dataset. With `[session]`, a pause of more than 30 minutes ends a session.
 pub(crate) const DATASET_CONFIG: &str = r#"format_version = 1
 
 [sources]
@@ -119,7 +118,7 @@ history = { kind = "sequence", group = "history" }
 request = { kind = "sparse" }
 "#;
 
-/// A small model of it.
+/// The configuration of a small model.
 pub(crate) const TRAIN_CONFIG: &str = r#"format_version = 1
 
 [data]
@@ -159,7 +158,7 @@ learning_rate = 0.02
 eps = 1e-8
 "#;
 
-/// Writes the log and its configuration into `logs`: the feature log in two files.
+/// Writes the log and its configuration into `logs`, with the feature log in two files.
 pub(crate) fn write_logs(dir: &Dir) {
     let (early, late) = REQUESTS.split_at(5);
     write_table(&dir.path("logs/features/part-0.parquet"), feature_columns(early));
@@ -169,7 +168,7 @@ pub(crate) fn write_logs(dir: &Dir) {
     dir.write("logs/train.toml", TRAIN_CONFIG);
 }
 
-/// The columns of the feature log.
+/// Returns the columns of the feature log.
 pub(crate) fn feature_columns(rows: &[Request]) -> Vec<(&'static str, ArrayRef)> {
     let mut history = ListBuilder::new(Int32Builder::new());
     for row in rows {
@@ -188,7 +187,7 @@ pub(crate) fn feature_columns(rows: &[Request]) -> Vec<(&'static str, ArrayRef)>
     ]
 }
 
-/// The columns of the event log.
+/// Returns the columns of the event log.
 pub(crate) fn event_columns(rows: &[Event]) -> Vec<(&'static str, ArrayRef)> {
     vec![
         ("request", Arc::new(Int64Array::from_iter_values(rows.iter().map(|row| row.request)))),
@@ -197,7 +196,7 @@ pub(crate) fn event_columns(rows: &[Event]) -> Vec<(&'static str, ArrayRef)> {
     ]
 }
 
-/// `columns` with the one called `name` replaced.
+/// Returns `columns` with the column `name` replaced.
 pub(crate) fn with_column(
     mut columns: Vec<(&'static str, ArrayRef)>,
     name: &str,
@@ -208,7 +207,7 @@ pub(crate) fn with_column(
     columns
 }
 
-/// Writes a Parquet file, and the folders on the way to it.
+/// Writes a Parquet file, and creates its parent directories.
 pub(crate) fn write_table(path: &Path, columns: Vec<(&str, ArrayRef)>) {
     let rows = RecordBatch::try_from_iter_with_nullable(
         columns.into_iter().map(|(name, values)| (name, values, true)),
@@ -220,7 +219,7 @@ pub(crate) fn write_table(path: &Path, columns: Vec<(&str, ArrayRef)>) {
     writer.close().unwrap();
 }
 
-/// The samples that the query gives, by a join as naive as can be.
+/// Returns the samples of the query, computed by a naive join.
 pub(crate) fn expected_samples() -> Vec<Sample> {
     let joined = EVENTS.iter().flat_map(|event| {
         let requests = REQUESTS.iter().filter(|request| request.request == event.request);

@@ -1,8 +1,9 @@
-//! Tests of what crosses crates, by the binaries that a person runs: the whole path, parity of training with
-//! and without deduplication, bad input, crashes, and a dataset that an earlier build wrote.
+//! Tests that span several crates, with the binaries that a person runs: the whole path, training with and without
+//! deduplication, bad input, crashes, and a dataset that an earlier build wrote.
 
 mod bad_input;
 mod checkpoints;
+mod columns;
 mod commands;
 mod commits;
 mod crash;

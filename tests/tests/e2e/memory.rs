@@ -1,5 +1,5 @@
-//! Builds in little memory: joins that do not fit are sorted, rows that cannot be spilled are an error, and logs in any
-//! order and with sessions of any size make the same samples.
+//! Builds with little memory: joins that do not fit are sorted, rows that cannot be spilled are an error, and logs in
+//! any order and with sessions of any size give the same samples.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use crate::logs::write_table;
 use crate::samples::{partitions, read_samples, sorted};
 
-/// Rows of both logs: the keys of one of them do not fit into what [`SMALL`] leaves for a join.
+/// The number of rows of both logs. The keys of one of them do not fit into the memory that [`SMALL`] leaves for a
+/// join.
 const ROWS: i64 = 400_000;
 const SMALL: &str = "--memory-limit 64MiB --threads 2";
 
@@ -43,13 +44,13 @@ clicked = { kind = "label" }
 item = { kind = "sparse" }
 "#;
 
-/// A long log of narrow rows, whose events come in another order.
+/// Returns a long log of narrow rows, whose events are in a different order.
 fn with_long_log() -> Dir {
     let dir = Dir::new();
     let numbers = |number: fn(i64) -> i64| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values((0..ROWS).map(number)))
     };
-    // 2024-05-01, a request every 0.3 seconds.
+    // From 2024-05-01, one request every 0.3 seconds.
     let times = (0..ROWS).map(|i| 1_714_521_600_000_000 + 300_000 * i);
     write_table(
         &dir.path("logs/features.parquet"),
@@ -101,10 +102,10 @@ fn what_cannot_be_spilled_is_an_error() {
     .fails(&["spill/here"]);
 }
 
-/// The samples of [`with_wide_log`]: decoded, their lists take 100 MB.
+/// The number of samples of [`with_wide_log`]. Their decoded lists take 100 MB.
 const SAMPLES: usize = 12_000;
 
-/// The feature log of rm1, whose samples have lists of 1,100 ids together.
+/// Returns the feature log of rm1, whose samples have lists with 1,100 ids in total.
 fn with_wide_log() -> (Dir, RecordBatch) {
     let dir = Dir::new();
     dir.command(&format!("onefold-data generate --workload rm1 --samples {SAMPLES} --seed 3 --out logs"))
@@ -121,7 +122,7 @@ fn rows(path: &Path) -> RecordBatch {
     concat_batches(&batches[0].schema(), &batches).unwrap()
 }
 
-/// The rows with other session ids.
+/// Returns the rows with other session ids.
 fn with_sessions(rows: &RecordBatch, session: impl Fn(usize, i64) -> i64) -> RecordBatch {
     let column = rows.schema().index_of("session_id").unwrap();
     let ids = rows.column(column).as_primitive::<Int64Type>().values();
@@ -131,7 +132,7 @@ fn with_sessions(rows: &RecordBatch, session: impl Fn(usize, i64) -> i64) -> Rec
     RecordBatch::try_new(rows.schema(), columns).unwrap()
 }
 
-/// Makes the rows the feature log.
+/// Writes the rows as the feature log.
 fn set_log(dir: &Dir, rows: &RecordBatch) {
     let schema = rows.schema();
     let columns = schema.fields().iter().zip(rows.columns());
@@ -162,7 +163,7 @@ fn logs_in_any_order_and_sessions_of_any_size_make_the_same_samples() {
         set_log(&dir, &rows);
         let small =
             "onefold-ingest build logs/dataset.toml --overwrite --out small --memory-limit 64MiB --threads 2";
-        // The limit matters: these samples do not fit.
+        // The memory limit has an effect: these samples do not fit into it.
         dir.command(&format!("{small} --order arrival --spill-limit 64KiB"))
             .fails(&["reached the spill limit"]);
         for order in ["session", "session-hash", "arrival"] {

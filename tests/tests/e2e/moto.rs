@@ -1,4 +1,4 @@
-//! A dataset in a second store, which other people wrote: the S3 server of moto, alone and behind a network that fails.
+//! A dataset in another implementation of S3, the server of moto, accessed directly and through a failing network.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,11 +13,12 @@ use serde_json::{Value, json};
 use crate::remote::{SOON, whole_path, with_logs};
 use crate::samples::without_random_names;
 
-/// moto's server, as a process that ends with the tests that use it.
+/// A process with moto's server, which ends when no test uses it.
 struct Moto {
     process: Child,
     address: SocketAddr,
-    /// The server writes to its log all the time; a command that fails must leave its own folder alone.
+    /// The directory of the server, which writes to its log continually. It is separate, because tests check that a
+    /// failing command changes no file in their own directory.
     folder: Dir,
 }
 
@@ -29,7 +30,7 @@ impl Drop for Moto {
 }
 
 impl Moto {
-    /// The server of all tests that run at this time: each of them has keys of its own.
+    /// Returns the server that all running tests share. Each of them uses different keys.
     fn shared() -> Arc<Self> {
         static SHARED: Mutex<Weak<Moto>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,17 +72,17 @@ impl Moto {
         })
     }
 
-    /// Creates or replaces an object of the bucket `data`.
+    /// Creates or replaces an object in the bucket `data`.
     fn put(&self, key: &str, bytes: &[u8]) {
         put(self.address, key, bytes);
     }
 
-    /// The bytes of an object of the bucket `data`.
+    /// Returns the bytes of an object in the bucket `data`.
     fn get(&self, key: &str) -> Vec<u8> {
         request(TcpStream::connect(self.address).unwrap(), &format!("GET /data/{key}"), &[])
     }
 
-    /// A command whose `s3://` URLs are of this server, with keys in its environment.
+    /// Returns a command that accesses this server at `s3://` URLs, with keys in its environment.
     fn command(&self, dir: &Dir, line: &str) -> TestCommand {
         let keys = [
             ("AWS_ACCESS_KEY_ID", "onefold"),
@@ -91,7 +92,7 @@ impl Moto {
         self.command_with(dir, line, &keys)
     }
 
-    /// A command whose `s3://` URLs are of this server, with credentials as `variables` say.
+    /// Returns a command that accesses this server at `s3://` URLs, with the credentials in `variables`.
     fn command_with(&self, dir: &Dir, line: &str, variables: &[(&str, &str)]) -> TestCommand {
         let endpoint = format!("http://{}", self.address);
         let of_server = [
@@ -106,15 +107,15 @@ impl Moto {
     }
 }
 
-/// Creates or replaces an object of the bucket `data` of the server at `address`.
+/// Creates or replaces an object in the bucket `data` of the server at `address`.
 fn put(address: SocketAddr, key: &str, bytes: &[u8]) {
     request(TcpStream::connect(address).unwrap(), &format!("PUT /data/{key}"), bytes);
 }
 
-/// Sends a request, which must succeed; gives the body of its answer.
+/// Sends a request, which must succeed, and returns the body of its answer.
 fn request(mut stream: TcpStream, line: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
-    // Whoever created an object may read it; moto believes a signature.
+    // The creator of an object may read it, and moto does not verify signatures.
     let signed = "AWS4-HMAC-SHA256 Credential=onefold/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
     let head = format!(
         "Host: 127.0.0.1\r\nAuthorization: {signed}\r\nContent-Length: {length}\r\nConnection: close"
@@ -136,13 +137,13 @@ fn a_dataset_in_moto_is_that_of_a_local_disk() {
     let moto = Moto::shared();
     let remote = whole_path("s3://data/some/ds", "run-moto", &|line| moto.command(&dir, line));
     assert_eq!(remote, local);
-    // Commits rest on this: what exists is not created again.
+    // Commits rely on this: an existing object is not created again.
     let build = "onefold-ingest build logs/dataset.toml --out s3://data/some/ds";
     moto.command(&dir, build).fails(&["`s3://data/some/ds` already exists"]);
     moto.command(&dir, "onefold-read bench s3://nowhere/ds").fails(&["`s3://nowhere/ds", "no such bucket"]);
 }
 
-/// Keys of a file, and a role for which moto's STS exchanges them.
+/// Credentials are keys in a file, and a role for which moto's STS exchanges them.
 #[test]
 fn profiles_of_aws_give_credentials_for_moto() {
     let dir = with_logs(1000);
@@ -171,7 +172,8 @@ fn profiles_of_aws_give_credentials_for_moto() {
         .fails(&["AWS_PROFILE is `nobody`", "`keys`, `role`, `sso`"]);
 }
 
-/// Builds, appends, verifies and reads a dataset at `location`; gives what must not depend on where it lies.
+/// Builds, appends to, verifies and reads a dataset at `location`. Returns the results that must not depend on the
+/// location.
 fn short_path(location: &str, command: &dyn Fn(&str) -> TestCommand) -> Value {
     let ingest = |what: &str| command(&format!("onefold-ingest {what} --threads 2")).json();
     let built = ingest(&format!("build logs/dataset.toml --out {location}"));
@@ -199,7 +201,7 @@ fn faults_in_front_of_moto_change_nothing() {
         [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::LoseAnswer, Fault::Truncate, slow];
     for (kind, seed) in kinds.into_iter().zip(1..) {
         let server = S3Server::in_front_of(moto.address);
-        // The commit, on which all else rests, fails in any case.
+        // The commit, on which everything else depends, fails in each case.
         server.inject("PUT /data/ds-", kind, When::Nth(2));
         server.inject("/snapshots/00000002.json", kind, When::First(2));
         server.inject("", kind, When::Chance { probability: 0.2, seed });
@@ -209,12 +211,12 @@ fn faults_in_front_of_moto_change_nothing() {
         let counted = server.counters();
         assert!(counted.faults > 5, "{kind:?}: {counted:?}");
         println!("{kind:?}: {} faults in {} requests", counted.faults, counted.requests);
-        // What moto has is the dataset of the local disk, but for random names.
+        // Apart from random names, the dataset in moto equals the one on the local disk.
         assert!(without_random_names(&snapshot_of(&moto, &key, 2)) == snapshot, "{kind:?}");
     }
 }
 
-/// A snapshot that moto has, with its manifests.
+/// Returns a snapshot in moto, with its manifests.
 fn snapshot_of(moto: &Moto, dataset: &str, number: u64) -> Snapshot {
     let copy = Dir::new();
     let file = |path: &str| {
@@ -229,12 +231,12 @@ fn snapshot_of(moto: &Moto, dataset: &str, number: u64) -> Snapshot {
     Snapshot::load(&copy.path("ds")).unwrap()
 }
 
-/// Another object takes the name of a data file: while it is read, and between the snapshot and the first request for
-/// it.
+/// A data file is replaced by another object with the same name: while it is read, and between reading the snapshot
+/// and the first request for the file.
 #[test]
 fn a_file_that_is_replaced_in_moto_is_noticed() {
     let dir = with_logs(1000);
-    // One file.
+    // The dataset has only one file.
     dir.edit("logs/dataset.toml", "by = \"hour\"", "columns = []");
     let moto = Moto::shared();
     let server = S3Server::in_front_of(moto.address);
@@ -258,7 +260,7 @@ fn a_file_that_is_replaced_in_moto_is_noticed() {
         command(line).fails(&[&[url.as_str()], parts].concat());
         server.heal();
     };
-    // The first request learns the ETag, and all others ask for it.
+    // The first request gets the ETag, and all later requests require it.
     let changed = ["was changed while it was read", "find out what else writes there"];
     for with in [&flipped, &longer] {
         replaced_at("GET", 1, with, read, &changed);

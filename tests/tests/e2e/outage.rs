@@ -1,5 +1,5 @@
-//! A store that is there and answers `503 SlowDown` to everything, or to some requests for good: every command ends by
-//! itself, with one error that says so.
+//! A store answers `503 SlowDown` to all requests, or permanently to some of them. Every command ends by itself, with
+//! one error that says so.
 
 use onefold_datasets::Snapshot;
 use onefold_tests::{BUCKET, Dir, Fault, S3Server, TestCommand, When};
@@ -7,10 +7,10 @@ use onefold_tests::{BUCKET, Dir, Fault, S3Server, TestCommand, When};
 use crate::remote::with_logs;
 use crate::samples::assert_only_named_files;
 
-/// A command keeps trying for about three minutes, and is killed after this many seconds.
+/// The time limit of a command in seconds. A command retries for about three minutes.
 const KILLED_AFTER: u64 = 1200;
 
-/// Runs commands side by side, as they do little but wait; each must fail, and say all of its parts.
+/// Runs commands at the same time, because they mostly wait. Each must fail with all of its parts in its error.
 fn all_fail(dir: &Dir, commands: Vec<(TestCommand, Vec<String>)>) -> Vec<String> {
     let before = dir.files();
     let errors = std::thread::scope(|scope| {
@@ -27,7 +27,7 @@ fn all_fail(dir: &Dir, commands: Vec<(TestCommand, Vec<String>)>) -> Vec<String>
     errors
 }
 
-/// Both stores side by side: commands try for three minutes at each.
+/// Tests both stores at the same time, because commands retry for three minutes at each of them.
 #[test]
 fn a_store_that_does_not_answer_as_it_should_is_told_by_every_command() {
     std::thread::scope(|scope| {
@@ -68,11 +68,10 @@ fn a_store_that_answers_nothing_but_503() {
     assert!(errors.iter().all(|error| !error.contains("problem")), "{errors:?}");
 }
 
-/// The store gives snapshots, but no data; or it takes no data, or no snapshot, or not even the removal of what it
-/// took.
+/// The store returns snapshots but no data, or it rejects data, or snapshots, or even the deletion of data.
 fn a_store_that_stops_answering() {
     let (dir, runs) = (with_logs(500), Dir::new());
-    // A training that has begun leaves its folder.
+    // A training that has begun leaves its directory.
     let run = runs.path("run");
     let server = S3Server::start();
     let build = |name: &str| {
@@ -118,7 +117,7 @@ fn a_store_that_stops_answering() {
             ),
         ],
     );
-    // The store says nothing of the dataset, so `verify` does not either.
+    // The error concerns the store and not the dataset, so `verify` reports no problem of the dataset.
     assert!(!errors[0].contains("problem") && !errors[0].contains("build the dataset"), "{}", errors[0]);
     server.heal();
     for (name, folder) in [("written", &written), ("committed", &committed)] {

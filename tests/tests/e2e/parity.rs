@@ -1,4 +1,4 @@
-//! Deduplication, threads and batch sizes change nothing that training sees.
+//! Deduplication, threads and batch sizes do not change the input of the training.
 
 use onefold_datasets::Snapshot;
 use onefold_ikjt::{Batch, Dedupe};
@@ -9,8 +9,8 @@ use crate::row_groups::write_many_row_groups;
 use crate::samples::{read_batches, samples_of};
 use crate::training::OPTIMIZERS;
 
-/// Generates rm1, builds its dataset, and makes its model small: the shape stays (sum pooling, and six sequences
-/// through the shared attention block), the widths shrink.
+/// Generates rm1, builds its dataset, and makes its model small. The structure remains (sum pooling, and six
+/// sequences with the shared attention block), but the widths are smaller.
 fn small_rm1(samples: u32) -> Dir {
     let dir = Dir::new();
     dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 3 --out logs"))
@@ -27,7 +27,8 @@ fn small_rm1(samples: u32) -> Dir {
         dir.set("logs/train.toml", key, value);
     }
     dir.append("logs/train.toml", OPTIMIZERS);
-    // Adagrad's first step along a coordinate is as long for a gradient of nothing but rounding.
+    // Adagrad's first step along a coordinate has the same length for a gradient that consists only of rounding
+    // errors.
     dir.set("logs/train.toml", "eps", "1e-2");
     assert_eq!(dir.text("logs/train.toml").matches("pooling = \"attention\"").count(), 6);
     dir
@@ -52,7 +53,7 @@ fn training_is_the_same_with_deduplication_off_and_exact() {
     for (step, (a, b)) in plain.iter().zip(&folded).enumerate() {
         assert!((a - b).abs() <= 1e-4 * a.abs().max(b.abs()), "step {}: {a} off, {b} exact", step + 1);
     }
-    // The comparison says something only if the model moved and rows were shared. A few batches of whole sessions
+    // The comparison is only meaningful if the model changed and rows were shared. Single batches of whole sessions
     // may be easy.
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
     assert!(mean(&plain[150..]) < 0.98 * mean(&plain[..50]), "the loss did not fall: {plain:?}");
@@ -64,13 +65,13 @@ fn training_is_the_same_with_deduplication_off_and_exact() {
     }
 }
 
-/// Generates rm1 with a second label, and makes the model of the shipped configuration for it small: three sequences
-/// pool by target attention, three by the encoder block, and there are two tasks.
+/// Generates rm1 with a second label, and makes a small version of the model in the shipped configuration: three
+/// sequences are pooled by target attention, three by the encoder block, and there are two tasks.
 fn small_sequences_and_tasks(samples: u32) -> Dir {
     let dir = Dir::new();
     dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 5 --out logs"))
         .works();
-    // What the configuration's head says.
+    // This query is the one in the comment at the top of the configuration.
     let liked =
         "SELECT f.*, e.label, CASE WHEN e.label > 0 AND f.dense_00 > 0 THEN 1.0 ELSE 0.0 END AS liked";
     dir.edit("logs/dataset.toml", "SELECT f.*, e.label", liked);
@@ -93,11 +94,11 @@ fn small_sequences_and_tasks(samples: u32) -> Dir {
         dir.set("logs/train.toml", key, value);
     }
     dir.append("logs/train.toml", OPTIMIZERS);
-    // Gentle steps, so that rounding stays rounding.
+    // The learning rate is low, so that rounding errors remain small.
     dir.set("logs/train.toml", "learning_rate", "0.01");
     dir.set("logs/train.toml", "eps", "1e-2");
     dir.edit("logs/train.toml", "[data]\n", "[data]\neval = \"\"\nallow_overlap = true\n");
-    // In one batch all labels may be equal.
+    // All labels of a single batch may be equal.
     dir.edit("logs/train.toml", "[train]\n", "[train]\nlog_every_steps = 20\n");
     let evaluation = "[evaluation]\nevery_steps = 30\nsegments = [\"item_00\"]\nmax_segments = 2\n";
     let stopping = "[early_stopping]\nmetric = \"auc\"\ntask = \"liked\"\npatience = 9\n";
@@ -133,7 +134,8 @@ fn target_attention_encoder_and_tasks_are_the_same_in_every_form() {
             }
         }
     }
-    // The summed loss is that of the tasks, by their weights; the first task's figures are the model's.
+    // The total loss is the weighted sum of the tasks' losses, and the metrics of the first task are those of the
+    // model.
     let tasks = &off["tasks"];
     let loss = |task: &str| tasks[task]["loss"].as_f64().unwrap();
     assert!((off["loss"].as_f64().unwrap() - (loss("label") + 0.5 * loss("liked"))).abs() < 1e-5, "{off}");
@@ -169,7 +171,7 @@ fn equal_runs_give_equal_bytes() {
         dir.command(&format!("onefold-train run logs/train.toml --data dataset --out {name} --threads 2"))
             .works();
     }
-    // 50 steps, and windows of one step up to step 20, of two up to 40 and of five from there on.
+    // There are 50 steps. Windows contain one step up to step 20, two steps up to step 40, and five steps afterwards.
     assert_eq!(dir.text("first/metrics.jsonl").lines().count(), 50 + 20 + 10 + 2);
     for file in ["metrics.jsonl", "model.safetensors", "run.json"] {
         assert!(dir.read(format!("first/{file}")) == dir.read(format!("second/{file}")), "{file} differs");

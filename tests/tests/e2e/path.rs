@@ -12,10 +12,10 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use crate::logs::{expected_samples, write_logs};
 use crate::samples::{Place, Sample, assert_only_named_files, partitions, places, read_samples, sorted};
 
-/// What a partition must hold: its key, its sessions, and its requests in order.
+/// The expected contents of a dataset: the key, the number of sessions and the requests, in order, of each partition.
 type Expected<'a> = [(&'a str, u64, &'a [i64])];
 
-/// Checks a dataset of the hand-made log: partitions, their order, their counts, and that no sample changed.
+/// Checks a dataset of the hand-made log: its partitions, their order and counts, and the values of all samples.
 #[track_caller]
 fn check_hand_made(dataset: &Path, expected: &Expected) {
     let snapshot = Snapshot::load(dataset).unwrap();
@@ -32,9 +32,9 @@ fn check_hand_made(dataset: &Path, expected: &Expected) {
     assert_eq!(sorted(read_samples(dataset)), sorted(expected_samples()));
 }
 
-/// With a gap and hours: request 3 of 11:10 stays with its session of 10:50, request 10 of the next day with
-/// its session of 23:50; a pause of 30 minutes (7 to 5) ends no session, one of 31 (6 to 8) does. The users 1, 3, 4 and 2
-/// are in the buckets 25, 28, 56 and 62 of 64.
+/// The expected partitions with a gap and hours. Request 3 at 11:10 stays with its session of 10:50, and request 10
+/// of the next day with its session of 23:50. A pause of 30 minutes (7 to 5) does not end a session, but one of 31
+/// minutes (6 to 8) does. Users 1, 3, 4 and 2 are in buckets 25, 28, 56 and 62 of 64.
 const BY_GAP_AND_HOUR: &Expected = &[
     ("split=holdout/date=2024-05-01/hour=10", 1, &[12]),
     ("split=holdout/date=2024-05-01/hour=23", 1, &[9, 10]),
@@ -71,8 +71,8 @@ fn a_gap_makes_sessions_and_their_start_the_partition() {
 /// 2024-05-01T00:00Z in microseconds since 1970.
 const DAY: i64 = 1_714_521_600_000_000;
 
-/// The ids of sessions that begin `minute` minutes after [`DAY`], as `datasets/src/identity.rs` defines them: of a user
-/// of the partition `split`.
+/// Returns the id of the session of a user that begins `minute` minutes after [`DAY`] in the partition `split`, as
+/// defined in `datasets/src/identity.rs`.
 fn id_of(split: &str, user: i64, minute: i64) -> i64 {
     let start = DAY + minute * 60_000_000;
     session_id(&user.to_string(), &format!("{split}\u{1f}{user}\u{1f}{start}"))
@@ -87,7 +87,7 @@ fn sessions_are_identified_and_timed_by_their_samples() {
     let ids = |place: usize| places[place].1.iter().map(|place| place.session).collect::<Vec<_>>();
     let (first, second, third) = (id_of("train", 2, 605), id_of("train", 4, 610), id_of("train", 1, 650));
     assert_eq!(ids(2), [third, third, third, second, first, first, first]);
-    // One user in two partitions.
+    // One user is in two partitions.
     assert_eq!(ids(0), [id_of("holdout", 4, 612)]);
     assert_eq!(ids(1), [id_of("holdout", 3, 1430); 2]);
     let minutes: Vec<_> = places[2].1.iter().map(|place| (place.time - DAY) / 60_000_000).collect();
@@ -125,7 +125,7 @@ fn a_key_makes_sessions_however_long_the_pause() {
     dir.edit("logs/dataset.toml", "by = \"hour\"", "by = \"day\"");
     let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
     assert_eq!((summary["samples"].as_u64(), summary["sessions"].as_u64()), (Some(12), Some(6)));
-    // The visits d, b and c are in the buckets 17, 21 and 35, e and a in 57.
+    // Visits d, b and c are in buckets 17, 21 and 35, and visits e and a in bucket 57.
     check_hand_made(
         &dir.path("dataset"),
         &[
@@ -141,7 +141,7 @@ fn without_partitions_a_dataset_is_one_file() {
     write_logs(&dir);
     dir.edit("logs/dataset.toml", "[partition]\ncolumns = [\"split\"]\nby = \"hour\"\n", "");
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
-    // Requests 11 and 12 are one session now.
+    // Requests 11 and 12 are now in one session.
     check_hand_made(&dir.path("dataset"), &[("", 6, &[1, 2, 3, 4, 9, 10, 11, 12, 7, 5, 6, 8])]);
     let files: Vec<_> = partitions(&dir.path("dataset")).into_iter().flat_map(|p| p.files).collect();
     assert_eq!(files.iter().map(FileSet::path).collect::<Vec<_>>(), ["data/part-00000-*.parquet"]);
@@ -168,7 +168,7 @@ fn the_hand_made_log_trains_and_evaluates() {
     write_logs(&dir);
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
     let run = dir.command("onefold-train run logs/train.toml --data dataset --out run").json();
-    // Nine training samples in batches of 4, twice.
+    // Nine training samples in batches of 4, in two epochs.
     assert_eq!((run["samples"].as_u64(), run["steps"].as_u64()), (Some(18), Some(6)));
     assert_eq!(run["losses"].as_array().map(Vec::len), Some(6));
     assert_eq!(run["eval"]["samples"], 3);
@@ -197,7 +197,7 @@ fn a_generated_log_survives_the_path() {
     let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
     assert_eq!(summary["samples"], 20_000);
     assert_eq!(summary["sessions"], log["sessions"]);
-    // 20,000 requests at 2 ms from midnight on stay within an hour.
+    // 20,000 requests at intervals of 2 ms from midnight remain within an hour.
     let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
     let keys: Vec<_> = snapshot.partitions.iter().map(|partition| partition.key.to_string()).collect();
     assert_eq!(keys, ["date=2026-01-01/hour=00"]);
@@ -275,7 +275,8 @@ fn a_model_learns_from_one_log_what_holds_in_another() {
     assert!(auc > 0.65 && ne < 1.0, "AUC {auc}, NE {ne}");
 }
 
-/// Sessions are contiguous, in the order that `order` says and in time order within, and no two have the same id.
+/// Checks that the samples of a session are contiguous and in time order, that sessions are in the order `order`, and
+/// that no two sessions have the same id.
 #[track_caller]
 fn check_session_order(partitions: &[(String, Vec<Place>)], order: Order) {
     let mut seen = HashSet::new();
@@ -295,7 +296,7 @@ fn check_session_order(partitions: &[(String, Vec<Place>)], order: Order) {
     }
 }
 
-/// The rows of a folder of Parquet files.
+/// Returns the rows of a directory of Parquet files.
 fn tables(folder: &Path) -> Vec<RecordBatch> {
     let mut paths: Vec<_> = fs_err::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
@@ -306,7 +307,7 @@ fn tables(folder: &Path) -> Vec<RecordBatch> {
     paths.into_iter().flat_map(read).collect()
 }
 
-/// The samples of a generated log, joined in memory by request.
+/// Returns the samples of a generated log, joined by request in memory.
 fn naive_join(logs: &Path, schema: &Schema) -> Vec<Sample> {
     let mut labels = BTreeMap::new();
     for rows in tables(&logs.join("events")) {

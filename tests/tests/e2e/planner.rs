@@ -1,4 +1,4 @@
-//! The planner, from a dataset and from measurements to plans, and what it refuses.
+//! Plans from a dataset and from measurements, and inputs that the planner rejects.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::samples::workers;
 
-/// A dataset of rm3's proportions, whose batches are preprocessed: lists shortened, ids hashed, one feature generated.
+/// Returns a directory with a dataset like rm3, whose batches are preprocessed: lists are shortened, ids are hashed,
+/// and one feature is generated.
 fn with_dataset() -> Dir {
     Dir::made_once("", make_dataset)
 }
@@ -67,20 +68,20 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
     let tables = json_of(&dir, "tables.json");
     assert_eq!(summary["tables"].as_u64().unwrap() as usize, tables["tables"].as_array().unwrap().len());
     let (user, item) = (table(&tables, "user_00"), table(&tables, "item_00"));
-    // rm3 repeats 7 of 10 user lists in sessions of 8; items are never deduplicated.
+    // rm3 repeats 7 of 10 user lists within sessions of 8 samples; items are never deduplicated.
     let factor = |table: &Value| table["dedupe_factor"].as_f64().unwrap();
     assert!((1.5..3.5).contains(&factor(user)), "{user}");
     assert_eq!(factor(item), 1.0);
     let bins = user["access_bins"].as_array().unwrap();
     let sum: f64 = bins.iter().map(|share| share.as_f64().unwrap()).sum();
     assert!(bins.len() == 17 && (sum - 1.0).abs() < 1e-9, "{bins:?}");
-    // What the dataset's statistics say of list lengths is what is counted.
+    // The list lengths in the dataset's statistics equal the counted ones.
     dir.command(&format!("{TABLES} --samples 0 --out statistics.json")).works();
     let statistics = json_of(&dir, "statistics.json");
     assert_eq!(table(&statistics, "user_00")["pooling_factor"], user["pooling_factor"]);
     assert!(table(&statistics, "user_00").get("access_bins").is_none());
     assert_eq!(factor(table(&statistics, "user_00")), 1.0);
-    // With less memory fewer samples are counted.
+    // With less memory, fewer samples are counted.
     dir.command(&format!("{TABLES} --memory-limit 64KiB --out less.json")).works();
     assert_ne!(dir.text("less.json"), dir.text("tables.json"));
     dir.command(&format!("{TABLES} --dedupe-factor user_a=9 --out given.json")).works();
@@ -89,7 +90,7 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
     dir.command("onefold-shard topology --ranks 4 --memory 2MiB --out topology.json").works();
     let planned = dir.command(&format!("{PLAN} --out plan.json")).json();
     assert_eq!((planned["ranks"].as_u64(), planned["cost_model"].as_str()), (Some(4), Some("analytic_v2")));
-    // The ranks divide the training's batch.
+    // The ranks divide the batch of the training.
     let batch = [&tables["global_batch_size"], &planned["global_batch_size"], &planned["samples_per_rank"]];
     assert_eq!(batch.map(Value::as_u64), [Some(256), Some(256), Some(64)]);
     let valid =
@@ -111,7 +112,8 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
     assert!(dir.read("plan.json") == dir.read("again.json"));
 }
 
-/// Ids of all samples, ids of a batch's distinct lists, and how many rows the latter look up once, twice, 3–4 times, …
+/// Returns the number of ids of all samples, the number of ids of a batch's distinct lists, and the numbers of rows
+/// that the latter look up once, twice, 3–4 times, …
 fn naive_counts(dir: &Dir, name: &str, rows: i64) -> (u64, u64, Vec<u64>) {
     let options = ReaderOptions { dedupe: Dedupe::Off, ..ReaderOptions::new(256) };
     let (mut all, mut distinct_ids, mut counts) = (0, 0, BTreeMap::<i64, u64>::new());
@@ -120,7 +122,7 @@ fn naive_counts(dir: &Dir, name: &str, rows: i64) -> (u64, u64, Vec<u64>) {
         let mut features = batch.groups().iter().flat_map(|group| group.features());
         let feature = features.find(|feature| feature.name() == name).unwrap();
         let group = batch.groups().iter().find(|group| group.features().iter().any(|f| f.name() == name));
-        // A group's rows are deduplicated together.
+        // The rows of a group are deduplicated together.
         let group = group.unwrap();
         let mut seen = HashSet::new();
         for row in 0..feature.rows() {
@@ -144,7 +146,7 @@ fn naive_counts(dir: &Dir, name: &str, rows: i64) -> (u64, u64, Vec<u64>) {
 #[test]
 fn lookups_are_counted_as_a_naive_count_finds_them() {
     let dir = with_dataset();
-    // Rows of the plain layout are compared within a batch, so equal lists are one row wherever they stand.
+    // In the plain layout, rows are compared within a batch, so equal lists are one row wherever they occur.
     dir.command("onefold-ingest build logs/dataset.toml --out dataset --layout rows --overwrite").works();
     dir.command(&format!("{TABLES} --dedupe exact --out tables.json")).works();
     let tables = json_of(&dir, "tables.json");
@@ -178,10 +180,10 @@ fn tables_are_those_of_preprocessed_batches() {
     let ids = |tables: &Value, name: &str| table(tables, name)["pooling_factor"].as_f64().unwrap();
     assert!(ids(&plain, "user_00") > 2.0 && ids(&tables, "user_00") <= 1.0);
     assert_eq!((ids(&tables, "bucket"), ids(&tables, "user_01")), (1.0, ids(&plain, "user_01")));
-    // Five ids are looked up hundreds of times each.
+    // Each of five ids is looked up hundreds of times.
     let bins = table(&tables, "user_00")["access_bins"].as_array().unwrap();
     assert!(bins[..6].iter().all(|share| share.as_f64() == Some(0.0)), "{bins:?}");
-    // The trainer agrees: it runs the plan of these tables.
+    // The trainer uses the same tables: it accepts the plan for them.
     dir.command("onefold-shard topology --ranks 1 --memory 1GiB --out topology.json").works();
     dir.command(&format!("{PLAN} --out plan.json")).works();
     dir.command("onefold-train run logs/train.toml --data dataset --plan plan.json --max-steps 2 --out run")
@@ -213,7 +215,7 @@ fn a_machine_is_measured_learned_and_planned_for() {
     ]);
     let again = dir.command(&format!("{} --sets 12", profile.replace("costs", "again"))).json();
 
-    // Ranks that exchange are measured into the same file.
+    // Exchanges between ranks are measured into the same file.
     let exchanges =
         "profile --collectives --exchanges 200 --most-bytes 64KiB --threads 1 --out costs.parquet";
     dir.command(&format!("onefold-train-tools {exchanges} --append"))
@@ -227,8 +229,9 @@ fn a_machine_is_measured_learned_and_planned_for() {
     dir.command("onefold-train-tools launch --ranks 2 -- profile --sets 1 --out other.parquet")
         .fails(&["`profile --collectives` and `check-device` work on several"]);
 
-    // Whether a model of measured times is blessed depends on what else the machine does. So it learns the sets
-    // with computed times: of twice the bytes a table takes less than twice the time, which no line can say.
+    // The acceptance of a model of measured times depends on the load of the machine. So the model is trained on the
+    // measured sets with computed times: a table with twice the bytes takes less than twice the time, which a linear
+    // regression cannot predict.
     for (file, factor) in [("costs.parquet", 1.0), ("again.parquet", 1.1)] {
         let mut costs = Costs::load(&dir.path(file)).unwrap();
         for sample in &mut costs.compute {
@@ -272,7 +275,7 @@ fn a_machine_is_measured_learned_and_planned_for() {
     ]);
 }
 
-/// The model that comes with the program is taken by name, or where the topology names its machine.
+/// The model that is part of the program is used by name, or if the topology names its machine.
 #[test]
 fn a_cost_model_comes_with_the_program() {
     let dir = Dir::new();
@@ -329,7 +332,7 @@ fn the_ranks_of_plans_are_measured() {
     let without = dir.command("onefold-train-tools measure-plans plans/task-000/beam.json").output();
     assert_eq!(without.status.code(), Some(2));
 
-    // As many ranks as the plans have take whole steps.
+    // If the number of ranks equals that of the plans, whole steps are measured.
     let on_ranks = |ranks: u32, command: &str| {
         let options = "--threads 1 --steps 2 --timeout 300";
         dir.command(&format!("onefold-train-tools launch --ranks {ranks} -- {command} {options}"))
@@ -361,7 +364,7 @@ fn tables_that_cannot_be_planned() {
     dir.command("onefold-shard topology --ranks 2 --memory 1MiB --out topology.json").works();
     let plan = format!("{PLAN} --out plan.json");
     let cases: &[(&str, &[&str])] = &[
-        // How much is missing.
+        // The error says how much memory is missing.
         (
             r#"{"name": "large", "rows": 1000000, "dim": 8, "pooling_factor": 1}"#,
             &[
@@ -407,7 +410,7 @@ fn tables_that_cannot_be_planned() {
     }
     dir.write("tables.json", file(&[]));
     dir.command(&plan).fails(&["tables.json", "there are no tables"]);
-    // Searches that cannot split say what would help.
+    // The errors of searches that cannot split tables say what would help.
     let wide = r#"{"name": "wide", "rows": 5000, "dim": 64, "pooling_factor": 1}"#;
     dir.write("tables.json", file(&[SMALL, wide]));
     dir.command(&format!("{plan} --search greedy_by_size")).fails(&[

@@ -1,4 +1,4 @@
-//! Predictions that are joined to the logs by the columns that a dataset keeps.
+//! Predictions are joined to the logs by the columns that a dataset keeps.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::logs::{EVENTS, REQUESTS, write_logs};
 
 const PREDICT: &str = "onefold-train predict run --data dataset --out predictions.parquet --overwrite";
 
-/// Logs whose dataset keeps the number of the request, and the visit that it belongs to.
+/// Returns a directory with logs whose dataset keeps the number of the request, and the visit to which it belongs.
 fn with_run() -> Dir {
     let dir = Dir::new();
     write_logs(&dir);
@@ -33,7 +33,7 @@ fn with_run() -> Dir {
     dir
 }
 
-/// Logit, prediction and visit by the number of the request.
+/// Returns logit, prediction and visit by the number of the request.
 fn predictions(dir: &Dir) -> BTreeMap<i64, (f32, f32, String)> {
     let file = fs_err::File::open(dir.path("predictions.parquet")).unwrap().into_parts().0;
     let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
@@ -53,7 +53,8 @@ fn predictions(dir: &Dir) -> BTreeMap<i64, (f32, f32, String)> {
     all
 }
 
-/// Loss, NE, AUC and the AUC within visits, by their definitions, of predictions joined to the event log.
+/// Computes loss, NE, AUC and the AUC within visits by their definitions, from predictions that are joined to the
+/// event log.
 fn figures(predictions: &BTreeMap<i64, (f32, f32, String)>) -> [f64; 4] {
     let label = |request: i64| EVENTS.iter().find(|event| event.request == request).unwrap().clicked;
     let visit = |request: i64| REQUESTS.iter().find(|row| row.request == request).unwrap().visit;
@@ -100,7 +101,7 @@ fn figures(predictions: &BTreeMap<i64, (f32, f32, String)>) -> [f64; 4] {
 fn predictions_joined_by_key_have_the_figures_of_the_evaluation() {
     let dir = with_run();
     let mut first: Option<BTreeMap<i64, (f32, f32, String)>> = None;
-    // Two ranks do not divide the run's batches of three samples.
+    // The run's batches of three samples cannot be divided evenly between two ranks.
     let forms =
         [(1, "off"), (1, "exact"), (1, "window"), (3, "exact"), (3, "off"), (3, "window"), (2, "exact")];
     for (ranks, dedupe) in forms {
@@ -123,7 +124,7 @@ fn predictions_joined_by_key_have_the_figures_of_the_evaluation() {
         for (logit, prediction, _) in found.values() {
             assert!((f64::from(*prediction) - 1.0 / (1.0 + (-f64::from(*logit)).exp())).abs() < 1e-7);
         }
-        // The same samples, and the same logits but for the order of sums.
+        // The samples are the same, and the logits differ only by the order of sums.
         let first = first.get_or_insert_with(|| found.clone());
         assert_eq!(found.keys().collect::<Vec<_>>(), first.keys().collect::<Vec<_>>());
         assert!(found.iter().all(|(sample, of)| (of.0 - first[sample].0).abs() < 1e-5), "{ranks} {dedupe}");
@@ -141,12 +142,12 @@ fn what_cannot_be_predicted_is_said() {
     assert_eq!((&sessions["samples"], &sessions["columns"][0]), (&3.into(), &"session_id".into()));
     dir.command(predict).fails(&["`predictions.parquet` already exists", "`--overwrite`"]);
     dir.command(&format!("{predict} --checkpoint 7 --overwrite")).fails(&["no checkpoint of step 7"]);
-    // Without keys there is nothing to join by.
+    // Without kept keys, predictions cannot be joined.
     dir.edit("logs/dataset.toml", "keep = [\"sample\", \"visit\"]\n", "");
     dir.command("onefold-ingest build logs/dataset.toml --out plain").works();
     let plain = predict.replace("--data dataset", "--data plain");
     dir.command(&format!("{plain} --overwrite")).fails(&["keeps no column", "keep = [\"request_id\"]"]);
-    // Nor is there anything to group by.
+    // Without them, samples cannot be grouped either.
     dir.command("onefold-train eval run --data plain").fails(&["`visit`"]);
     let unknown = dir.text("logs/train.toml").replace("group = \"visit\"", "group = \"visits\"");
     dir.write("logs/train.toml", unknown);

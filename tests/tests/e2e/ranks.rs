@@ -1,4 +1,5 @@
-//! Training on ranks that are processes: launched, divided by a plan, killed, and resumed by other ranks.
+//! Training on several ranks, each of which is a process: ranks are launched, use a plan, are killed, and are resumed
+//! by other ranks.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,11 +10,11 @@ use serde_json::Value;
 
 use crate::training::make_small;
 
-/// With more time for an operation than it takes where much else runs.
+/// The timeout is longer than an operation takes on a busy machine.
 pub(crate) const RUN: &str = "run logs/train.toml --data dataset --timeout 300";
 
-/// A folder with a small dataset of rm3's proportions in 12 buckets, read in 12 streams, and a small model that trains
-/// gently.
+/// Returns a directory with a small dataset like rm3 in 12 buckets, which is read in 12 streams, and a small model
+/// with a low learning rate.
 pub(crate) fn with_dataset() -> Dir {
     Dir::made_once("", make_dataset)
 }
@@ -30,7 +31,7 @@ fn make_dataset(dir: &Dir) {
         "label = \"label\"",
         "label = \"label\"\neval = \"\"\nallow_overlap = true\nstreams = 12",
     );
-    // An accumulator per weight is the same however columns are divided.
+    // With one accumulator per weight, the result does not depend on the division of columns.
     dir.edit("logs/train.toml", "kind = \"row_wise_adagrad\"", "kind = \"adagrad\"");
     dir.append("logs/train.toml", "\n[checkpoint]\nevery_steps = 5\nkeep = 3\nfull_every = 3\n");
 }
@@ -85,7 +86,7 @@ fn launched_ranks_train_the_same_model() {
     let same = launch(3, "--plan plan.json --out parts --max-steps 40 --resume");
     assert_eq!((same["resumed_from_step"].as_u64(), losses(&same)), (Some(17), losses(&whole)));
     assert!(dir.read("parts/model.safetensors") == dir.read("whole/model.safetensors"));
-    // Other ranks without the plan, half-way.
+    // Another number of ranks continues halfway, without the plan.
     launch(3, "--plan plan.json --out moved --max-steps 17");
     let moved = launch(2, "--out moved --max-steps 40 --resume");
     assert_near("moved", &losses(&moved), &losses(&whole));
@@ -143,7 +144,8 @@ fn launched_ranks_train_the_same_model() {
     assert!(!dir.path("other").exists());
 }
 
-/// From the configuration to the plan, through ranks, and into the export: one table for features of several groups.
+/// A table that features of several groups share works from the configuration to the plan, on several ranks, and in
+/// the export.
 #[test]
 fn features_share_a_table() {
     let dir = with_dataset();
@@ -165,7 +167,7 @@ fn features_share_a_table() {
     assert_eq!(dir.command(checked).json()["valid"], true);
     dir.command("onefold-shard export plan.json --torchrec --module ebc --out torchrec.json").works();
     let torchrec: Value = serde_json::from_str(&dir.text("torchrec.json")).unwrap();
-    assert!(torchrec["plan"]["ebc"]["things"].is_object(), "{torchrec}");
+    assert!(torchrec["plan"]["ebc"]["t_things"].is_object(), "{torchrec}");
 
     let local = dir.command(&format!("onefold-train {RUN} --out local --max-steps 30 --threads 1")).json();
     let launch = format!("onefold-train launch --ranks 2 -- {RUN} --out run --plan plan.json");
@@ -186,7 +188,7 @@ fn features_share_a_table() {
     let names: Vec<_> = exported["features"].as_array().unwrap().iter().map(|own| &own["feature"]).collect();
     assert_eq!(names, ["user_00", "item_00", "item_01"]);
 
-    // A plan for tables of their own is another one.
+    // A plan for separate tables does not fit.
     dir.write("logs/own.toml", text.replace("table = \"things\"\n", ""));
     dir.command(
         "onefold-train launch --ranks 2 -- run logs/own.toml --data dataset --timeout 300 --out other --plan plan.json",
@@ -201,7 +203,7 @@ fn features_share_a_table() {
     ]);
 }
 
-/// The ranks that a launcher has started, by rank.
+/// Returns the process ids of the ranks that a launcher has started, ordered by rank.
 pub(crate) fn ranks_of(launcher: u32) -> Vec<u32> {
     let children = fs_err::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
     let mut ranks: Vec<u32> =
@@ -214,11 +216,12 @@ fn steps(folder: &Path) -> usize {
     fs_err::read_to_string(folder.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
-/// Any rank may be killed at any moment: the others end with one error that names it, and other ranks go on.
+/// If any rank is killed at any time, the other ranks end with one error that names it, and another number of ranks
+/// can continue.
 #[test]
 fn a_job_whose_rank_is_killed_is_resumed_by_other_ranks() {
     let dir = with_dataset();
-    // Long enough to be killed within.
+    // The training is long enough to be killed before its end.
     dir.set("logs/train.toml", "epochs", "12");
     let whole = dir.command(&format!("onefold-train {RUN} --out whole --threads 1")).json();
     let turns = [(2, 1), (3, 0), (4, 2), (2, 0), (3, 2), (4, 3)];
@@ -226,7 +229,7 @@ fn a_job_whose_rank_is_killed_is_resumed_by_other_ranks() {
         let command = format!("onefold-train launch --ranks {ranks} -- {RUN} --out run --resume");
         let mut child = dir.command(&command).spawn_with_stderr();
         let (begun, started) = (steps(&dir.path("run")), Instant::now());
-        // A few more steps, a different number each time.
+        // The rank is killed after a few more steps, whose number differs in each turn.
         while steps(&dir.path("run")) <= begun + 9 * turn % 13 && child.try_wait().unwrap().is_none() {
             assert!(started.elapsed() < Duration::from_secs(600), "nothing happened within ten minutes");
             std::thread::sleep(Duration::from_millis(3));

@@ -1,4 +1,4 @@
-//! A dataset in an object store, from the first build to a resumed training: the outcome is that of a local disk
+//! A dataset in an object store, from the first build to a resumed training. The results equal those on a local disk,
 //! however often the store and the network fail, or there is one clear error.
 
 use onefold_datasets::Snapshot;
@@ -10,10 +10,11 @@ use crate::training::make_small;
 
 const REMOTE: &str = "s3://data/some/ds";
 
-/// Seconds within which a command fails that does not go on trying for minutes, as it does where a store may get well.
+/// The number of seconds within which a command fails if it does not retry for minutes, as it does for temporary
+/// failures of a store.
 pub(crate) const SOON: u64 = 58;
 
-/// A folder with two generated logs, `logs` and `more`, and a small model of them.
+/// Returns a directory with two generated logs, `logs` and `more`, and a small model for them.
 pub(crate) fn with_logs(samples: u32) -> Dir {
     Dir::made_once(&samples.to_string(), |dir| {
         for (name, samples, seed) in [("logs", samples, 1), ("more", samples + 500, 2)] {
@@ -24,8 +25,9 @@ pub(crate) fn with_logs(samples: u32) -> Dir {
     })
 }
 
-/// All that a person does with a dataset at `location`: gives whatever must not depend on where it lies. Runs of
-/// training go to folders that begin with `run`. `command` starts a program with the store's environment.
+/// Runs all commands that a person uses with a dataset at `location`. Returns the results that must not depend on the
+/// location. Training runs are written to directories whose names begin with `run`. `command` creates a command with
+/// the environment of the store.
 pub(crate) fn whole_path(location: &str, run: &str, command: &dyn Fn(&str) -> TestCommand) -> Value {
     let ingest = |what: &str| command(&format!("onefold-ingest {what}")).json();
     let verified = |at: &str| {
@@ -55,7 +57,7 @@ pub(crate) fn whole_path(location: &str, run: &str, command: &dyn Fn(&str) -> Te
     let snapshots = [&built, &appended, &overwritten].map(|summary| summary["snapshot"].clone());
     let pinned = read(" --at 1 --shuffle 3");
     let newest = read(" --dedupe exact");
-    // Training goes on with the snapshot that it began with.
+    // The training continues with its original snapshot.
     let resumed = train(8, " --resume");
     let vacuumed = ingest(&format!("vacuum {location} --keep 2 --older-than 0s"));
     assert_eq!(vacuumed["snapshots_kept"], json!([2, 3]));
@@ -78,7 +80,7 @@ pub(crate) fn whole_path(location: &str, run: &str, command: &dyn Fn(&str) -> Te
     ])
 }
 
-/// The dataset of a server as a folder, whose objects are files.
+/// Returns the directory with the objects of a server's dataset.
 fn folder_of(server: &S3Server) -> std::path::PathBuf {
     server.file(BUCKET, "some/ds")
 }
@@ -97,7 +99,7 @@ fn faults_of_store_and_network_change_nothing() {
     };
     let mut cases = vec![vec![], each(0.04, &kinds)];
     cases.extend(kinds.chunks(2).map(|two| each(0.08, two)));
-    // A command that fails must leave its folder alone, so each case has one of its own.
+    // A failing command must not change its directory, so each case uses a separate directory.
     let check = |faults: &[(Fault, f64, u64)]| {
         let (dir, server) = (with_logs(3000), S3Server::start());
         for (fault, probability, seed) in faults {
@@ -117,7 +119,7 @@ fn faults_of_store_and_network_change_nothing() {
         );
         println!("{faults:?}: {injected} faults in {requests} requests");
     };
-    // Side by side, as clients wait before they try again.
+    // The cases run at the same time, because clients wait before they retry.
     std::thread::scope(|scope| {
         for faults in &cases {
             let check = &check;
@@ -126,8 +128,8 @@ fn faults_of_store_and_network_change_nothing() {
     });
 }
 
-/// The store executes a request, and the connection breaks before the answer comes: what was done must neither be done
-/// twice nor be taken for another writer's work.
+/// The store executes a request, but the connection breaks before the answer arrives. The operation must neither be
+/// executed twice nor be mistaken for the work of another writer.
 #[test]
 fn work_whose_answer_was_lost_is_done_once() {
     let dir = with_logs(1000);
@@ -159,8 +161,8 @@ fn work_whose_answer_was_lost_is_done_once() {
     }
 }
 
-/// A store accepts a request and does not answer, or its answer stops halfway: the request is sent again, whatever it
-/// asks for. The timeout of a try is made short.
+/// A store accepts a request but does not answer, or its answer stops halfway. The request is sent again, whatever
+/// its kind. The timeout of a single try is short in this test.
 #[test]
 fn requests_that_stall_are_sent_again() {
     let dir = with_logs(1000);
@@ -194,8 +196,8 @@ fn requests_that_stall_are_sent_again() {
     });
 }
 
-/// A store answers `503 SlowDown` to some requests in a row: they are sent again until it has recovered. How long it
-/// may take is the budget of a request, which is longer than a minute.
+/// A store answers `503 SlowDown` to several requests in a row. The requests are sent again until the store has
+/// recovered, for more than a minute if necessary.
 #[test]
 fn a_store_that_is_busy_for_a_while_is_waited_for() {
     const FAULTS: u64 = 6;
@@ -221,7 +223,8 @@ fn a_store_that_is_busy_for_a_while_is_waited_for() {
     });
 }
 
-/// No dataset is created among objects of others, and a vacuum keeps those that come into its folders later.
+/// No dataset is created among other objects, and a vacuum keeps other objects that are later written to its
+/// directories.
 #[test]
 fn objects_of_others_stay() {
     let dir = with_logs(1000);
@@ -245,7 +248,8 @@ fn objects_of_others_stay() {
     assert!(server.file(BUCKET, "some/ds/data/log.csv").exists());
 }
 
-/// A failure that stays is one error, which names the object, within seconds where nothing can be hoped for.
+/// A permanent failure causes one error, which names the object. If a retry is pointless, the error occurs within
+/// seconds.
 #[test]
 fn failures_that_stay_are_told_at_once() {
     let dir = with_logs(1000);
@@ -256,7 +260,7 @@ fn failures_that_stay_are_told_at_once() {
     let quick = |command: TestCommand, parts: &[&str]| {
         command.with_time_limit(SOON).fails(parts);
     };
-    // A request that is refused is not sent again.
+    // A request that is denied is not sent again.
     server.inject("", Fault::Denied, When::Always);
     for line in [&build, &read, &format!("onefold-ingest verify {REMOTE}")] {
         server.reset_counters();
@@ -265,7 +269,7 @@ fn failures_that_stay_are_told_at_once() {
         assert!(requests <= 3, "{line}: {requests} requests");
     }
     server.heal();
-    // What may not be written leaves nothing behind.
+    // A write that is denied leaves no files behind.
     for object in ["some/ds/data/", "some/ds/snapshots/00000001.json"] {
         server.inject(&format!(" /{BUCKET}/{object}"), Fault::Denied, When::Always);
         quick(
@@ -288,13 +292,13 @@ fn failures_that_stay_are_told_at_once() {
     let gets = format!("GET /{BUCKET}/some/ds/data/");
     server.inject(&gets, Fault::Denied, When::Always);
     quick(command(&read), &[&url, "denied the request"]);
-    // What cannot be read is not said to be damaged.
+    // A file that cannot be read is not reported as damaged.
     let verify = || command(&format!("onefold-ingest verify {REMOTE}"));
     quick(verify(), &[&format!("`{url}` cannot be read"), "denied the request", "AWS_SECRET_ACCESS_KEY"]);
     server.heal();
     verify().works();
 
-    // Another object of the same size takes the place of the file, after its first ranges were read.
+    // The file is replaced by another object of the same size after its first ranges were read.
     let bytes = fs_err::read(server.file(BUCKET, &key)).unwrap();
     let mut other = bytes.clone();
     other[bytes.len() / 2] ^= 1;

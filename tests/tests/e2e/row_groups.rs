@@ -1,4 +1,4 @@
-//! Where row groups and files end, with a writer whose limits are small.
+//! The ends of row groups and files, tested with a writer whose limits are small.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use onefold_tests::Dir;
 
 use crate::samples::{Place, row_groups};
 
-/// Decoded bytes of a sample of [`session_rows`]: session, time, label and one id.
+/// The decoded bytes of a sample of [`session_rows`]: session, time, label and one id.
 const SAMPLE_BYTES: usize = 8 + 8 + 4 + 8;
-/// Row groups are full with as many samples.
+/// The number of samples that fill a row group.
 const GROUP_SAMPLES: usize = 20;
 
-/// The configuration of a log with the columns of [`session_rows`].
+/// The configuration for a log with the columns of [`session_rows`].
 pub(crate) const SESSION_CONFIG: &str = r#"format_version = 1
 
 [sources]
@@ -39,7 +39,7 @@ label = { kind = "label" }
 request = { kind = "sparse" }
 "#;
 
-/// Samples in sessions of these sizes, as the writer takes them, with requests counted from 0.
+/// Returns samples in sessions of these sizes, as the writer takes them. Requests are counted from 0.
 pub(crate) fn session_rows(sizes: &[usize]) -> (Schema, RecordBatch) {
     let feature = SparseFeature::new("request", SparseKind::Sparse);
     let group = FeatureGroup { name: "ungrouped".to_owned(), deduplicated: false, features: vec![feature] };
@@ -63,7 +63,8 @@ pub(crate) fn session_rows(sizes: &[usize]) -> (Schema, RecordBatch) {
     (schema, RecordBatch::try_from_iter(columns).unwrap())
 }
 
-/// Sessions of 1 to 20 samples; some just fill a row group, and number 40 fits in none.
+/// Returns sessions of 1 to 20 samples. Some of them fill a row group exactly, and session 40 is larger than a row
+/// group.
 fn session_sizes() -> Vec<usize> {
     (0..80).map(|i| if i == 40 { 5 * GROUP_SAMPLES } else { 1 + i * 7 % GROUP_SAMPLES }).collect()
 }
@@ -73,7 +74,8 @@ fn small_limits() -> WriterOptions {
     WriterOptions { row_group_bytes: target, file_bytes: 5 * target, ..WriterOptions::new(Order::Session) }
 }
 
-/// Writes a dataset of many row groups, files and two partitions; gives it, and its requests in order.
+/// Writes a dataset with many row groups and files, and two partitions. Returns the dataset and its requests in
+/// order.
 pub(crate) fn write_many_row_groups(dir: &Dir) -> (PathBuf, Vec<i64>) {
     let dataset = dir.path("many");
     let (schema, rows) = session_rows(&session_sizes());
@@ -87,7 +89,7 @@ pub(crate) fn write_many_row_groups(dir: &Dir) -> (PathBuf, Vec<i64>) {
     (dataset, requests.clone().chain(requests).collect())
 }
 
-/// The row groups of [`session_rows`] written `batch` rows at a time.
+/// Returns the row groups of [`session_rows`], written `batch` rows at a time.
 fn written_row_groups(schema: &Schema, rows: &RecordBatch, batch: usize) -> (Snapshot, Vec<Vec<Place>>) {
     let dir = Dir::new();
     let mut writer = DatasetWriter::create(dir.root(), schema.clone(), small_limits()).unwrap();

@@ -1,4 +1,4 @@
-//! Datasets as tests compare them: their samples, and what stands where in their files.
+//! Datasets in a form that tests compare: their samples, and the positions of samples in their files.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,11 +14,11 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 pub(crate) struct Sample {
     pub(crate) labels: Vec<f32>,
     pub(crate) dense: Vec<f32>,
-    /// Names and lists, in the schema's order.
+    /// Names and lists of the sparse features, in the schema's order.
     pub(crate) sparse: Vec<(String, Vec<i64>)>,
 }
 
-/// The samples of a batch, by way of its groups' inverse indices.
+/// Returns the samples of a batch, by the inverse indices of its groups.
 pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
     let (labels, dense) = (batch.label_width(), batch.dense_width());
     let sample = |i: usize| Sample {
@@ -32,7 +32,7 @@ pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
     (0..batch.size()).map(sample).collect()
 }
 
-/// The numbers of the snapshots that a dataset has, in ascending order.
+/// Returns the numbers of a dataset's snapshots, in ascending order.
 pub(crate) fn snapshot_numbers(dataset: &Path) -> Vec<u64> {
     let Ok(entries) = fs_err::read_dir(dataset.join("snapshots")) else { return Vec::new() };
     let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
@@ -41,12 +41,12 @@ pub(crate) fn snapshot_numbers(dataset: &Path) -> Vec<u64> {
     numbers
 }
 
-/// The data files, vocabularies and manifests of a snapshot.
+/// Returns the data files, vocabularies and manifests of a snapshot.
 fn named_files(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
     snapshot.file_paths().chain(snapshot.manifests.iter().map(|entry| entry.path.as_str()))
 }
 
-/// The files below a dataset's folder that none of its snapshots names, by their paths in it.
+/// Returns the files in a dataset's directory that none of its snapshots names, by relative path.
 pub(crate) fn unnamed_files(dataset: &Path) -> BTreeSet<String> {
     let files = onefold_tests::files_below(dataset).into_keys();
     let mut unnamed: BTreeSet<String> = files.map(|path| path.to_string_lossy().into_owned()).collect();
@@ -59,7 +59,7 @@ pub(crate) fn unnamed_files(dataset: &Path) -> BTreeSet<String> {
     unnamed
 }
 
-/// Checks that a dataset's folder holds its snapshots and the files that they name, all of them and nothing else.
+/// Checks that a dataset's directory contains its snapshots and all files that they name, and no other files.
 #[track_caller]
 pub(crate) fn assert_only_named_files(dataset: &Path) {
     assert_eq!(unnamed_files(dataset), BTreeSet::new(), "files that no snapshot names");
@@ -70,13 +70,13 @@ pub(crate) fn assert_only_named_files(dataset: &Path) {
     }
 }
 
-/// The partitions of a dataset, without the random part of their files' names.
+/// Returns the partitions of a dataset, without the random part of their files' names.
 pub(crate) fn partitions(dataset: &Path) -> Vec<Partition> {
     without_random_names(&Snapshot::load(dataset).unwrap()).partitions
 }
 
-/// A snapshot without what differs between two builds of the same dataset: its identity, its time, the random part of
-/// its files' names, and the bytes of manifests, which have these names.
+/// Returns a snapshot without the values that differ between two builds of the same dataset: its identity, its time,
+/// the random part of its files' names, and the bytes of manifests, which contain these names.
 pub(crate) fn without_random_names(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
     snapshot.dataset.clear();
@@ -97,17 +97,17 @@ pub(crate) fn without_random_names(snapshot: &Snapshot) -> Snapshot {
     snapshot
 }
 
-/// So many threads of a reader, and enough memory.
+/// Returns `threads` threads of a reader, with enough memory.
 pub(crate) fn workers(threads: usize) -> Workers {
     Workers::new(threads, 1 << 30).unwrap()
 }
 
-/// Every batch of a dataset, of `batch_size` samples, or of all if they are fewer.
+/// Returns all batches of a dataset, of `batch_size` samples each, or of all samples if there are fewer.
 pub(crate) fn read_batches(dataset: &Path, batch_size: usize, dedupe: Dedupe, threads: usize) -> Vec<Batch> {
     read_snapshot(dataset, None, ReaderOptions { dedupe, ..ReaderOptions::new(batch_size) }, threads)
 }
 
-/// Every batch of a snapshot of a dataset, the newest one if there is no number.
+/// Returns all batches of a snapshot of a dataset, by default of the newest one.
 fn read_snapshot(
     dataset: &Path,
     snapshot: Option<u64>,
@@ -121,23 +121,23 @@ fn read_snapshot(
     reader.batches().unwrap().map(|step| step.unwrap().batch).collect()
 }
 
-/// Every sample of a dataset, in its order.
+/// Returns all samples of a dataset, in order.
 pub(crate) fn read_samples(dataset: &Path) -> Vec<Sample> {
     read_batches(dataset, 100, Dedupe::Exact, 2).iter().flat_map(samples_of).collect()
 }
 
-/// Every sample of a snapshot of a dataset, in its order.
+/// Returns all samples of a snapshot of a dataset, in order.
 pub(crate) fn read_samples_at(dataset: &Path, snapshot: u64) -> Vec<Sample> {
     read_snapshot(dataset, Some(snapshot), ReaderOptions::new(100), 2).iter().flat_map(samples_of).collect()
 }
 
-/// Samples as a multiset: equal if sorted they are equal.
+/// Sorts samples, for comparisons of multisets.
 pub(crate) fn sorted(mut samples: Vec<Sample>) -> Vec<Sample> {
     samples.sort_by(|a, b| a.partial_cmp(b).expect("finite numbers"));
     samples
 }
 
-/// Where a sample stands.
+/// The position of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) session: i64,
@@ -146,7 +146,7 @@ pub(crate) struct Place {
     pub(crate) request: i64,
 }
 
-/// The samples of each partition in file order, read with nothing but Parquet.
+/// Returns the samples of each partition in file order, read with Parquet only.
 pub(crate) fn places(dataset: &Path) -> Vec<(String, Vec<Place>)> {
     let snapshot = Snapshot::load(dataset).unwrap();
     let partition = |partition: &Partition| {
@@ -156,7 +156,7 @@ pub(crate) fn places(dataset: &Path) -> Vec<(String, Vec<Place>)> {
     snapshot.partitions.iter().map(partition).collect()
 }
 
-/// The samples of each row group of the only file of a set.
+/// Returns the samples of each row group in the only file of a set.
 pub(crate) fn row_groups(dataset: &Path, file: &FileSet) -> Vec<Vec<Place>> {
     let open = || fs_err::File::open(dataset.join(file.path())).unwrap().into_file();
     let groups = ParquetRecordBatchReaderBuilder::try_new(open()).unwrap().metadata().num_row_groups();

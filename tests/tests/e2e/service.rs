@@ -1,4 +1,4 @@
-//! Training and planning by the URL of a preprocessing service.
+//! Training and planning with the URL of a preprocessing service.
 
 use std::net::TcpStream;
 use std::process::Child;
@@ -8,7 +8,7 @@ use onefold_tests::{Dir, free_port};
 
 use crate::ranks::{losses, with_dataset};
 
-/// A service on this machine, which ends with it.
+/// A service on this machine. The process ends when this value is dropped.
 struct Service(Child, String);
 
 impl Service {
@@ -46,7 +46,7 @@ fn a_model_trains_by_url_as_it_does_from_files() {
     };
     let local = losses(&run("dataset", "--out local"));
     assert_eq!(losses(&run(url, "--out served")), local);
-    // What was begun from files goes on by URL: the position is the same.
+    // A run that was started from files continues by URL at the same position.
     run("dataset", "--out both --max-steps 10");
     assert_eq!(losses(&run(url, "--out both --resume"))[10..], local[10..]);
     let evaluate = |data: &str| {

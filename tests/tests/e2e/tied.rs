@@ -1,4 +1,5 @@
-//! What ties a model to its data: labels, the partitions that it is trained and evaluated on, and the meaning of ids.
+//! The connection between a model and its data: labels, the partitions for training and evaluation, and the meaning
+//! of ids.
 
 use onefold_tests::Dir;
 
@@ -27,7 +28,7 @@ fn labels_are_probabilities() {
         assert!(!dir.path("run").exists());
         dir.edit("logs/dataset.toml", &format!("{label} AS clicked,"), "e.clicked,");
     }
-    // A model that has learned from other labels.
+    // The model was trained with other labels.
     dir.command("onefold-ingest build logs/dataset.toml --out dataset --overwrite").works();
     dir.command(&format!("{RUN} dataset")).works();
     dir.edit("logs/dataset.toml", "e.clicked,", "3 * e.clicked::int AS clicked,");
@@ -35,7 +36,7 @@ fn labels_are_probabilities() {
     dir.command("onefold-train eval run --data counts").fails(&["column `clicked`", "the label is 3"]);
 }
 
-/// One label that the loss does not take, among the samples that are evaluated on at the end.
+/// One of the samples for the final evaluation has a label that the loss does not accept.
 #[test]
 fn held_out_labels_are_looked_at_first() {
     let dir = with_logs();
@@ -66,7 +67,7 @@ fn what_is_trained_on_is_not_evaluated_on() {
         dir.edit("logs/train.toml", &format!("train = \"{train}\""), "train = \"split=train\"");
         dir.edit("logs/train.toml", &format!("eval = \"{eval}\""), "eval = \"split=holdout\"");
     }
-    // Without a choice of its own training takes what is left.
+    // Without its own choice, the training uses the remaining partitions.
     let chosen = dir.command(&format!("{RUN} dataset")).json();
     dir.edit("logs/train.toml", "train = \"split=train\"\n", "");
     let left = dir.command(&format!("{RUN} dataset --overwrite")).json();
@@ -99,7 +100,7 @@ fn an_id_means_what_it_meant() {
     );
     dir.edit("logs/train.toml", "batch_size = 4", "batch_size = 3");
     let append = "onefold-ingest append logs/dataset.toml --out days --partition";
-    // The first day's log knows only its own ids.
+    // The log of the first day knows only its own ids.
     let (all, first) = ("ON f.request = e.request", "ON f.request = e.request WHERE e.split = 'holdout'");
     dir.edit("logs/dataset.toml", all, first);
     dir.command(&format!("{append} split=holdout")).works();
@@ -107,11 +108,11 @@ fn an_id_means_what_it_meant() {
     dir.command(&format!("{RUN} days")).works();
     let eval = "onefold-train eval run --partitions split=holdout --data";
     let before = dir.command(&format!("{eval} days")).json();
-    // New ids have new numbers; those that were there keep theirs.
+    // New ids get new numbers, and existing ids keep theirs.
     dir.command(&format!("{append} split=train")).works();
     let after = dir.command(&format!("{eval} days")).json();
     assert_eq!(after["loss"], before["loss"]);
-    // All at once the same ids have other numbers.
+    // In a single build, the same ids have other numbers.
     dir.command("onefold-ingest build logs/dataset.toml --out whole").works();
     for ranks in ["", "launch --ranks 2 -- "] {
         let eval = eval.replace("onefold-train ", &format!("onefold-train {ranks}"));
@@ -133,7 +134,7 @@ fn a_model_that_is_worse_than_the_mean_label_is_pointed_out() {
     let dir = with_logs();
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
     dir.set("logs/train.toml", "epochs", "20");
-    // It learns nine samples by heart, and knows nothing of the others.
+    // The model memorises nine samples, and knows nothing about the others.
     for (eval, worse) in [("split=holdout", true), ("split=train", false)] {
         let allowed = format!("eval = \"{eval}\"\nallow_overlap = true");
         dir.edit("logs/train.toml", "eval = \"split=holdout\"", &allowed);

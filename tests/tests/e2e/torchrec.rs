@@ -1,4 +1,4 @@
-//! Plans as TorchRec takes them: its own classes build and train them.
+//! Plans in the form that TorchRec takes: its own classes build and train them.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use onefold_sharding::{AnalyticCost, Beam, Plan, Search, TableFile, TablePlan, T
 use onefold_tests::Dir;
 use serde_json::{Value, json};
 
-/// A table of each kind of sharding on two ranks, as a plan has them.
+/// Returns a table of a plan with a kind of sharding on two ranks.
 fn table(name: &str, kind: &str, shards: &[(u32, [u64; 2], [u64; 2])]) -> Value {
     let shard = |(rank, rows, columns): &(u32, [u64; 2], [u64; 2])| {
         let range = |[start, end]: [u64; 2]| json!({"start": start, "end": end});
@@ -19,7 +19,7 @@ fn table(name: &str, kind: &str, shards: &[(u32, [u64; 2], [u64; 2])]) -> Value 
     })
 }
 
-/// What a script of the planner prints, run with TorchRec in the folder; it must succeed.
+/// Runs a script of the planner in the directory, with TorchRec, and returns its output. It must succeed.
 fn run_script(dir: &Dir, name: &str, arguments: &[String]) -> String {
     let packages = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sharding/scripts").join(name);
@@ -31,14 +31,14 @@ fn run_script(dir: &Dir, name: &str, arguments: &[String]) -> String {
     stdout.into_owned()
 }
 
-/// TorchRec builds its `ShardingPlan` from what `export --torchrec` writes, shards a model by it over two processes,
-/// and trains a step.
+/// TorchRec builds its `ShardingPlan` from the output of `export --torchrec`, shards a model by it over two
+/// processes, and trains a step.
 #[test]
 #[ignore = "needs TorchRec of PyPI: `make test-torchrec` installs it and runs this"]
 fn torchrec_builds_and_trains_an_exported_plan() {
     let dir = Dir::new();
     let names = ["whole", "columns", "rows", "copies"];
-    // Each is shared by two features.
+    // Each table is shared by two features.
     let shared = |name: &&str| {
         let further = json!([{"feature": format!("{name}_too"), "pooling_factor": 1.0}]);
         json!({"name": name, "rows": 100, "dim": 16, "pooling_factor": 2.0, "further_features": further})
@@ -50,7 +50,7 @@ fn torchrec_builds_and_trains_an_exported_plan() {
     );
     dir.command("onefold-shard topology --ranks 2 --memory 1MiB --out topology.json").works();
     dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
-    // What the search finds, and then one of each kind.
+    // The first plan is the one that the search finds, the second one has each kind of sharding.
     let found: Value = serde_json::from_str(&dir.text("plan.json")).unwrap();
     let mut each = found.clone();
     let (all, half) = ([0, 100], [[0, 50], [50, 100]]);
@@ -78,8 +78,9 @@ fn torchrec_builds_and_trains_an_exported_plan() {
     }
 }
 
-/// TorchRec's own `EmbeddingShardingPlanner` places tables of random tasks. Its plans are valid here and cost what
-/// it says; the baseline of its name places tables as well, and the search at least as well.
+/// TorchRec's own `EmbeddingShardingPlanner` places the tables of random tasks. Its plans are valid and have the
+/// predicted cost. Onefold's baseline with the same name places tables as well as it does, and the search at least as
+/// well.
 #[test]
 #[ignore = "needs TorchRec of PyPI: `make test-torchrec` installs it and runs this"]
 fn torchrecs_own_planner_places_tables_no_better() {

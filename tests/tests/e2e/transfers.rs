@@ -1,5 +1,5 @@
-//! How files get into a store, short ones in one request and long ones in parts, what becomes of either when it fails,
-//! and which bytes of them readers fetch.
+//! Uploads of files to a store, short ones in one request and long ones in parts; the state after failed uploads; and
+//! the bytes that readers fetch.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::logs::write_table;
 use crate::row_groups::SESSION_CONFIG;
 use crate::samples::assert_only_named_files;
 
-/// Samples whose file is longer than two parts of 8 MiB: nothing compresses their ids.
+/// The number of samples whose file is longer than two parts of 8 MiB, because their ids cannot be compressed.
 const LONG: i64 = 2_400_000;
 const SHORT: i64 = 100;
 
-/// Writes a log of one partition, `NAME`, and the configuration `NAME.toml` of its dataset.
+/// Writes a log of one partition, `NAME`, and the configuration of its dataset, `NAME.toml`.
 fn write_log(dir: &Dir, name: &str, samples: i64) {
     let numbers = |of: &dyn Fn(i64) -> i64| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values((0..samples).map(of)))
@@ -36,7 +36,7 @@ fn write_log(dir: &Dir, name: &str, samples: i64) {
     dir.write(format!("{name}.toml"), SESSION_CONFIG.replace("log.parquet", &format!("{name}.parquet")));
 }
 
-/// A number that says nothing of those beside it (SplitMix64, Steele, Lea and Flood 2014).
+/// Returns a number that is unrelated to its neighbours (SplitMix64, Steele, Lea and Flood 2014).
 fn scattered(number: i64) -> i64 {
     scramble((number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)) as i64
 }
@@ -57,13 +57,13 @@ fn short_files_take_one_request_and_long_ones_parts() {
     };
     let (short, built) = put("short");
     assert_eq!(built["files"], json!(1));
-    // The file, the manifest, the snapshot, and the hint at the newest snapshot.
+    // The file, the manifest, the snapshot, and the file with the number of the newest snapshot.
     assert_eq!((short.puts, short.posts, short.deletes), (4, 0, 0), "{short:?}");
     let (long, built) = put("long");
     assert_eq!(built["files"], json!(1));
     let parts = built["bytes_on_disk"].as_u64().unwrap().div_ceil(8 << 20);
     assert!(parts > 2, "{built}");
-    // Parts instead of the file; the upload begins and ends.
+    // The file is uploaded in parts; two further requests start and end the upload.
     assert_eq!((long.puts, long.posts, long.deletes), (parts + 3, 2, 0), "{long:?}");
     for name in ["short", "long"] {
         ingest(&dir, &server, &format!("verify s3://data/{name}")).works();
@@ -71,7 +71,7 @@ fn short_files_take_one_request_and_long_ones_parts() {
     }
 }
 
-/// A store executes a request of an upload, and the connection breaks before its answer comes.
+/// A store executes a request of an upload, but the connection breaks before its answer arrives.
 #[test]
 fn uploads_whose_answers_are_lost_are_done_once() {
     let dir = Dir::new();
@@ -97,7 +97,7 @@ fn uploads_whose_answers_are_lost_are_done_once() {
     }
 }
 
-/// A store refuses a request of an upload: nothing of the file appears, and what was committed before stays as it was.
+/// A store rejects a request of an upload: the file does not appear, and earlier commits remain unchanged.
 #[test]
 fn uploads_that_are_refused_leave_nothing() {
     let dir = Dir::new();
@@ -127,11 +127,11 @@ fn uploads_that_are_refused_leave_nothing() {
     ingest(&dir, &server, "verify s3://data/ds").works();
 }
 
-/// Samples of a log with as many sparse features as rm1 has. Two of them take 3 MB.
+/// The number of samples of a log with as many sparse features as rm1 has. Two features take 3 MB.
 const WIDE: i64 = 200_000;
 const FEATURES: i64 = 42;
 
-/// Writes a log of one partition, `wide`, whose features nothing compresses, and its configuration.
+/// Writes a log of one partition, `wide`, whose features cannot be compressed, and its configuration.
 fn write_wide_log(dir: &Dir) {
     let numbers =
         |of: &dyn Fn(i64) -> i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values((0..WIDE).map(of))) };
@@ -151,7 +151,7 @@ fn write_wide_log(dir: &Dir) {
     dir.write("wide.toml", config.replace("request = { kind = \"sparse\" }\n", &features));
 }
 
-/// The size of all column chunks of some columns of a dataset, as the footers say.
+/// Returns the size of all column chunks of some columns of a dataset, according to the footers.
 fn chunk_bytes(dataset: &Path, is_wanted: impl Fn(&str) -> bool) -> u64 {
     let bytes_of = |path: &str| -> u64 {
         let file = fs_err::File::open(dataset.join(path)).unwrap().into_file();
@@ -163,9 +163,9 @@ fn chunk_bytes(dataset: &Path, is_wanted: impl Fn(&str) -> bool) -> u64 {
     Snapshot::load(dataset).unwrap().file_paths().map(bytes_of).sum()
 }
 
-/// Readers verify the bytes that they read, and read no others for that. Beside the column chunks, they fetch the
-/// snapshot and its manifest, which are the same for any number of samples, and the footers of the files, which
-/// describe all columns.
+/// Readers verify the bytes that they read, and fetch no other bytes for the verification. In addition to the column
+/// chunks, they fetch the snapshot and its manifest, whose sizes do not depend on the number of samples, and the
+/// footers of the files, which describe all columns.
 #[test]
 #[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
 fn readers_fetch_little_but_the_columns_that_they_read() {
@@ -174,7 +174,7 @@ fn readers_fetch_little_but_the_columns_that_they_read() {
     let built = ingest(&dir, &server, "build wide.toml --out s3://data/wide --buckets 3").json();
     let bytes_on_disk = built["bytes_on_disk"].as_u64().unwrap();
     let dataset = server.file(BUCKET, "wide");
-    // Bytes sent and verified, and samples.
+    // Returns the bytes sent, the bytes verified, and the number of samples.
     let read = |more: &str| -> [u64; 3] {
         server.reset_counters();
         let line = format!("onefold-read bench s3://data/wide --batch-size 3000 --threads 2 {more}");
@@ -195,13 +195,13 @@ fn readers_fetch_little_but_the_columns_that_they_read() {
     let [sent, verified, _] = read("--features f03,f30 --no-verify");
     assert_eq!(verified, 0);
     check("two features, unverified", sent, chunks);
-    // A shuffle reads the sessions, too.
+    // A shuffle also reads the sessions.
     let with_sessions = chunks + chunk_bytes(&dataset, |name| name == "session_id");
     let [sent, verified, samples] = read("--features f03,f30 --shuffle 2");
     assert_eq!((verified, samples), (with_sessions, WIDE as u64));
     check("two features, shuffled", sent, with_sessions);
 
-    // Three processes read a bucket each, and fetch every chunk once together.
+    // Three processes each read one bucket, and together fetch every chunk once.
     let all = chunk_bytes(&dataset, |name| !["session_id", "timestamp"].contains(&name));
     let ranks = [0, 1, 2].map(|rank| read(&format!("--rank {rank}/3")));
     let sum = |figure: usize| ranks.iter().map(|figures| figures[figure]).sum::<u64>();

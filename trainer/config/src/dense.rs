@@ -1,46 +1,48 @@
-//! `[dense]`.
+//! The `[dense]` section of `train.toml`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// `[dense]`: what happens to dense features before the bottom MLP.
+/// The `[dense]` section: preprocessing of dense features before the bottom MLP.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DenseConfig {
-    /// How dense features are normalized. If absent, those that the dataset has statistics of are normalized by
-    /// [`Normalization::default`], and the others are left as they are.
+    /// The normalization of all dense features. If absent, features with statistics in the dataset use
+    /// [`Normalization::default`], and the other features are not normalized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalize: Option<Normalization>,
-    /// The same for single features.
+    /// The normalization of individual features, by name; takes precedence over `normalize`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub features: BTreeMap<String, Normalization>,
 }
 
 impl DenseConfig {
-    /// Whether it is that of a configuration without `[dense]`.
+    /// Returns whether all settings have their default values, as without a `[dense]` section.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What is asked for a feature, if anything is.
+    /// Returns the normalization that is configured for a feature, or `None` if neither `features` nor
+    /// `normalize` sets one.
     pub fn of_feature(&self, feature: &str) -> Option<Normalization> {
         self.features.get(feature).copied().or(self.normalize)
     }
 }
 
-/// How a dense feature is normalized, by statistics of the training samples.
+/// The normalization of a dense feature, based on statistics of the training samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalization {
-    /// It is left as it is.
+    /// No normalization.
     None,
-    /// The mean becomes 0 and the standard deviation 1.
+    /// Shifts and scales to mean 0 and standard deviation 1.
     Standard,
-    /// The same of `sign(x) ln(1 + |x|)`.
+    /// Applies `sign(x) ln(1 + |x|)`, then shifts and scales the result to mean 0 and standard deviation 1.
     Log1p,
-    /// The share of training samples with smaller values, which is put between `-√3` and `√3`: a uniform distribution
-    /// of mean 0 and standard deviation 1. Values beyond those of training go on from there.
+    /// Replaces a value by the fraction of training samples with smaller values, scaled to `[-√3, √3]`: a
+    /// uniform distribution with mean 0 and standard deviation 1. Values outside the training range are
+    /// extrapolated.
     #[default]
     Quantile,
 }

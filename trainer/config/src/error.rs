@@ -1,32 +1,32 @@
-//! The errors of a configuration.
+//! Errors of the training configuration.
 
 use std::path::{Path, PathBuf};
 
 use onefold_base::fault::{Explain, Fault, Kind, Text};
 
-/// What can be wrong with a `train.toml`, or with the dataset that it is for.
+/// Errors of a `train.toml`, or of a dataset that does not fit it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An operating-system error; `fs_err` puts the path into it.
+    /// An operating-system error; `fs_err` adds the path.
     Io(#[from] std::io::Error),
 
-    /// The dataset.
+    /// An error of the dataset.
     Dataset(#[from] onefold_datasets::Error),
 
-    /// The tables.
+    /// An invalid configuration of embedding tables.
     Tables {
         /// The configuration file.
         path: PathBuf,
-        /// What is wrong with its tables.
+        /// The error of the table configuration.
         source: Fault,
     },
 
-    /// Any other error: the file does not say what it should.
+    /// Any other error, such as an invalid setting.
     Fault(#[from] Fault),
 }
 
 impl Error {
-    /// The file `path` does not say what it should: `message` names the section or key.
+    /// Returns an error about the content of the file `path`; `message` names the section or key.
     pub(crate) fn config(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::of_file(Kind::Options, path, message).hint(hint).into()
     }

@@ -1,6 +1,7 @@
-//! `train.toml`: data, model, tables, optimizers, and the loop around them.
+//! The training configuration `train.toml`: data, model, tables, optimizers and training loop.
 //!
-//! The trainer reads it to train, the planner to know the tables. This crate does not need libtorch.
+//! The trainer reads it for training, the planner reads it for the sizes of the tables. This crate does not
+//! need libtorch.
 #![forbid(unsafe_code)]
 
 mod dense;
@@ -42,9 +43,9 @@ pub use self::training::{
 };
 pub use self::types::{DataType, TableOptimizer};
 
-/// The description of a run, in its directory.
+/// The name of the file in a run's directory that describes the run.
 pub const RUN_FILE: &str = "run.json";
-/// The version of [`RUN_FILE`] that the trainer writes, and the only one that is read.
+/// The version of [`RUN_FILE`] that the trainer writes; other versions cannot be read.
 pub const RUN_FORMAT_VERSION: u32 = 2;
 
 /// The version of `train.toml` that this program reads.
@@ -54,46 +55,46 @@ const FORMAT_VERSION: u32 = 1;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Version of this format.
+    /// The version of the file format.
     pub format_version: u32,
-    /// What is trained and evaluated on.
+    /// The dataset's partitions and labels for training and evaluation.
     pub data: DataConfig,
-    /// The labels that are predicted, where there are several.
+    /// The predicted labels, if there is more than one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskConfig>,
-    /// How long and from which seed.
+    /// Batch size, number of epochs and seed.
     #[serde(default)]
     pub train: LoopConfig,
-    /// What happens to dense features before the model.
+    /// Normalization of dense features.
     #[serde(default, skip_serializing_if = "DenseConfig::is_default")]
     pub dense: DenseConfig,
     /// The dense part of the model.
     pub model: ModelConfig,
-    /// Defaults of the tables.
+    /// Defaults for all embedding tables.
     #[serde(default)]
     pub embedding: EmbeddingConfig,
-    /// What is different for single features and their tables.
+    /// Settings of individual features and their tables, by feature name; these override `embedding`.
     #[serde(default)]
     pub tables: BTreeMap<String, TableOverride>,
-    /// How parameters are updated.
+    /// The optimizers.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
-    /// How the learning rates change; not at all if absent.
+    /// The learning-rate schedules; the rates are constant if absent.
     #[serde(default)]
     pub schedule: ScheduleConfig,
-    /// When and how the model is evaluated.
+    /// Frequency and metrics of the evaluation.
     #[serde(default)]
     pub evaluation: EvaluationConfig,
-    /// When training ends before its last epoch.
+    /// Early stopping; disabled if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stopping: Option<EarlyStoppingConfig>,
-    /// When checkpoints are written.
+    /// Frequency and number of checkpoints.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
-    /// How ranks exchange vectors.
+    /// The exchange of embedding vectors between ranks.
     #[serde(default, skip_serializing_if = "ExchangeConfig::is_default")]
     pub exchange: ExchangeConfig,
-    /// Where this was read from, for messages.
+    /// The path of this file, for messages.
     #[serde(skip)]
     path: PathBuf,
 }
@@ -103,17 +104,18 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read, [`Error::Fault`], with line or key, if it is not TOML, has an unknown
-    /// key, another version, or values that no model can have.
+    /// [`Error::Io`] if the file cannot be read; [`Error::Fault`], with the line or key, if it is not valid
+    /// TOML, has an unknown key or another format version, or has invalid values.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(path, &fs_err::read_to_string(path)?)
     }
 
-    /// Parses the text of a `train.toml` that is (or would be) at `path`.
+    /// Parses the text of a `train.toml`. `path` is used for relative paths and messages; the file need not
+    /// exist.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`], as [`load`](Self::load).
+    /// [`Error::Fault`], as for [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
         let wrong = |message: String, hint: &str| Error::config(path, message, hint);
         let mut config: Self =
@@ -135,22 +137,23 @@ impl TrainConfig {
         self.schedule.tables.check("tables")
     }
 
-    /// The directory to which the configuration's paths are relative.
+    /// Returns the directory that the paths in the configuration are relative to.
     pub fn directory(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// Where this was read from.
+    /// Returns the path of the configuration file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The partitions of a snapshot to train on: those that `train` chooses. If it is empty, `eval` is given, and no
-    /// partition may be in both, they are those that `eval` does not choose, as far as there are some.
+    /// Returns the partitions of a snapshot to train on: the partitions that `[data].train` selects. If `train`
+    /// is empty, `eval` is given and `allow_overlap` is not set, these are all partitions that `eval` does not
+    /// select.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if a filter cannot be parsed, or does not fit the snapshot.
+    /// [`Error::Dataset`] if a filter cannot be parsed or does not fit the snapshot.
     pub fn train_partitions(&self, snapshot: &Snapshot) -> Result<PartitionFilter> {
         let train = PartitionFilter::parse(&self.data.train)?;
         let eval = self.eval_partitions()?.filter(|_| self.data.train.is_empty() && !self.data.allow_overlap);
@@ -159,12 +162,12 @@ impl TrainConfig {
             snapshot.matching(&eval)?.into_iter().map(|partition| &partition.key).collect();
         let keys = snapshot.partitions.iter().map(|partition| &partition.key);
         let others: Vec<_> = keys.filter(|key| !held_out.contains(key)).cloned().collect();
-        // Later checks refuse an `eval` that chooses all partitions or none, with a better message.
+        // Later checks reject an `eval` that selects all partitions or no partition, with a better message.
         let divides = !held_out.is_empty() && !others.is_empty();
         Ok(if divides { PartitionFilter::of_keys(others) } else { train })
     }
 
-    /// The partitions to evaluate on, if the configuration names any.
+    /// Returns the partitions to evaluate on, or `None` if `[data].eval` is absent.
     ///
     /// # Errors
     ///
@@ -173,17 +176,18 @@ impl TrainConfig {
         Ok(self.data.eval.as_deref().map(PartitionFilter::parse).transpose()?)
     }
 
-    /// Checks the configuration against a dataset, whose batches go through `preprocessor` if there is one, and gives
-    /// what their features look up, in the order of the batches' schema. `earlier` are those of the model that goes on,
-    /// if one does. Allocates nothing. The ids that the dataset is known to hold are checked against the tables, but not
-    /// those of features that preprocessing changes or makes; the reader checks them all.
+    /// Checks the configuration against a dataset and returns the table lookups of all sparse features, in the
+    /// order of the schema of the batches. `preprocessor` is the preprocessing of the batches, if any;
+    /// `earlier` has the features of the model whose training continues, or is empty. Allocates no tables.
+    ///
+    /// The ids in the dataset's statistics are checked against the tables, except for features that
+    /// preprocessing changes or creates; the reader checks all ids.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the dataset lacks a label, a segment's feature or any sparse feature, or has too few features
-    /// for the interaction; [`Error::Tables`]
-    /// for tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for
-    /// filters that choose nothing.
+    /// [`Error::Fault`] if the dataset lacks a label, the feature of a segment or any sparse feature, or has
+    /// too few features for the interaction; [`Error::Tables`] if tables are invalid, name an unknown feature
+    /// or are too small for the dataset's ids; [`Error::Dataset`] if a filter selects no partition.
     pub fn tables(
         &self,
         snapshot: &Snapshot,
@@ -241,12 +245,12 @@ impl TrainConfig {
         Ok(tables)
     }
 
-    /// What the features of batches of the dataset look up, in the order of the batches' schema; as
-    /// [`tables`](Self::tables), for whoever does not train.
+    /// Returns the table lookups of all sparse features, in the order of the schema of the batches. Unlike
+    /// [`tables`](Self::tables), does not check the settings that only training needs.
     ///
     /// # Errors
     ///
-    /// [`Error::Tables`] for tables that cannot be, name no feature, or are too small for the dataset's ids.
+    /// [`Error::Tables`] if tables are invalid, name an unknown feature or are too small for the dataset's ids.
     pub fn features(
         &self,
         snapshot: &Snapshot,
@@ -257,7 +261,7 @@ impl TrainConfig {
         let schema = preprocessor.map_or(&snapshot.schema, Preprocessor::schema);
         let mut counts = KnownIds::of_snapshot(snapshot).counts;
         let mut statistics = snapshot.statistics.features.clone();
-        // Nothing is known of ids that preprocessing gives.
+        // Preprocessing may change ids, so statistics hold only for features that it leaves unchanged.
         if let Some(preprocessor) = preprocessor {
             let unchanged = preprocessor.unchanged_sparse();
             counts.retain(|name, _| unchanged.contains(name));

@@ -1,37 +1,37 @@
-//! `[model]`.
+//! The `[model]` section of `train.toml`.
 
 use serde::{Deserialize, Serialize};
 
 use super::parameters::mlp_parameters;
 use super::{FeatureConfig, Pooling, TrainConfig};
 
-/// `[model]`: a DLRM.
+/// The `[model]` section: the architecture of a DLRM.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Widths of the layers after the dense features; the last is the embedding dimension.
+    /// Layer widths of the MLP for dense features; the last width is the embedding dimension.
     pub bottom_mlp: Vec<i64>,
-    /// Widths of the layers after the interaction; the last is the number of tasks.
+    /// Layer widths of the MLP after the interaction; the last width is the number of tasks.
     pub top_mlp: Vec<i64>,
-    /// How vectors interact.
+    /// The interaction of the feature vectors.
     #[serde(default)]
     pub interaction: Interaction,
-    /// Cross layers of the `dcn` interaction.
+    /// The number of cross layers of the `dcn` interaction.
     #[serde(default = "three")]
     pub dcn_num_layers: i64,
-    /// Rank of their matrices.
+    /// The rank of the cross layers' weight matrices.
     #[serde(default = "rank")]
     pub dcn_low_rank_dim: i64,
-    /// Heads of the self-attention block that pools `attention` tables.
+    /// The number of heads of the self-attention block that pools `attention` tables.
     #[serde(default = "two")]
     pub attention_heads: i64,
-    /// Heads of the encoder block that pools `encoder` tables.
+    /// The number of heads of the encoder block that pools `encoder` tables.
     #[serde(default = "encoder_heads", skip_serializing_if = "is_encoder_heads")]
     pub encoder_heads: i64,
-    /// Width of the encoder block's hidden layer; four times the dimension if absent.
+    /// The width of the encoder block's hidden layer; four times the embedding dimension if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoder_hidden: Option<i64>,
-    /// Widths of the hidden layers of the attention unit that pools `din` tables.
+    /// The widths of the hidden layers of the attention unit that pools `din` tables.
     #[serde(default = "din_hidden", skip_serializing_if = "is_din_hidden")]
     pub din_hidden: Vec<i64>,
 }
@@ -48,19 +48,19 @@ fn rank() -> i64 {
     512
 }
 
-/// How the bottom MLP's output and the pooled vectors interact.
+/// The interaction of the bottom MLP's output and the pooled vectors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interaction {
-    /// Dot products of all pairs (the strict lower triangle), beside the bottom MLP's output.
+    /// Dot products of all pairs (the strict lower triangle), concatenated with the bottom MLP's output.
     #[default]
     Dot,
-    /// Low-rank cross layers (DCN-V2, Wang et al. 2021) over all vectors side by side.
+    /// Low-rank cross layers (DCN-V2, Wang et al. 2021) on the concatenation of all vectors.
     Dcn,
 }
 
 impl Interaction {
-    /// Values that the top MLP is given for a sample of `vectors` vectors of `dim`.
+    /// Returns the input width of the top MLP for samples of `vectors` vectors of dimension `dim`.
     pub fn width(self, vectors: i64, dim: i64, has_bottom: bool) -> i64 {
         match self {
             Self::Dot => vectors * (vectors - 1) / 2 + if has_bottom { dim } else { 0 },
@@ -69,7 +69,7 @@ impl Interaction {
     }
 }
 
-/// The authors' attention unit (Zhou et al. 2018).
+/// The hidden layers of the attention unit in the DIN paper (Zhou et al. 2018).
 const DIN_HIDDEN: [i64; 2] = [80, 40];
 
 fn din_hidden() -> Vec<i64> {
@@ -90,12 +90,12 @@ fn is_encoder_heads(heads: &i64) -> bool {
 }
 
 impl ModelConfig {
-    /// Width of the encoder block's hidden layer.
+    /// Returns the width of the encoder block's hidden layer.
     pub fn encoder_hidden_width(&self, dim: i64) -> i64 {
         self.encoder_hidden.unwrap_or(4 * dim)
     }
 
-    /// Parameters of the blocks that these features need.
+    /// Returns the number of parameters of the sequence-pooling blocks that these features need.
     pub(super) fn block_parameters(&self, features: &[FeatureConfig], dim: i64) -> i64 {
         let by = |pooling| features.iter().any(|feature| feature.pooling == pooling);
         let projections = mlp_parameters(dim, &[3 * dim]) + mlp_parameters(dim, &[dim]);
@@ -115,10 +115,10 @@ impl ModelConfig {
     }
 }
 
-/// The widest layer, and the most layers: sizes of models do not overflow.
+/// The maximum of every size below. It keeps parameter counts within `i64`.
 const MOST: i64 = 1 << 24;
 
-/// Refuses models that cannot be.
+/// Rejects invalid model settings.
 pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> {
     let (model, dim) = (&config.model, config.embedding.dim);
     let numbers: [(&str, &[i64]); 6] = [

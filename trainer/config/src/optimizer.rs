@@ -1,20 +1,20 @@
-//! `[optimizer]` and `[schedule]`.
+//! The `[optimizer]` and `[schedule]` sections of `train.toml`.
 
 use serde::{Deserialize, Serialize};
 
 use super::TableOptimizer;
 
-/// `[optimizer]`.
+/// The `[optimizer]` section.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
-    /// For the embedding tables.
+    /// The optimizer of the embedding tables.
     pub tables: TableOptimizerConfig,
-    /// For everything else.
+    /// The optimizer of the dense part.
     pub dense: DenseOptimizerConfig,
 }
 
-/// `[optimizer.tables]`. The learning rate of the default algorithm has a default, those of others have none.
+/// The `[optimizer.tables]` section. `learning_rate` is required, except for the default algorithm.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "GivenTableOptimizer")]
 pub struct TableOptimizerConfig {
@@ -22,18 +22,19 @@ pub struct TableOptimizerConfig {
     pub kind: TableOptimizer,
     /// Learning rate.
     pub learning_rate: f32,
-    /// Added to the denominator.
+    /// The constant that is added to the denominator.
     pub eps: f32,
-    /// Decay of Adam's first moment.
+    /// The decay rate of Adam's first moment.
     pub beta1: f32,
-    /// Decay of Adam's second moment.
+    /// The decay rate of Adam's second moment.
     pub beta2: f32,
-    /// A table row's gradient, summed over the batch, is scaled down to this L2 norm where it is longer.
+    /// The maximum L2 norm of a table row's gradient, summed over the batch; larger gradients are scaled down
+    /// to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_row_grad_norm: Option<f32>,
 }
 
-/// [`TableOptimizerConfig`] as a configuration gives it.
+/// [`TableOptimizerConfig`] as written in the file, before defaults are filled in.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GivenTableOptimizer {
@@ -68,14 +69,14 @@ fn missing_rate() -> String {
 }
 
 impl Default for TableOptimizerConfig {
-    /// The values that a search found (`docs/src/benchmarks/quality.md`).
+    /// Returns the values that the hyperparameter search in `docs/src/benchmarks/quality.md` found.
     fn default() -> Self {
         Self::new(TableOptimizer::RowWiseAdagrad, 0.02)
     }
 }
 
 impl TableOptimizerConfig {
-    /// An algorithm with defaults for all that is not given.
+    /// Returns the configuration of an algorithm with defaults for all other settings.
     pub fn new(kind: TableOptimizer, learning_rate: f32) -> Self {
         let (eps, beta1, beta2) = (tiny(), beta1(), beta2());
         Self { kind, learning_rate, eps, beta1, beta2, max_row_grad_norm: None }
@@ -114,8 +115,9 @@ fn beta2() -> f32 {
     0.999
 }
 
-/// `[optimizer.dense]`. Without a learning rate it is that of the [default](Self::default), with its clipping; other
-/// algorithms have no default rate. All else is as PyTorch's defaults, but for `eps`, which is 1e-8 for every algorithm.
+/// The `[optimizer.dense]` section. Without a learning rate, the default algorithm uses the rate and the
+/// gradient clipping of the [default](Self::default); other algorithms require a rate. All other defaults equal
+/// PyTorch's, except `eps`, which is 1e-8 for every algorithm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "GivenDenseOptimizer")]
 pub struct DenseOptimizerConfig {
@@ -123,23 +125,23 @@ pub struct DenseOptimizerConfig {
     pub kind: DenseOptimizerKind,
     /// Learning rate.
     pub learning_rate: f64,
-    /// Added to the denominator of Adagrad, Adam and AdamW.
+    /// The constant that is added to the denominator of Adagrad, Adam and AdamW.
     pub eps: f64,
-    /// SGD: the share of the last update that the next one keeps; 0 is plain descent.
+    /// The momentum of SGD; 0 disables it.
     #[serde(skip_serializing_if = "is_zero")]
     pub momentum: f64,
-    /// Adam and AdamW: decay of the gradient's and of the squared gradient's running mean.
+    /// The decay rates of the running means of gradient and squared gradient, for Adam and AdamW.
     #[serde(skip_serializing_if = "is_betas")]
     pub betas: [f64; 2],
-    /// L2 penalty, added to the gradient; AdamW takes it from the parameter itself.
+    /// The L2 penalty. It is added to the gradient, except with AdamW, which decays the parameter directly.
     #[serde(skip_serializing_if = "is_zero")]
     pub weight_decay: f64,
-    /// The gradient of the whole dense part is scaled down to this L2 norm where it is longer.
+    /// The maximum L2 norm of the gradient of all dense parameters; larger gradients are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_grad_norm: Option<f64>,
 }
 
-/// [`DenseOptimizerConfig`] as a configuration gives it.
+/// [`DenseOptimizerConfig`] as written in the file, before defaults are filled in.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GivenDenseOptimizer {
@@ -160,7 +162,7 @@ impl TryFrom<GivenDenseOptimizer> for DenseOptimizerConfig {
         let kind = given.kind.unwrap_or(default.kind);
         let all = match given.learning_rate {
             Some(rate) => Self::new(kind, rate),
-            // Rate and clipping were found together.
+            // The search tuned the default rate and clipping together.
             None if kind == default.kind => default,
             None => return Err(missing_rate()),
         };
@@ -176,14 +178,14 @@ impl TryFrom<GivenDenseOptimizer> for DenseOptimizerConfig {
 }
 
 impl Default for DenseOptimizerConfig {
-    /// The values that a search found (`docs/src/benchmarks/quality.md`).
+    /// Returns the values that the hyperparameter search in `docs/src/benchmarks/quality.md` found.
     fn default() -> Self {
         Self { max_grad_norm: Some(0.1), ..Self::new(DenseOptimizerKind::Adagrad, 0.005) }
     }
 }
 
 impl DenseOptimizerConfig {
-    /// An algorithm with defaults for all that is not given.
+    /// Returns the configuration of an algorithm with defaults for all other settings.
     pub fn new(kind: DenseOptimizerKind, learning_rate: f64) -> Self {
         let (eps, betas) = (eps(), betas());
         Self { kind, learning_rate, eps, momentum: 0.0, betas, weight_decay: 0.0, max_grad_norm: None }
@@ -219,12 +221,13 @@ impl DenseOptimizerConfig {
         }
     }
 
-    /// What state there is: the algorithm, and whether it keeps momentum.
+    /// Returns the properties that determine the layout of the optimizer state: the algorithm, and whether it
+    /// keeps momentum.
     pub fn state_kind(&self) -> (DenseOptimizerKind, bool) {
         (self.kind, self.momentum > 0.0)
     }
 
-    /// Values of optimizer state per parameter.
+    /// Returns the number of optimizer-state values per parameter.
     pub fn state_values(&self) -> u64 {
         match self.kind {
             DenseOptimizerKind::Adagrad => 1,
@@ -234,13 +237,13 @@ impl DenseOptimizerConfig {
     }
 }
 
-/// Algorithms for the dense part.
+/// The optimization algorithms for the dense part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DenseOptimizerKind {
     /// Adagrad (Duchi et al. 2011).
     Adagrad,
-    /// Stochastic gradient descent, with momentum where that is given.
+    /// Stochastic gradient descent, optionally with momentum.
     Sgd,
     /// Adam (Kingma and Ba 2015).
     Adam,
@@ -266,14 +269,14 @@ fn is_zero(value: &f64) -> bool {
     *value == 0.0
 }
 
-/// `[schedule]`: how the learning rates change from step to step.
+/// The `[schedule]` section: learning-rate schedules, evaluated once per step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
-    /// Of the dense part.
+    /// The schedule of the dense part.
     #[serde(default)]
     pub dense: Schedule,
-    /// Of the tables.
+    /// The schedule of the tables.
     #[serde(default)]
     pub tables: Schedule,
 }
@@ -282,20 +285,21 @@ pub struct ScheduleConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// What comes after the warm-up.
+    /// The decay after the warm-up.
     #[serde(default)]
     pub kind: ScheduleKind,
-    /// Steps in which the rate grows from `1 / warmup_steps` of itself to all of it; 0 is no warm-up.
+    /// The number of warm-up steps, in which the rate grows linearly from `1 / warmup_steps` of its value to
+    /// its full value; 0 disables the warm-up.
     #[serde(default)]
     pub warmup_steps: u64,
-    /// `linear` and `cosine`: the steps after the warm-up in which the rate falls. `step`: after how many steps it
-    /// falls once more.
+    /// For `linear` and `cosine`: the number of steps after the warm-up in which the rate decays. For `step`:
+    /// the number of steps between two decays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
-    /// `linear` and `cosine`: the factor at the end of the decay, and from then on.
+    /// For `linear` and `cosine`: the factor on the rate at the end of the decay and afterwards.
     #[serde(default)]
     pub final_factor: f64,
-    /// `step`: the factor of each fall.
+    /// For `step`: the factor of each decay.
     #[serde(default = "gamma")]
     pub gamma: f64,
 }
@@ -316,24 +320,24 @@ fn gamma() -> f64 {
     0.1
 }
 
-/// Kinds of decay.
+/// The kinds of decay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// None.
+    /// No decay.
     #[default]
     Constant,
-    /// `gamma` more after every `decay_steps` steps (PyTorch's `StepLR`).
+    /// Multiplies by `gamma` after every `decay_steps` steps (PyTorch's `StepLR`).
     Step,
-    /// Straight to `final_factor` (PyTorch's `LinearLR`).
+    /// Decays linearly to `final_factor` (PyTorch's `LinearLR`).
     Linear,
-    /// Half a cosine wave to `final_factor` (Loshchilov and Hutter 2017, without restarts; PyTorch's
-    /// `CosineAnnealingLR`).
+    /// Decays along half a cosine wave to `final_factor` (Loshchilov and Hutter 2017, without restarts;
+    /// PyTorch's `CosineAnnealingLR`).
     Cosine,
 }
 
 impl Schedule {
-    /// The factor on the learning rate in step `step`, counted from 0.
+    /// Returns the factor on the learning rate in step `step`, counted from 0.
     pub fn factor(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return (step + 1) as f64 / self.warmup_steps as f64;
@@ -386,8 +390,8 @@ mod tests {
         assert!(equal, "{found:?} {expected:?}");
     }
 
-    /// Reference, torch 2.11: `o = SGD([p], lr=1.)`, the scheduler named, and `o.param_groups[0]["lr"]` before each of
-    /// `o.step(); s.step()`.
+    /// The expected values are from torch 2.11: `o = SGD([p], lr=1.)`, the given scheduler, and
+    /// `o.param_groups[0]["lr"]` before each `o.step(); s.step()`.
     #[test]
     fn schedules_equal_those_of_pytorch() {
         let schedule = |kind, decay_steps, final_factor| Schedule {

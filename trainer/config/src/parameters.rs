@@ -1,11 +1,11 @@
-//! How large a model is.
+//! The number of parameters and bytes of a model.
 
 use serde::Serialize;
 
 use super::{FeatureConfig, Interaction, TableConfig, TableOptimizer, TrainConfig, tables_of};
 
 impl TrainConfig {
-    /// Parameters of the model with these sparse features and this number of dense ones.
+    /// Counts the parameters of the model with these sparse features and this number of dense features.
     pub fn parameters(&self, features: &[FeatureConfig], dense_features: usize) -> ParameterCount {
         let dim = self.embedding.dim as i64;
         let (bottom, dense_vectors) = match dense_features as i64 {
@@ -33,32 +33,32 @@ impl TrainConfig {
     }
 }
 
-/// Parameters of linear layers of these widths on an input of width `input`.
+/// Returns the number of parameters of linear layers with these widths, on an input of width `input`.
 pub(super) fn mlp_parameters(input: i64, widths: &[i64]) -> i64 {
     let inputs = std::iter::once(&input).chain(widths);
     inputs.zip(widths).map(|(from, to)| (from + 1) * to).sum()
 }
 
-/// How large a model is.
+/// The number of parameters of a model, and what is needed to compute its size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ParameterCount {
-    /// Parameters of the MLPs, the cross layers and the blocks that pool sequences.
+    /// The number of parameters of the MLPs, the cross layers and the blocks that pool sequences.
     pub dense: u64,
-    /// Parameters of the tables.
+    /// The number of parameters of the tables.
     pub embedding: u64,
-    /// Bytes of the tables' parameters.
+    /// The bytes of the tables' parameters.
     #[serde(skip)]
     table_bytes: u64,
-    /// Values of the tables' optimizer state.
+    /// The number of optimizer-state values of the tables.
     #[serde(skip)]
     table_state: u64,
-    /// Values of optimizer state per dense parameter.
+    /// The number of optimizer-state values per dense parameter.
     #[serde(skip)]
     dense_state: u64,
 }
 
 impl ParameterCount {
-    /// The same dense part with other tables, or with shards of them.
+    /// Returns the counts of the same dense part with other tables, or with shards of the tables.
     pub fn with_tables(self, config: &TrainConfig, tables: &[TableConfig]) -> Self {
         let state = |table: &TableConfig| match config.optimizer.tables.kind {
             TableOptimizer::RowWiseAdagrad => table.rows,
@@ -74,7 +74,7 @@ impl ParameterCount {
         }
     }
 
-    /// Bytes of the parameters and their optimizer state.
+    /// Returns the bytes of the parameters and their optimizer state.
     pub fn bytes(&self) -> u64 {
         4 * ((1 + self.dense_state) * self.dense + self.table_state) + self.table_bytes
     }

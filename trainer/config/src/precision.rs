@@ -1,25 +1,25 @@
-//! `precision` under `[train]`.
+//! The setting `precision` in `[train]`.
 
 use onefold_base::fault::{Text, option, text};
 use serde::{Deserialize, Serialize};
 
-/// What the dense part's products are computed with: those of linear layers, of the interaction and of attention.
-/// Parameters, their gradients, the optimizer, normalizations, softmax, the loss and metrics are of 32-bit floats whichever
-/// it is, and so is what is stored.
+/// The number format of the matrix products of the dense part: linear layers, interaction and attention.
+/// Parameters, gradients, optimizer, normalizations, softmax, loss and metrics always use 32-bit floats, and so
+/// do stored models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 32-bit floats.
     #[default]
     Fp32,
-    /// On a GPU, 32-bit floats whose products have the 10 bits of mantissa of TF32; on the processor as `fp32`.
+    /// On a GPU, products with the 10-bit mantissa of TF32; on the processor, 32-bit floats.
     Tf32,
-    /// Operands of bfloat16, sums of 32-bit floats.
+    /// bfloat16 operands, accumulated in 32-bit floats.
     Bf16,
 }
 
 impl Precision {
-    /// Its name.
+    /// Returns the name of the precision in configuration files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fp32 => "fp32",
@@ -28,17 +28,17 @@ impl Precision {
         }
     }
 
-    /// Whether it is that of a configuration without one.
+    /// Returns whether this is the default precision.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Refuses a precision by which nothing would be gained on a processor that has instructions for bfloat16, or has not:
-    /// why, and what to do.
+    /// Rejects a precision that brings no benefit on this processor. `has_bf16` says whether the processor has
+    /// bfloat16 instructions.
     ///
     /// # Errors
     ///
-    /// A message and a hint.
+    /// A message that says why, and a hint.
     pub fn check_on_processor(self, has_bf16: bool) -> Result<(), (String, Text)> {
         match self {
             Self::Tf32 => Err((

@@ -1,5 +1,5 @@
-//! Which embedding tables a training configuration asks for: one per sparse feature of the dataset, unless features
-//! share one.
+//! The embedding tables of a training configuration: one for each sparse feature of the dataset, unless
+//! features share a table.
 
 mod rows;
 
@@ -17,39 +17,40 @@ use crate::DataType;
 
 type Result<T, E = Fault> = std::result::Result<T, E>;
 
-/// The `[embedding]` section of a training configuration: the defaults of every table.
+/// The `[embedding]` section of a training configuration: defaults of all tables.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingConfig {
-    /// The embedding dimension, common to all tables; 0 for [what the model says](Self::with_dim).
+    /// The embedding dimension of all tables; 0 for [the width of the bottom MLP's last layer](Self::with_dim).
     #[serde(default)]
     pub dim: u64,
-    /// Rows of a table. If `None`, as [`Rows::Vocabulary`] where a vocabulary numbers the ids or they are at most
-    /// [`MOST_ROWS`];
-    /// otherwise [`HASHED_ROWS`], into which ids are hashed.
+    /// The number of rows of a table. If `None`: [`Rows::Vocabulary`] if a vocabulary numbers the ids or there
+    /// are at most [`MOST_ROWS`] ids; otherwise [`HASHED_ROWS`], with hashed ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<Rows>,
-    /// By how much more than the ids that are known the rows of a vocabulary are: 0.1 is a tenth.
+    /// The fraction of spare rows that a vocabulary table gets beyond the known ids: 0.1 adds 10 %.
     #[serde(default = "headroom")]
     pub headroom: f64,
-    /// How the vectors of a list become one.
+    /// How the vectors of a list are pooled.
     #[serde(default)]
     pub pooling: Pooling,
-    /// The feature whose pooled vector tables that pool by `din` attend with.
+    /// The feature whose pooled vector is the query of tables that pool by `din`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// How ids become rows; if `None`, they are checked, unless their number is not known.
+    /// How ids are mapped to rows. If `None`, ids are checked, or hashed if `rows` is absent too and the number
+    /// of ids is unknown or above [`MOST_ROWS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdPolicy>,
-    /// Type of a weight.
+    /// The type of the weights.
     #[serde(default, skip_serializing_if = "DataType::is_default")]
     pub dtype: DataType,
-    /// Steps after which the trainer evicts the rows that none of them looked up; never if absent.
+    /// The number of steps after which the trainer evicts rows that were not looked up in these steps; never if
+    /// absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evict_after: Option<u64>,
 }
 
-/// Samples of a global batch, unless a training configuration says it.
+/// The default number of samples in a global batch.
 pub const DEFAULT_BATCH_SIZE: u64 = 2048;
 fn headroom() -> f64 {
     0.1
@@ -71,7 +72,8 @@ impl Default for EmbeddingConfig {
 }
 
 impl EmbeddingConfig {
-    /// The same with a dimension, where it has none: that of the last layer of the bottom MLP.
+    /// Returns the configuration with the embedding dimension filled in from the bottom MLP's last layer, if it
+    /// is 0.
     #[must_use]
     pub fn with_dim(self, bottom_mlp: &[i64]) -> Self {
         let last = bottom_mlp.last().and_then(|width| u64::try_from(*width).ok());
@@ -79,50 +81,51 @@ impl EmbeddingConfig {
     }
 }
 
-/// A `[tables.FEATURE]` section of a training configuration: what is different for one feature and its table.
+/// The `[tables.FEATURE]` section of a training configuration: settings of one feature and its table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableOverride {
-    /// The name of the table, which all features share that give it; absent, the feature has a table of its own.
+    /// The name of the table, shared by all features that give the same name; if absent, the feature has its
+    /// own table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
-    /// Rows of this table.
+    /// The number of rows of this table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<Rows>,
-    /// How the vectors of a list become one.
+    /// How the vectors of a list are pooled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
-    /// The feature whose pooled vector this one attends with; only where it pools by `din`.
+    /// The feature whose pooled vector is the query; only for features that pool by `din`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// How ids become rows.
+    /// How ids are mapped to rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdPolicy>,
-    /// Type of a weight.
+    /// The type of the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<DataType>,
 }
 
-/// How the embedding vectors of a sample's list become one vector.
+/// How the embedding vectors of a sample's list are pooled to one vector.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// Their sum.
+    /// The sum of the vectors.
     #[default]
     Sum,
-    /// Their mean; zero for an empty list.
+    /// The mean of the vectors; zero for an empty list.
     Mean,
-    /// A self-attention block over the list, then the mean: sequence features only.
+    /// A self-attention block over the list, then the mean; only for sequence features.
     Attention,
-    /// Their sum, weighted by how well each fits a target feature's pooled vector (Zhou et al. 2018): sequence features
-    /// only.
+    /// A weighted sum. An attention unit computes the weight of each vector from the pooled vector of the
+    /// target feature (Zhou et al. 2018); only for sequence features.
     Din,
-    /// A transformer encoder block over the list, then the mean: sequence features only.
+    /// A transformer encoder block over the list, then the mean; only for sequence features.
     Encoder,
 }
 
 impl Pooling {
-    /// Whether the vectors of a list go on one by one, to be pooled by the dense part of the model.
+    /// Returns whether the dense part of the model pools the list, and so needs its vectors unpooled.
     pub fn is_sequence(self) -> bool {
         match self {
             Self::Sum | Self::Mean => false,
@@ -130,7 +133,7 @@ impl Pooling {
         }
     }
 
-    /// The pooling as messages name it.
+    /// Returns the name of the pooling in messages.
     fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -142,68 +145,68 @@ impl Pooling {
     }
 }
 
-/// The salt of hashed ids.
+/// The salt of the hash function for ids.
 pub const HASH_SALT: u64 = 0;
 
-/// How the ids of a feature become rows of its table.
+/// How the ids of a feature are mapped to rows of its table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IdPolicy {
-    /// The id is the row; an id outside `0..rows` is an error.
+    /// The row is the id; an id outside `0..rows` is an error.
     #[default]
     Checked,
     /// The row is `sigrid_hash(id, HASH_SALT, rows)` of `onefold-ikjt`.
     Hashed,
 }
 
-/// How one sparse feature looks up its table. Features that share a table have the same `rows`, `dim`, `ids` and
+/// The lookup of one sparse feature. Features that share a table have the same `rows`, `dim`, `ids` and
 /// `dtype`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureConfig {
-    /// The feature.
+    /// The name of the feature.
     pub feature: String,
-    /// The table's name, if it is not the feature's.
+    /// The name of the table, if it differs from the feature's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
-    /// Rows, at least 1.
+    /// The number of rows, at least 1.
     pub rows: u64,
-    /// Embedding dimension, at least 1.
+    /// The embedding dimension, at least 1.
     pub dim: u64,
-    /// How the vectors of a list become one.
+    /// How the vectors of a list are pooled.
     pub pooling: Pooling,
-    /// The feature whose pooled vector is the query of `din`, and of no other pooling.
+    /// The feature whose pooled vector is the query of `din`; `None` for other poolings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// How ids become rows.
+    /// How ids are mapped to rows.
     pub ids: IdPolicy,
-    /// Type of a weight.
+    /// The type of the weights.
     #[serde(default, skip_serializing_if = "DataType::is_default")]
     pub dtype: DataType,
 }
 
 impl FeatureConfig {
-    /// The name of its table.
+    /// Returns the name of the feature's table.
     pub fn table_name(&self) -> &str {
         self.table.as_deref().unwrap_or(&self.feature)
     }
 }
 
-/// An embedding table, whichever features look it up.
+/// An embedding table, independent of the features that use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableConfig {
-    /// Its name: the feature's, unless features share it.
+    /// The name of the table: the feature's name, unless features share the table.
     pub name: String,
-    /// Rows, at least 1.
+    /// The number of rows, at least 1.
     pub rows: u64,
-    /// Embedding dimension, at least 1.
+    /// The embedding dimension, at least 1.
     pub dim: u64,
-    /// Type of a weight.
+    /// The type of the weights.
     pub dtype: DataType,
 }
 
-/// The tables of `features`, each once, in the order of the first feature that looks it up; and the number of every
-/// feature's table among them.
+/// Returns the distinct tables of `features`, in the order of first use, and for each feature the index of its
+/// table.
 pub fn tables_of(features: &[FeatureConfig]) -> (Vec<TableConfig>, Vec<usize>) {
     let mut tables: Vec<TableConfig> = Vec::new();
     let mut by_name: HashMap<&str, usize> = HashMap::new();
@@ -219,21 +222,26 @@ pub fn tables_of(features: &[FeatureConfig]) -> (Vec<TableConfig>, Vec<usize>) {
     (tables, numbers)
 }
 
-/// A section of a training configuration, such as `tables.history`, that does not fit the dataset.
+/// Returns a fault about a section of a training configuration, such as `tables.history`, that does not fit the
+/// dataset.
 fn wrong_section(section: impl fmt::Display, message: String, hint: impl Into<Text>) -> Fault {
     Fault::new(Kind::Options, format!("`[{section}]`: {message}")).hint(hint)
 }
 
-/// What every sparse feature of `schema` looks up, in schema order: the defaults of `embedding` with the `overrides` of
-/// `[tables.FEATURE]` on top. What one feature's section says of a table holds for all features that share it. `known`
-/// has the ids, for tables that have a row for each.
+/// Resolves the table lookup of every sparse feature of `schema`, in schema order: the defaults of `embedding`,
+/// overridden by `[tables.FEATURE]`. A setting of a table in one feature's section holds for all features that
+/// share the table. `known` has the number of ids per feature, for tables with one row per id.
 ///
 /// # Errors
 ///
-/// A fault if an override names no sparse feature, rows or dim are zero or so large that the
-/// table's `f32` weights would not be addressable, a feature that is no sequence pools as one, a feature that pools by
-/// `din` has no target or one that is itself no sum or mean, or another one has a target; if features share a table and
-/// contradict each other about it, or its name is that of a feature with a table of its own.
+/// A fault if
+/// * an override names an unknown sparse feature;
+/// * rows or dimension are zero, or so large that the table's `f32` weights are not addressable;
+/// * a feature that is not a sequence has a pooling for sequences;
+/// * a feature that pools by `din` has no target, or a target that is not pooled by sum or mean, or a feature
+///   with another pooling has a target;
+/// * features that share a table have contradicting settings for it, or the name of the table is the name of a
+///   feature that has its own table.
 pub fn resolve_tables(
     embedding: &EmbeddingConfig,
     overrides: &BTreeMap<String, TableOverride>,
@@ -262,7 +270,7 @@ pub fn resolve_tables(
     Ok(tables)
 }
 
-/// Refuses names of tables that are none, or that belong to a feature's own table.
+/// Rejects invalid table names, and names that belong to a feature's own table.
 fn check_names(overrides: &BTreeMap<String, TableOverride>, schema: &Schema) -> Result<()> {
     for (feature, table) in overrides.iter().filter_map(|(feature, own)| Some((feature, own.table.as_ref()?)))
     {
@@ -286,7 +294,7 @@ fn check_names(overrides: &BTreeMap<String, TableOverride>, schema: &Schema) -> 
     Ok(())
 }
 
-/// The overrides with what they say of a shared table under each of its features.
+/// Returns the overrides in which all features that share a table have the same settings of it.
 fn with_shared_settings(
     overrides: &BTreeMap<String, TableOverride>,
 ) -> Result<BTreeMap<String, TableOverride>> {
@@ -309,7 +317,8 @@ fn with_shared_settings(
     Ok(complete)
 }
 
-/// What those features that say something of a table agree on.
+/// Returns the value of a setting that features with a shared table agree on, or `None` if none of them sets
+/// it.
 fn agreed<T: Copy + PartialEq + Serialize>(
     table: &str,
     features: &[&String],
@@ -332,7 +341,7 @@ fn agreed<T: Copy + PartialEq + Serialize>(
     ))
 }
 
-/// Checks that every feature that pools by `din` has a target whose vector is known before it.
+/// Checks that every feature that pools by `din` has a target, and that the target is pooled by sum or mean.
 fn check_targets(tables: &[FeatureConfig], overrides: &BTreeMap<String, TableOverride>) -> Result<()> {
     let candidates = || {
         let pooled = tables.iter().filter(|table| !table.pooling.is_sequence());
@@ -419,11 +428,12 @@ fn resolve_table(
     Ok(table)
 }
 
-/// Checks that a table of `f32` can have this shape: no side is zero, and its bytes can be addressed.
+/// Checks that a table of `f32` weights can have this shape: both sides are at least 1, and its bytes are
+/// addressable.
 ///
 /// # Errors
 ///
-/// A message about a size that is wrong.
+/// A message about the invalid size.
 pub fn check_size(rows: u64, dim: u64) -> Result<(), String> {
     if rows == 0 || dim == 0 {
         return Err(format!("it has {rows} rows of dimension {dim}, both must be at least 1"));
@@ -435,11 +445,11 @@ pub fn check_size(rows: u64, dim: u64) -> Result<(), String> {
     }
 }
 
-/// Checks that tables with checked ids have a row for every id that the dataset's statistics know of.
+/// Checks that tables with checked ids have a row for every id in the dataset's statistics.
 ///
 /// # Errors
 ///
-/// A fault for the first table that does not, with the rows it needs.
+/// A fault for the first table that is too small, with the number of rows that it needs.
 pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, FeatureStatistics>) -> Result<()> {
     for table in tables.iter().filter(|table| table.ids == IdPolicy::Checked) {
         let Some(ids) = statistics.get(&table.feature) else { continue };

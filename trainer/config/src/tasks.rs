@@ -1,48 +1,48 @@
-//! `[[tasks]]`: what the model predicts.
+//! `[[tasks]]`: the labels that the model predicts.
 
 use onefold_datasets::{Schema, suggest};
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Result, TrainConfig, WatchedMetric};
 
-/// One of `[[tasks]]`: a label that the model predicts beside others.
+/// An entry of `[[tasks]]`: one of several labels that the model predicts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskConfig {
-    /// The label.
+    /// The name of the label.
     pub label: String,
-    /// What the task's loss is multiplied by before the losses are summed.
+    /// The factor on the task's loss in the sum of all losses.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub weight: f64,
-    /// What an error costs.
+    /// The loss function.
     #[serde(default, skip_serializing_if = "LossConfig::is_default")]
     pub loss: LossConfig,
 }
 
 impl TaskConfig {
-    /// A binary task of weight 1.
+    /// Returns a task with binary cross-entropy and weight 1.
     pub fn new(label: impl Into<String>) -> Self {
         Self { label: label.into(), weight: one(), loss: LossConfig::default() }
     }
 }
 
-/// `loss`, of `[data]` or one of `[[tasks]]`.
+/// The setting `loss` of `[data]` or of an entry of `[[tasks]]`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossConfig {
-    /// Binary cross-entropy with logits: labels from 0 to 1.
+    /// Binary cross-entropy with logits, for labels from 0 to 1.
     #[default]
     Bce,
-    /// Squared error: labels are any numbers.
+    /// Squared error, for any labels.
     Mse,
-    /// Huber's loss, linear from an error of 1 on: labels are any numbers.
+    /// Huber loss, linear for errors above 1, for any labels.
     Huber,
-    /// Poisson's negative log-likelihood: labels are counts, or other numbers that are not negative.
+    /// Poisson negative log-likelihood, for labels that are counts or other numbers of at least 0.
     Poisson,
 }
 
 impl LossConfig {
-    /// Whether it is that of a configuration without `loss`.
+    /// Returns whether this is the default loss.
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
     pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
@@ -59,7 +59,8 @@ fn is_one(weight: &f64) -> bool {
 }
 
 impl TrainConfig {
-    /// The tasks of the model, in the order of its logits: those of `[[tasks]]`, or that of `[data].label`.
+    /// Returns the tasks of the model, in the order of its logits: the `[[tasks]]`, or the one task of
+    /// `[data].label`.
     pub fn all_tasks(&self) -> Vec<TaskConfig> {
         match &self.data.label {
             Some(label) => vec![TaskConfig { loss: self.data.loss, ..TaskConfig::new(label) }],
@@ -67,11 +68,11 @@ impl TrainConfig {
         }
     }
 
-    /// The tasks of the model, each with its column among the labels of `schema`.
+    /// Returns the tasks of the model, each with the column of its label in `schema`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a label that the schema does not have.
+    /// [`Error::Fault`] if the schema lacks a label.
     pub fn tasks_of(&self, schema: &Schema) -> Result<Vec<(TaskConfig, usize)>> {
         let with_column = |task: TaskConfig| {
             let label = &task.label;
@@ -91,7 +92,7 @@ impl TrainConfig {
     }
 }
 
-/// Refuses tasks that no model can have.
+/// Rejects invalid tasks.
 pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> {
     let tasks = &config.tasks;
     match &config.data.label {
@@ -129,7 +130,7 @@ pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> 
     check_watched(config)
 }
 
-/// The top MLP has an output for every task.
+/// Checks that the top MLP has one output per task.
 fn check_output(config: &TrainConfig) -> Result<(), (String, &'static str)> {
     let (widths, tasks) = (&config.model.top_mlp, config.all_tasks().len());
     let fits = widths.iter().all(|width| *width > 0)
@@ -147,7 +148,7 @@ fn check_output(config: &TrainConfig) -> Result<(), (String, &'static str)> {
     }
 }
 
-/// Early stopping watches a task that there is.
+/// Checks that the task of early stopping exists and has the watched metric.
 fn check_watched(config: &TrainConfig) -> Result<(), (String, &'static str)> {
     let Some(watched) = config.early_stopping.as_ref() else { return Ok(()) };
     let tasks = config.all_tasks();

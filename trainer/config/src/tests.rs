@@ -88,7 +88,8 @@ fn every_mistake_names_its_place() {
     assert!(refused("epochs = 1", "epochs = 1\nepoch = 2").contains("unknown field `epoch`"));
 }
 
-/// Every curve has 20 points, if there are as many steps, wherever a run ends or goes on.
+/// Every log has at least 20 points, or one per step in shorter runs, independent of where a run ends or
+/// resumes.
 #[test]
 fn logging_begins_densely() {
     let default = LoopConfig::default();
@@ -101,7 +102,7 @@ fn logging_begins_densely() {
     assert_eq!((0..30).filter(|step| given.logs_at(*step)).collect::<Vec<_>>(), [7, 14, 21, 28]);
 }
 
-/// `[data]` and `[model]` alone.
+/// A minimal configuration, with `[data]` and `[model]` only.
 const LEAST: &str =
     "format_version = 1\n[data]\nlabel = \"label\"\n[model]\nbottom_mlp = [8, 4]\ntop_mlp = [8, 1]\n";
 
@@ -117,7 +118,7 @@ fn all_but_data_and_model_have_defaults() {
     let dense = |text: &str| parse(text).unwrap().optimizer.dense;
     let DenseOptimizerConfig { kind, learning_rate, max_grad_norm, .. } = dense("");
     assert_eq!((kind, learning_rate, max_grad_norm), (DenseOptimizerKind::Adagrad, 0.005, Some(0.1)));
-    // The rate and the clipping belong together; what is given stands.
+    // The default clipping applies only with the default rate; explicit settings are kept.
     assert_eq!(dense("[optimizer.dense]\neps = 1e-6\n").max_grad_norm, Some(0.1));
     assert_eq!(dense("[optimizer.dense]\nlearning_rate = 0.01\n").max_grad_norm, None);
     assert_eq!(dense("[optimizer.dense]\nmax_grad_norm = 2.0\n").max_grad_norm, Some(2.0));
@@ -127,7 +128,7 @@ fn all_but_data_and_model_have_defaults() {
         let error = parse(&format!("[optimizer.{part}]\nkind = \"adam\"\n")).unwrap_err().to_string();
         assert!(error.contains("`learning_rate` is missing"), "{error}");
     }
-    // What a run stores is the same configuration.
+    // The stored configuration of a run parses to the same configuration.
     let stored = toml::to_string(&config).unwrap();
     let again = TrainConfig::parse(Path::new("train.toml"), &stored).unwrap();
     assert_eq!(toml::to_string(&again).unwrap(), stored);
@@ -143,7 +144,7 @@ fn tasks_are_checked() {
     let task = |label: &str, weight| TaskConfig { weight, ..TaskConfig::new(label) };
     assert_eq!(config.all_tasks(), [task("click", 1.0), task("like", 0.5)]);
     assert_eq!(parse(WHOLE).unwrap().all_tasks(), [task("label", 1.0)]);
-    // What a run stores is the same configuration.
+    // The stored configuration of a run parses to the same configuration.
     assert_eq!(parse(&toml::to_string(&config).unwrap()).unwrap().all_tasks(), config.all_tasks());
     let refused = |text: &str| parse(text).unwrap_err().to_string();
     assert!(refused(&with("[train]")).contains("`[data].label` is missing"));
@@ -185,10 +186,10 @@ fn parameters_are_counted() {
         dtype: crate::DataType::Fp32,
     };
     let other = |pooling| FeatureConfig { feature: "y".into(), ..table(pooling) };
-    // Bottom 3-8-4: 32 + 36; two tables and the bottom vector: top (4 + 3)-8-1: 64 + 9.
+    // Bottom 3-8-4: 32 + 36; top with two tables and the bottom vector (4 + 3)-8-1: 64 + 9.
     let count = config.parameters(&[table(Pooling::Sum), other(Pooling::Mean)], 3);
     assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9, 800));
-    // A shared table is there once; every feature has a vector.
+    // A shared table is counted once, but every feature contributes a vector.
     let shared = FeatureConfig { table: Some("x".into()), ..other(Pooling::Mean) };
     let count_of_shared = config.parameters(&[table(Pooling::Sum), shared], 3);
     assert_eq!((count_of_shared.dense, count_of_shared.embedding), (32 + 36 + 64 + 9, 400));
@@ -199,19 +200,19 @@ fn parameters_are_counted() {
     let mut adam = config.clone();
     adam.optimizer.tables.kind = TableOptimizer::Adam;
     assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (125 + 400 + 800));
-    // Two layers of 12 x 3, 3 x 12 and 12; top 12-8-1: 104 + 9.
+    // Two cross layers of 12 x 3, 3 x 12 and a bias of 12; top 12-8-1: 104 + 9.
     let mut dcn = config.clone();
     dcn.model.interaction = Interaction::Dcn;
     (dcn.model.dcn_num_layers, dcn.model.dcn_low_rank_dim) = (2, 3);
     let count = dcn.parameters(&[table(Pooling::Sum), other(Pooling::Mean)], 3);
     assert_eq!(count.dense, 32 + 36 + 2 * 84 + 104 + 9);
-    // Attention 4-12 and 4-4; no dense features: top 1-8-1.
+    // Attention 4-12 and 4-4; without dense features, top 1-8-1.
     let count = config.parameters(&[table(Pooling::Attention), table(Pooling::Mean)], 0);
     assert_eq!(count.dense, 60 + 20 + 16 + 9);
-    // Two norms of 2 x 4, attention as above, 4-16-4.
+    // Two norms of 2 x 4, attention as above, feed-forward 4-16-4.
     let count = config.parameters(&[table(Pooling::Encoder), table(Pooling::Mean)], 0);
     assert_eq!(count.dense, 16 + 80 + 80 + 68 + 16 + 9);
-    // 16-5-1.
+    // Attention unit 16-5-1.
     let mut din = config.clone();
     din.model.din_hidden = vec![5];
     let count = din.parameters(&[table(Pooling::Din), table(Pooling::Mean)], 0);
@@ -243,7 +244,8 @@ fn the_configuration_of_sequences_and_tasks_parses() {
     let tables = resolve_tables(&config.embedding, &config.tables, &schema, &Default::default()).unwrap();
     let targets: Vec<_> = tables.iter().filter_map(|table| table.target.as_deref()).collect();
     assert_eq!(targets, ["item_00", "item_00", "item_01"]);
-    // 13-512-256-64, 42 vectors and the bottom one in pairs, 64 beside them.
+    // Bottom 13-512-256-64; the pairs of 42 vectors and the bottom vector, concatenated with the 64 bottom
+    // outputs.
     let (bottom, width) = (14 * 512 + 513 * 256 + 257 * 64, 64 + 43 * 42 / 2);
     let top = (width + 1) * 512 + 513 * 256 + 257 * 2;
     let din = 257 * 80 + 81 * 40 + 41;
@@ -251,7 +253,8 @@ fn the_configuration_of_sequences_and_tasks_parses() {
     assert_eq!(config.parameters(&tables, 13).dense, bottom + top + din + encoder);
 }
 
-/// Parameters as the benchmark's description implies: 204,184,588 rows of 128, and 16.04 million in the dense part.
+/// The expected numbers are from the benchmark's description: 204,184,588 rows of dimension 128, and 16.04
+/// million dense parameters.
 #[test]
 fn the_mlperf_configuration_has_the_benchmarks_size() {
     let text = include_str!("../../configs/mlperf-dlrm-dcnv2.toml");

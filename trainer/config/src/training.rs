@@ -1,4 +1,4 @@
-//! `[data]`, `[train]`, `[evaluation]`, `[early_stopping]` and `[checkpoint]`.
+//! The sections `[data]`, `[train]`, `[evaluation]`, `[early_stopping]`, `[checkpoint]` and `[exchange]`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,53 +9,55 @@ use serde::{Deserialize, Serialize};
 
 use super::{DEFAULT_BATCH_SIZE, DataType, LossConfig, Precision};
 
-/// `[data]`.
+/// The `[data]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Partitions to train on, as `split=train` or `city="Paris, TX"`; if empty, all but those of `eval`, or all with
-    /// `allow_overlap`.
+    /// The partitions to train on, such as `split=train` or `city="Paris, TX"`. If empty: all partitions that
+    /// `eval` does not select, or all partitions with `allow_overlap`.
     #[serde(default)]
     pub train: String,
-    /// Partitions to evaluate on; none if absent.
+    /// The partitions to evaluate on; no evaluation if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<String>,
-    /// Whether partitions may be both trained and evaluated on.
+    /// Whether a partition may be used for both training and evaluation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_overlap: bool,
-    /// The label that is predicted; absent if there are `[[tasks]]`.
+    /// The predicted label; absent if there are `[[tasks]]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// What an error costs, if there are no `[[tasks]]`.
+    /// The loss function, if there are no `[[tasks]]`.
     #[serde(default, skip_serializing_if = "LossConfig::is_default")]
     pub loss: LossConfig,
-    /// A `preprocess.toml` that every batch goes through, relative to this file.
+    /// The path of a `preprocess.toml` that is applied to every batch, relative to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preprocess: Option<PathBuf>,
-    /// Shuffling of the training samples by session blocks, anew in every epoch; file order if absent.
+    /// Shuffling of the training samples by blocks of sessions, different in every epoch; file order if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shuffle: Option<Shuffle>,
-    /// Streams that a batch is put together from, as many as ranks if absent: at most as many as the dataset has buckets.
+    /// The number of streams that a batch is composed of, at most the number of the dataset's buckets; the
+    /// number of ranks if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub streams: Option<usize>,
 }
 
-/// `[train]`.
+/// The `[train]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoopConfig {
-    /// Samples per batch.
+    /// The number of samples per global batch.
     pub batch_size: usize,
-    /// Passes over the training partitions.
+    /// The number of passes over the training partitions.
     pub epochs: u32,
-    /// Seed of all initial parameters.
+    /// The seed of all initial parameters.
     pub seed: u64,
-    /// Steps over which the logged NE, AUC and calibration of training are taken. If absent, one step at first and 20
-    /// from step 200 on, so that a run of 20 steps or more has at least 20 points.
+    /// The number of steps over which the logged NE, AUC and calibration of training are computed. If absent,
+    /// it grows from 1 in the first steps to 20 after step 200, so that a run of 20 or more steps has at least
+    /// 20 points.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_every_steps: Option<u64>,
-    /// What the dense part's products are computed with. Parameters, their gradients, the optimizer, norms, the loss and
-    /// the metrics are of 32-bit floats whichever it is.
+    /// The precision of the matrix products of the dense part. Parameters, gradients, optimizer, norms, loss
+    /// and metrics always use 32-bit floats.
     #[serde(skip_serializing_if = "Precision::is_default")]
     pub precision: Precision,
 }
@@ -73,8 +75,8 @@ impl Default for LoopConfig {
 }
 
 impl LoopConfig {
-    /// Whether the figures of training are logged after `step`, counted from 1. It depends on nothing else, so that a
-    /// run that goes on logs the same steps.
+    /// Returns whether the training metrics are logged after `step`, counted from 1. The answer depends only on
+    /// the step, so that a resumed run logs the same steps.
     pub fn logs_at(&self, step: u64) -> bool {
         let every = self.log_every_steps.unwrap_or(match step {
             0..=20 => 1,
@@ -87,27 +89,28 @@ impl LoopConfig {
     }
 }
 
-/// `[evaluation]`.
+/// The `[evaluation]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvaluationConfig {
-    /// Evaluates after every so many steps, and at the end; only at the end if absent.
+    /// The number of steps between evaluations; if absent, only the evaluation at the end takes place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// Sparse features by whose id the figures are told apart too.
+    /// Sparse features whose ids divide the samples into segments; metrics are also computed per segment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub segments: Vec<String>,
-    /// Segments of a feature; samples of those that come later count as `other`.
+    /// The maximum number of segments of a feature; the samples of further ids are counted as `other`.
     #[serde(default = "max_segments")]
     pub max_segments: usize,
-    /// What samples that were shown together have in common: a kept column, `session_id`, or a sparse feature of one id.
-    /// Figures of rankings are means over such groups; absent, there are none.
+    /// The column that identifies samples that were shown together: a kept column, `session_id`, or a sparse
+    /// feature with one id per sample. Ranking metrics are means over these groups; without it, there are no
+    /// ranking metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// How many of the first samples of a group nDCG and the hit rate look at.
+    /// The cutoffs K of nDCG@K and hit rate@K.
     #[serde(default = "top")]
     pub top: Vec<usize>,
-    /// Bins of calibration.
+    /// The number of calibration bins.
     #[serde(default = "calibration_bins")]
     pub calibration_bins: usize,
 }
@@ -126,7 +129,8 @@ impl Default for EvaluationConfig {
 }
 
 impl EvaluationConfig {
-    /// The column that batches must carry for the groups; `None` where a sparse feature tells them.
+    /// Returns the kept column that batches must carry for the groups, or `None` if there are no groups or a
+    /// sparse feature identifies them.
     pub fn kept_column(&self, schema: &Schema) -> Option<String> {
         let is_feature = |name: &&String| schema.sparse_features().any(|feature| feature.name == **name);
         self.group.as_ref().filter(|name| !is_feature(name)).cloned()
@@ -145,24 +149,24 @@ fn max_segments() -> usize {
     100
 }
 
-/// `[early_stopping]`: training ends when evaluation has not got better for a while.
+/// The `[early_stopping]` section: training ends when the evaluation metric stops improving.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EarlyStoppingConfig {
-    /// The figure that is watched.
+    /// The watched metric.
     #[serde(default)]
     pub metric: WatchedMetric,
-    /// The task whose figure it is, by its label; the first one if absent.
+    /// The label of the watched task; the first task if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
-    /// Evaluations in a row without an improvement that end training, at least 1.
+    /// The number of consecutive evaluations without an improvement after which training ends, at least 1.
     pub patience: u32,
-    /// By how much the figure must be better than the best so far to count as an improvement.
+    /// The margin by which a value must exceed the best one so far to count as an improvement.
     #[serde(default)]
     pub min_delta: f64,
 }
 
-/// Figures that early stopping can watch.
+/// The metrics that early stopping can watch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WatchedMetric {
@@ -175,20 +179,23 @@ pub enum WatchedMetric {
     Auc,
 }
 
-/// `[checkpoint]`.
+/// The `[checkpoint]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointConfig {
-    /// A checkpoint after every so many steps. There is always one where training ends, also by a signal.
+    /// The number of steps between checkpoints; none by steps if absent. A checkpoint is always written when
+    /// training ends, also when a signal ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// A checkpoint where the last one is so many minutes old; 0 for none by time.
+    /// The maximum age of the last checkpoint in minutes, after which a new one is written; 0 disables
+    /// checkpoints by time.
     #[serde(default = "every_minutes")]
     pub every_minutes: f64,
-    /// Checkpoints that are kept, the newest ones, and what they need.
+    /// The number of newest checkpoints that are kept, in addition to checkpoints that these need.
     #[serde(default = "keep")]
     pub keep: usize,
-    /// Every so many checkpoints one holds the tables whole; those between hold the rows that were looked up since.
+    /// One checkpoint in `full_every` contains the whole tables; the others contain the rows that were looked
+    /// up since the last one with whole tables.
     #[serde(default = "full_every")]
     pub full_every: u64,
 }
@@ -200,7 +207,7 @@ impl Default for CheckpointConfig {
 }
 
 impl CheckpointConfig {
-    /// The time between checkpoints by time; `None` if there are none.
+    /// Returns the time between checkpoints by time, or `None` if these are disabled.
     pub fn interval(&self) -> Option<Duration> {
         let seconds = 60.0 * self.every_minutes;
         (seconds > 0.0).then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
@@ -219,7 +226,7 @@ fn full_every() -> u64 {
     1
 }
 
-/// Refuses numbers with which no run can go on.
+/// Rejects invalid settings of these sections.
 pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static str)> {
     let train = &config.train;
     if train.batch_size == 0 || train.epochs == 0 || train.log_every_steps == Some(0) {
@@ -280,18 +287,18 @@ pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static
     }
 }
 
-/// `[exchange]`.
+/// The `[exchange]` section.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExchangeConfig {
-    /// The type in which ranks send each other vectors and their gradients, rounded to the nearest numbers. Sums stay
-    /// in single precision.
+    /// The type of embedding vectors and their gradients when ranks exchange them, rounded to nearest. Sums are
+    /// computed in single precision.
     #[serde(default)]
     pub dtype: DataType,
 }
 
 impl ExchangeConfig {
-    /// Whether it is that of a configuration without `[exchange]`.
+    /// Returns whether all settings have their default values, as without an `[exchange]` section.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }

@@ -1,4 +1,4 @@
-//! The types of weights, and the optimizers of tables.
+//! The types of table weights, and the optimizers of tables.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,17 +11,17 @@ pub enum DataType {
     Fp32,
     /// IEEE 754 half precision.
     Fp16,
-    /// The upper half of a single-precision number.
+    /// bfloat16: the upper 16 bits of a single-precision number.
     Bf16,
 }
 
 impl DataType {
-    /// Whether this is the default type.
+    /// Returns whether this is the default type.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Bytes of one weight.
+    /// Returns the number of bytes of one weight.
     pub fn bytes(self) -> u64 {
         match self {
             Self::Fp32 => 4,
@@ -30,23 +30,23 @@ impl DataType {
     }
 }
 
-/// The optimizer of a table.
+/// The optimization algorithm of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TableOptimizer {
-    /// Keeps no state.
+    /// Stochastic gradient descent, without state.
     Sgd,
-    /// Keeps a sum of squares per weight.
+    /// Adagrad, with a sum of squared gradients per weight.
     Adagrad,
-    /// Keeps one sum of squares per row.
+    /// Row-wise Adagrad, with one sum of squared gradients per row.
     #[default]
     RowWiseAdagrad,
-    /// Keeps two moments per weight.
+    /// Adam, with two moments per weight.
     Adam,
 }
 
 impl TableOptimizer {
-    /// The number of values that it keeps for a row of `columns` columns; `None` if they cannot be counted.
+    /// Returns the number of state values for a row of `columns` columns, or `None` on overflow.
     pub fn state_values(self, columns: u64) -> Option<u64> {
         match self {
             Self::Sgd => Some(0),

@@ -1,4 +1,5 @@
-//! Kernels on one batch of the reference model's shapes: `cargo bench -p onefold-kernels --bench kernels`.
+//! Benchmarks of kernels on one batch with the reference model's shapes:
+//! `cargo bench -p onefold-kernels --bench kernels`.
 
 use std::hint::black_box;
 
@@ -13,7 +14,7 @@ const DIM: usize = 64;
 const ROWS: usize = 200_000;
 const SAMPLES: usize = 2_048;
 
-/// Table rows without a pattern that a prefetcher could follow; low ones are frequent.
+/// Returns table rows in an order that a hardware prefetcher cannot predict; low rows are frequent.
 fn table_rows(count: usize) -> Vec<u32> {
     let row = |i: usize| {
         let uniform = (i.wrapping_mul(2_654_435_761) % 1_000_003) as f64 / 1_000_003.0;
@@ -26,7 +27,7 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i * 7 % 101) as f32 / 101.0 - 0.5).collect()
 }
 
-/// One feature of 2,048 lists of 20 ids.
+/// Benchmarks one feature with 2,048 lists of 20 ids.
 fn lookup_and_update(criterion: &mut Criterion) {
     let (mut table, rows) = (numbers(ROWS * DIM), table_rows(SAMPLES * 20));
     let offsets: Vec<i32> = (0..SAMPLES as i32).map(|row| 20 * row).collect();
@@ -83,7 +84,8 @@ fn lookup_and_update(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One sequence feature of windows of 100 that slide by one element every third window, in sessions of 12 windows.
+/// Benchmarks one sequence feature: sessions of 12 windows of 100 elements, which slide by one element every third
+/// window.
 fn attention(criterion: &mut Criterion) {
     let (sessions, windows) = (16, 12);
     let table = numbers(ROWS * DIM);
@@ -108,7 +110,7 @@ fn attention(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// 61 vectors a sample, 45 of which four samples in a row share.
+/// Benchmarks 61 vectors per sample; four consecutive samples share 45 of them.
 fn interaction(criterion: &mut Criterion) {
     let user = numbers(SAMPLES / 4 * 45 * DIM);
     let item = numbers(SAMPLES * 16 * DIM);

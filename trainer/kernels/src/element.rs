@@ -1,12 +1,12 @@
-//! The types in which tables store their weights: `fp32`, and `bf16` and `fp16`, which are computed with as `f32` and
-//! rounded stochastically when they are stored.
+//! The storage types of table weights: `fp32`, `bf16` and `fp16`. The 16-bit types are converted to `f32` for
+//! computations and rounded stochastically when they are stored.
 //!
-//! Stochastic rounding takes the nearer neighbour with the higher probability, so that the expected value is the exact
-//! one, and updates that are smaller than half a step of the type are not lost (Gupta et al. 2015). The random bits
-//! come from a counter: they are a hash of a seed, the step, the table, the row and the column, so that they depend on
-//! neither threads nor shards, and a resumed run draws the same. A number that the type represents is never changed.
-//! Finite numbers beyond the type's largest one become that one (65,504 for `fp16`); infinities and NaN stay what they
-//! are.
+//! Stochastic rounding chooses one of the two neighbours, the nearer one with the higher probability, so that the
+//! expected value is the exact value. Therefore updates smaller than half a step of the type are not lost (Gupta et
+//! al. 2015). The random bits are a hash of the seed, step, table, row and column. They depend neither on threads
+//! nor on shards, and a resumed run draws the same bits. A value that the type represents exactly is never changed.
+//! Finite values beyond the type's largest value become the largest value (65,504 for `fp16`); infinities and NaN
+//! are preserved.
 
 use std::borrow::Cow;
 
@@ -25,11 +25,12 @@ pub trait Element: Copy + Send + Sync + 'static {
     /// Converts one weight to a 32-bit float, exactly.
     fn widen(stored: Self::Stored) -> f32;
 
-    /// Returns a row as 32-bit floats, to be changed: the row itself, or `buffer`, which is as long.
+    /// Returns a row as mutable 32-bit floats: the row itself, or its conversion in `buffer`, which has the same
+    /// length.
     fn widened<'a, L: Lanes>(row: &'a mut [Self::Stored], buffer: &'a mut [f32]) -> &'a mut [f32];
 
-    /// Rounds `buffer` stochastically and stores it in `row`, which is as long. A row of 32-bit floats stays as it is:
-    /// [`widened`](Self::widened) returned the row itself.
+    /// Rounds `buffer` stochastically and stores it in `row`, which has the same length. Does nothing for 32-bit
+    /// floats, because [`widened`](Self::widened) returned the row itself.
     fn store(row: &mut [Self::Stored], buffer: &[f32], noise: RowNoise);
 }
 
@@ -121,8 +122,8 @@ impl Element for Fp16 {
     }
 }
 
-/// A 16-bit float as a 32-bit one: exponent and mantissa at their new places, scaled by the difference of the biases,
-/// which is exact for subnormal numbers too.
+/// Converts a 16-bit float to a 32-bit float. The exponent and the mantissa are moved to their new positions, and
+/// the value is scaled by the difference of the exponent biases, which is exact for subnormal numbers too.
 #[inline(always)]
 pub(crate) fn widen_fp16(stored: u16) -> f32 {
     let (sign, magnitude) = (u32::from(stored & 0x8000) << 16, u32::from(stored & 0x7fff));
@@ -131,56 +132,56 @@ pub(crate) fn widen_fp16(stored: u16) -> f32 {
     f32::from_bits(scaled.to_bits() | special | sign)
 }
 
-/// Rounds up with a probability of the part that is cut off: `noise` is uniform in `0..1 << 16`.
+/// Rounds to `bf16`, up with a probability equal to the truncated fraction: `noise` is uniform in `0..1 << 16`.
 #[inline(always)]
 fn narrow_bf16(value: f32, noise: u32) -> u16 {
     let bits = value.to_bits();
     let (sign, magnitude) = (bits & 0x8000_0000, bits & 0x7fff_ffff);
     let rounded = (magnitude + noise).min(0x7f7f_ffff);
-    // A quiet bit keeps what is no number from becoming infinite.
+    // The quiet bit keeps a NaN from becoming infinity when its lower bits are cut off.
     let special = magnitude | if magnitude > 0x7f80_0000 { 0x0040_0000 } else { 0 };
     let kept = if magnitude >= 0x7f80_0000 { special } else { rounded };
     ((sign | kept) >> 16) as u16
 }
 
-/// The least normal number of `fp16`.
+/// The smallest normal number of `fp16`.
 const LEAST_NORMAL: f32 = f32::from_bits(113 << 23);
 
-/// The same for `fp16`: `noise` is uniform in `0..1 << 13`.
+/// Rounds to `fp16`, up with a probability equal to the truncated fraction: `noise` is uniform in `0..1 << 13`.
 ///
-/// Below the least normal number the type's steps are all of one size: that number is added, so that they are the
-/// steps of the float's mantissa. The sum is rounded to a 2^13th of a step.
+/// Subnormal values of `fp16` all have the same step. The smallest normal number is added to a smaller value, so
+/// that this step becomes a step of the float's mantissa. The addition itself rounds to 2^-13 of a step.
 #[inline(always)]
 fn narrow_fp16(value: f32, noise: u32) -> u16 {
     let (sign, magnitude) = ((value.to_bits() >> 16) & 0x8000, value.abs());
     let normal = magnitude >= LEAST_NORMAL;
     let (shifted, base) = if normal { (magnitude, 112 << 23) } else { (magnitude + LEAST_NORMAL, 113 << 23) };
     let rounded = ((shifted.to_bits() + noise - base) >> 13).min(0x7bff);
-    // Comparisons of bits, as a comparison of NaN is false whichever way it is asked.
+    // Compares bits, because every comparison with NaN is false.
     let bits = magnitude.to_bits();
     let special = if bits > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
     (sign | if bits >= 0x7f80_0000 { special } else { rounded }) as u16
 }
 
-/// The nearest `bf16`, of two the even one; the largest for what is larger and finite.
+/// Rounds to the nearest `bf16`, ties to even. Finite values beyond the largest `bf16` become the largest.
 #[inline]
 pub fn nearest_bf16(value: f32) -> u16 {
     narrow_bf16(value, 0x7fff + ((value.to_bits() >> 16) & 1))
 }
 
-/// The nearest `fp16`, of two the even one; the largest for what is larger and finite.
+/// Rounds to the nearest `fp16`, ties to even. Finite values beyond the largest `fp16` become the largest.
 #[inline]
 pub fn nearest_fp16(value: f32) -> u16 {
     let magnitude = value.abs();
     if magnitude < LEAST_NORMAL {
-        // A step of `fp16` is the last place of 0.5: the addition rounds once, as it should.
+        // The step of subnormal `fp16` values is the last place of 0.5, so the addition does the only rounding.
         let steps = (magnitude + 0.5).to_bits() - 0.5_f32.to_bits();
         return ((value.to_bits() >> 16) & 0x8000) as u16 | steps as u16;
     }
     narrow_fp16(value, 0xfff + ((value.to_bits() >> 13) & 1))
 }
 
-/// A source of random bits for the rounding of a table's update: a counter's hash.
+/// A counter-based source of random bits for the rounding of a table's update.
 #[derive(Debug, Clone, Copy)]
 pub struct Noise {
     key: u64,
@@ -196,18 +197,19 @@ pub struct RowNoise {
 }
 
 impl Noise {
-    /// The noise of a table in a step.
+    /// Returns the noise of a table in a step.
     pub fn new(seed: u64, step: u64, table: u64) -> Self {
         Self { key: mixed(step_key(seed, step) ^ table), first_row: 0, first_column: 0 }
     }
 
-    /// The noise of the same table's shard that begins at this row and column: the same for the same weights.
+    /// Returns the noise of the table's shard that begins at this row and column. A weight has the same noise in
+    /// every shard.
     #[must_use]
     pub fn of_shard(self, first_row: u64, first_column: u64) -> Self {
         Self { first_row, first_column: first_column as u32, ..self }
     }
 
-    /// Returns the noise of a row, which is numbered from the first row of the shard on.
+    /// Returns the noise of a row, given its index within the shard.
     #[inline(always)]
     pub fn row(self, row: usize) -> RowNoise {
         let key = (mixed(self.key ^ (self.first_row + row as u64)) >> 32) as u32;
@@ -216,7 +218,8 @@ impl Noise {
 }
 
 impl RowNoise {
-    /// 32 bits for a column. The hash is `lowbias32`, found by Chris Wellons' search for multipliers of least bias.
+    /// Returns 32 random bits for a column. The hash is `lowbias32`, which Chris Wellons found by a search for
+    /// multipliers of least bias.
     #[inline(always)]
     fn of(self, column: usize) -> u32 {
         let counter = self.first_column.wrapping_add(column as u32);
@@ -227,13 +230,13 @@ impl RowNoise {
     }
 }
 
-/// Returns the hash of the seed and the step, from which the noise of every table in that step is made.
+/// Returns the hash of the seed and the step, which is part of the noise of every table in that step.
 #[inline]
 pub fn step_key(seed: u64, step: u64) -> u64 {
     mixed(mixed(seed) ^ step)
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014), one step on.
+/// Advances SplitMix64 by one step and applies its finalizer (Steele, Lea and Flood 2014).
 #[inline(always)]
 fn mixed(value: u64) -> u64 {
     let mut bits = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -268,7 +271,7 @@ impl<'a, T: AsRef<[f32]> + ?Sized> From<&'a T> for Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Weights.
+    /// Returns the number of weights.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -277,17 +280,17 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no weights.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// So many weights from `start` on.
+    /// Returns `length` weights, from `start` on.
     ///
     /// # Panics
     ///
-    /// If there are fewer.
+    /// If there are fewer weights.
     #[inline]
     pub fn slice(&self, start: usize, length: usize) -> Elements<'a> {
         match self {
@@ -297,11 +300,11 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Writes them as floats, exactly.
+    /// Converts the weights to 32-bit floats, exactly, and writes them to `values`.
     ///
     /// # Panics
     ///
-    /// If `values` is not as long.
+    /// If `values` has another length.
     #[inline]
     pub fn widen(&self, values: &mut [f32]) {
         assert_eq!(self.len(), values.len(), "as many values are written as there are");
@@ -312,14 +315,14 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// The same, in memory of their own.
+    /// Returns a copy of the weights as 32-bit floats.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.len()];
         self.widen(&mut values);
         values
     }
 
-    /// The same, where they are if they are 32-bit floats.
+    /// Returns the weights as 32-bit floats, borrowed if they are stored as such.
     pub fn floats(&self) -> Cow<'a, [f32]> {
         match self {
             Self::Fp32(values) => Cow::Borrowed(values),
@@ -327,7 +330,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// The bytes in memory.
+    /// Returns the bytes of the weights.
     pub fn bytes(&self) -> &'a [u8] {
         match self {
             Self::Fp32(values) => bytemuck::cast_slice(values),
@@ -335,7 +338,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Asks the processor for the cache lines, which are read soon.
+    /// Prefetches the cache lines of the weights.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         super::simd::prefetch(self.bytes());
@@ -359,7 +362,7 @@ fn widen_fp16s_with<L: Lanes>(stored: &[u16], values: &mut [f32]) {
     widen_row::<L, Fp16>(stored, values);
 }
 
-/// Stored weights that are changed.
+/// Stored weights that can be changed, row-major.
 #[derive(Debug)]
 pub enum ElementsMut<'a> {
     /// 32-bit floats.
@@ -377,7 +380,7 @@ impl<'a, T: AsMut<[f32]> + ?Sized> From<&'a mut T> for ElementsMut<'a> {
 }
 
 impl<'a> ElementsMut<'a> {
-    /// Weights.
+    /// Returns the number of weights.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -386,17 +389,17 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no weights.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The first so many weights, and the others.
+    /// Returns the first `length` weights, and the rest.
     ///
     /// # Panics
     ///
-    /// If there are fewer.
+    /// If there are fewer weights.
     pub fn split_at(self, length: usize) -> (Self, Self) {
         match self {
             Self::Fp32(values) => {
@@ -422,7 +425,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers of all sizes, the special ones among them.
+    /// Numbers of all magnitudes, including special values.
     fn numbers() -> impl Strategy<Value = f32> {
         let special =
             [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65_504.0, 65_519.9, 5.9e-8, 3e-8];
@@ -448,7 +451,7 @@ mod tests {
             let stored = [bits; 11];
             let wide = |elements: Elements<'_>| elements.to_f32();
             assert!(wide(Elements::Bf16(&stored)).iter().all(|w| w.to_bits() == b.to_bits()));
-            // The processor's instruction makes what is no number a quiet one.
+            // The processor's instruction makes NaN quiet.
             assert!(wide(Elements::Fp16(&stored)).iter().all(|w| *w == h || w.is_nan() && h.is_nan()));
         }
     }
@@ -458,7 +461,7 @@ mod tests {
         fn the_nearest_number_is_that_of_ieee(value in numbers()) {
             let (b, h) = (bf16::from_f32(value), f16::from_f32(value));
             let same = |found: u16, expected: u16, infinite: bool, largest: u16| {
-                // What is finite stays finite.
+                // Finite values stay finite.
                 let expected = if infinite && value.is_finite() { largest | (expected & 0x8000) } else { expected };
                 found == expected
             };
@@ -485,7 +488,7 @@ mod tests {
         }
     }
 
-    /// The mean over all noise is the number itself.
+    /// The mean over all noise values is the exact value.
     #[test]
     fn rounding_is_unbiased() {
         for value in [1.0_f32, 1.003, -1.003, 0.1, 3.1e-5, 1e-6, -4.4e-7, 6e-8, 1e-8, 1000.5, 60_000.7] {
@@ -493,21 +496,21 @@ mod tests {
             let fp16 = (0..1 << 13).map(|noise| f64::from(Fp16::widen(narrow_fp16(value, noise))));
             let mean = fp16.sum::<f64>() / f64::from(1 << 13);
             let step = (exact.abs() * 2_f64.powi(-10)).max(2_f64.powi(-24));
-            // A 2^13th of a step is what the sum with the least normal number is rounded to.
+            // The sum with the smallest normal number is rounded to 2^-13 of a step.
             assert!((mean - exact).abs() <= step * 2_f64.powi(-13), "fp16 {value}: {mean}");
             let bf16 = (0..1 << 16).map(|noise| f64::from(Bf16::widen(narrow_bf16(value, noise))));
             assert_eq!(bf16.sum::<f64>() / f64::from(1 << 16), exact, "bf16 {value}");
         }
     }
 
-    /// The noise that is drawn is uniform, and another one for every seed, step, table, row and column.
+    /// The noise is uniform, and differs between seeds, steps, tables, rows and columns.
     #[test]
     fn noise_is_uniform_and_independent() {
         let draws = |noise: Noise, row: usize, count: usize| -> Vec<u32> {
             (0..count).map(|column| noise.row(row).of(column)).collect()
         };
         let noise = Noise::new(1, 2, 3);
-        // Pearson's chi-squared of 256 bins: 255 ± 6 standard deviations of 22.6.
+        // Pearson's chi-squared test of 256 bins: 255 ± 6 standard deviations of 22.6.
         for shift in [24, 16, 8, 0] {
             let mut bins = [0_u32; 256];
             for row in 0..1000 {
@@ -522,10 +525,10 @@ mod tests {
         {
             let equal_bits: u32 =
                 first.iter().zip(draws(other, row, 64)).map(|(a, b)| (!(a ^ b)).count_ones()).sum();
-            // 1,024 of 2,048 ± 5 standard deviations.
+            // 1,024 of 2,048 bits ± 5 standard deviations.
             assert!((911..1137).contains(&equal_bits), "{equal_bits}");
         }
-        // A shard draws what the whole table draws in its place.
+        // A shard draws the same bits as the whole table at the same rows and columns.
         assert_eq!(draws(noise.of_shard(3, 16), 2, 48), first[16..]);
     }
 }

@@ -1,22 +1,23 @@
-//! Memory that is written before anybody reads it.
+//! Vectors in uninitialized memory, which kernels fill in parallel.
 //!
-//! Zeros of the size of a batch's vectors are a pass over memory, by one thread; those of a piece are written in the
-//! cache of the thread that goes on to fill it.
+//! `vec![0.0; n]` writes all of the memory on one thread before a kernel starts. Here, each thread writes zeros to
+//! a piece just before it fills that piece, while the piece is in its cache.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-/// Writes zeros to all of `memory`, and returns it.
+/// Writes zeros to all of `memory` and returns it as initialized memory.
 pub fn zeroed<T: Copy + Default>(memory: &mut [MaybeUninit<T>]) -> &mut [T] {
     memory.fill(MaybeUninit::new(T::default()));
     // SAFETY: the line above has written every element.
     unsafe { memory.assume_init_mut() }
 }
 
-/// Fills memory in chunks of `chunk` numbers, the last of which may be shorter, in parallel: `fill` is given what
-/// `scratch` makes for each thread, the chunk's number, and the chunk as zeros. Returns what is filled then.
+/// Fills memory in parallel in chunks of `chunk` elements; the last chunk may be shorter. `fill` receives the
+/// thread's scratch value (made by `scratch`), the index of the chunk, and the chunk, which contains zeros. Returns
+/// the filled memory.
 pub fn fill_chunks<S, T: Copy + Default + Send>(
     memory: &mut [MaybeUninit<T>],
     chunk: usize,
@@ -25,16 +26,16 @@ pub fn fill_chunks<S, T: Copy + Default + Send>(
 ) -> &mut [T] {
     let chunks = memory.par_chunks_mut(chunk.max(1)).enumerate().with_max_len(1);
     chunks.for_each_init(scratch, |scratch, (number, chunk)| fill(scratch, number, zeroed(chunk)));
-    // SAFETY: the chunks are all of the memory, and `zeroed` has written each.
+    // SAFETY: the chunks cover all of the memory, and `zeroed` has written each chunk.
     unsafe { memory.assume_init_mut() }
 }
 
-/// Fills memory in pieces of these sizes, in parallel: `fill` is given a piece's number, and the piece as zeros.
-/// Returns what is filled then.
+/// Fills memory in parallel in pieces of the given sizes. `fill` receives the index of a piece, and the piece,
+/// which contains zeros. Returns the filled memory.
 ///
 /// # Panics
 ///
-/// If the pieces are not all of the memory.
+/// If the sizes do not add up to the length of the memory.
 pub fn fill_pieces<'m>(
     memory: &'m mut [MaybeUninit<f32>],
     sizes: &[usize],
@@ -49,24 +50,26 @@ pub fn fill_pieces<'m>(
     }
     let pieces = pieces.into_par_iter().enumerate().with_max_len(1);
     pieces.for_each(|(number, piece)| fill(number, zeroed(piece)));
-    // SAFETY: the pieces are all of the memory, and `zeroed` has written each.
+    // SAFETY: the pieces cover all of the memory, and `zeroed` has written each piece.
     unsafe { memory.assume_init_mut() }
 }
 
-/// A vector of `length` floats, which `write` returns, all of what it is given.
+/// Returns a vector of `length` floats that `write` has initialized. `write` must return the whole slice that it
+/// receives.
 ///
 /// # Panics
 ///
-/// If `write` returns something else.
+/// If `write` returns another slice.
 pub(crate) fn written(length: usize, write: impl FnOnce(&mut [MaybeUninit<f32>]) -> &mut [f32]) -> Vec<f32> {
     let mut values = Vec::with_capacity(length);
     write_all(&mut values.spare_capacity_mut()[..length], write);
-    // SAFETY: `write_all` has returned, so the first `length` elements are initialised.
+    // SAFETY: `write_all` has returned, so the first `length` elements are initialized.
     unsafe { values.set_len(length) };
     values
 }
 
-/// Calls `write` on `memory`, all of which it must return: every element is initialised then.
+/// Calls `write` with `memory`. `write` must return the whole slice, which proves that all elements are
+/// initialized.
 ///
 /// # Panics
 ///
@@ -77,7 +80,7 @@ pub fn write_all<T>(memory: &mut [MaybeUninit<T>], write: impl FnOnce(&mut [Mayb
     assert!(written.len() == length && written.as_ptr() == start, "all is written");
 }
 
-/// A vector of `length` floats that is filled as by [`fill_chunks`].
+/// Returns a vector of `length` floats that [`fill_chunks`] has filled.
 pub(crate) fn filled_chunks<S>(
     length: usize,
     chunk: usize,
@@ -87,54 +90,55 @@ pub(crate) fn filled_chunks<S>(
     written(length, |memory| fill_chunks(memory, chunk, scratch, fill))
 }
 
-/// Vectors that are filled in pieces of any lengths, by any threads.
+/// A vector of floats that several threads fill in pieces of any length.
 pub(crate) struct Fresh {
     values: Vec<f32>,
     length: usize,
     written: AtomicUsize,
 }
 
-/// A part of one.
+/// A part of a [`Fresh`] vector.
 pub(crate) struct Piece<'a> {
     memory: &'a mut [MaybeUninit<f32>],
     written: &'a AtomicUsize,
 }
 
 impl Fresh {
-    /// Memory for `length` floats.
+    /// Allocates memory for `length` floats.
     pub(crate) fn new(length: usize) -> Self {
         Self { values: Vec::with_capacity(length), length, written: AtomicUsize::new(0) }
     }
 
-    /// All of it, to be cut into pieces each of which becomes zeros; not to be asked for twice.
+    /// Returns the whole vector as one piece, to be split. All parts of it must be [`zeroed`](Piece::zeroed). A
+    /// second call starts again.
     pub(crate) fn whole(&mut self) -> Piece<'_> {
         *self.written.get_mut() = 0;
         Piece { memory: &mut self.values.spare_capacity_mut()[..self.length], written: &self.written }
     }
 
-    /// The vector.
+    /// Returns the filled vector.
     ///
     /// # Panics
     ///
-    /// If a piece was left as it was.
+    /// If a piece was not zeroed.
     pub(crate) fn into_vec(self) -> Vec<f32> {
         let Self { mut values, length, written } = self;
         assert_eq!(written.into_inner(), length, "all pieces are filled");
-        // SAFETY: pieces do not overlap and each is counted once, when it becomes zeros, so that as many floats as
-        // there are have been written.
+        // SAFETY: pieces do not overlap, and each piece adds its length to `written` once, when it is zeroed. The
+        // assertion shows that all `length` floats have been written.
         unsafe { values.set_len(length) };
         values
     }
 }
 
 impl<'a> Piece<'a> {
-    /// The first `length` floats, and the others.
+    /// Returns the first `length` floats, and the rest.
     pub(crate) fn split_at(self, length: usize) -> (Self, Self) {
         let (first, rest) = self.memory.split_at_mut(length);
         (Self { memory: first, ..self }, Self { memory: rest, written: self.written })
     }
 
-    /// The piece as zeros.
+    /// Writes zeros to the piece and returns it as initialized memory.
     pub(crate) fn zeroed(self) -> &'a mut [f32] {
         self.written.fetch_add(self.memory.len(), Ordering::Relaxed);
         zeroed(self.memory)

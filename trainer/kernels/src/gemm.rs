@@ -1,13 +1,13 @@
-//! Products of small matrices that stay in the processor's caches.
+//! Products of small matrices that fit the processor's caches.
 
 use super::product::{Pairs, Unit, add_products, copy_rows};
 use super::simd::{self, Kernel, Lanes, WIDE, WIDTH, dispatched};
 
-/// A multiple of the rows of C that registers hold, whatever the processor.
+/// The number of rows of C that AVX-512 registers hold: a multiple of the 6 rows that AVX2 registers hold.
 pub(crate) const ROWS: usize = 12;
 
-/// A matrix `[m, k]` whose element `(i, p)` is `values[i * row_stride + p * column_stride]`: row-major if the column
-/// stride is 1, transposed if the row stride is.
+/// A matrix `[m, k]` with element `(i, p)` at `values[i * row_stride + p * column_stride]`: row-major if the column
+/// stride is 1, transposed if the row stride is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Strided<'a> {
     pub(crate) values: &'a [f32],
@@ -16,12 +16,12 @@ pub(crate) struct Strided<'a> {
 }
 
 impl<'a> Strided<'a> {
-    /// A row-major matrix of rows `stride` apart.
+    /// Returns a row-major matrix with a row stride of `stride`.
     pub(crate) fn rows(values: &'a [f32], stride: usize) -> Self {
         Self { values, row_stride: stride, column_stride: 1 }
     }
 
-    /// The transpose of a row-major matrix of rows `stride` apart.
+    /// Returns the transpose of a row-major matrix with a row stride of `stride`.
     pub(crate) fn transposed(values: &'a [f32], stride: usize) -> Self {
         Self { values, row_stride: 1, column_stride: stride }
     }
@@ -31,8 +31,8 @@ impl<'a> Strided<'a> {
     }
 }
 
-/// `C = A B`, or `C += A B` if `accumulate`: with `size` (m, n, k), A is `[m, k]`, B `[k, n]` with rows `ldb`
-/// apart, C `[m, n]` with rows `ldc` apart. Fastest if `n` is a multiple of 16.
+/// Computes `C = A B`, or `C += A B` if `accumulate`. With `size` = (m, n, k), A is `[m, k]`, B is `[k, n]` with
+/// row stride `ldb`, and C is `[m, n]` with row stride `ldc`. Fastest if `n` is a multiple of 16.
 ///
 /// # Panics
 ///
@@ -49,7 +49,7 @@ pub(crate) fn gemm(
     simd::run(Gemm::<false> { size, a, b, ldb, c, ldc, accumulate });
 }
 
-/// Operands as pairs of bfloat16 numbers, in buffers that grow.
+/// Buffers for operands that are packed as pairs of bfloat16 values. The buffers grow as needed.
 #[derive(Debug, Default)]
 pub(crate) struct Packed {
     a: Vec<u32>,
@@ -57,7 +57,8 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// [`gemm`]; if `bf16`, with operands that are rounded to bfloat16 first. Sums are of 32-bit floats.
+    /// Computes the same product as [`gemm()`]. If `bf16`, rounds the operands to bfloat16 first; sums are 32-bit
+    /// floats.
     ///
     /// # Panics
     ///
@@ -93,8 +94,9 @@ impl Packed {
 }
 
 dispatched! {
-    /// Pairs of elements that follow each other in k: `[other, pairs]` of a matrix `[other, k]`, if it is `by_rows`, else
-    /// `[pairs, other]` of `[k, other]`; rows are `stride` apart.
+    /// Packs pairs of elements that are neighbours in k. Reads `[other, k]` and writes `[other, pairs]` if
+    /// `by_rows`, otherwise reads `[k, other]` and writes `[pairs, other]`. The row stride of the input is
+    /// `stride`.
     fn pack(values: &[f32], stride: usize, k: usize, other: usize, by_rows: bool, out: &mut [u32]) = wide pack_with
 }
 
@@ -125,7 +127,7 @@ fn pack_with<L: Lanes<N>, const N: usize>(
     }
 }
 
-/// [`gemm`], or the same of units that are pairs of bfloat16 numbers, which follow each other in k.
+/// The product of [`gemm()`], either of floats or of units that are pairs of bfloat16 values (neighbours in k).
 struct Gemm<'a, const PAIRS: bool> {
     size: (usize, usize, usize),
     a: Strided<'a>,
@@ -163,7 +165,7 @@ impl<const PAIRS: bool> Kernel for Gemm<'_, PAIRS> {
     }
 }
 
-/// `M` rows of C, which it returns.
+/// Computes `M` rows of C, and returns `M`.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]
 fn panel<L: Lanes<N>, const N: usize, const M: usize, const PAIRS: bool>(
@@ -202,7 +204,7 @@ fn panel<L: Lanes<N>, const N: usize, const M: usize, const PAIRS: bool>(
     M
 }
 
-/// The product of two units.
+/// Returns the product of two units.
 #[inline(always)]
 fn product<const PAIRS: bool>((a, b): (f32, f32)) -> f32 {
     if !PAIRS {
@@ -212,7 +214,7 @@ fn product<const PAIRS: bool>((a, b): (f32, f32)) -> f32 {
     a * b + a_second * b_second
 }
 
-/// `M` rows and `V` vectors of columns of C, in registers while k passes.
+/// Computes `M` rows and `V` vectors of columns of C. Their sums stay in registers for all of k.
 #[inline(always)]
 fn tile<L: Lanes<N>, const N: usize, const M: usize, const V: usize, const PAIRS: bool>(
     k: usize,
@@ -235,7 +237,7 @@ fn tile<L: Lanes<N>, const N: usize, const M: usize, const V: usize, const PAIRS
 }
 
 dispatched! {
-    /// The transpose of `[rows, columns]`, whose rows are `stride` apart, with rows `out_stride` apart.
+    /// Transposes `[rows, columns]` with row stride `stride` into `out` with row stride `out_stride`.
     ///
     /// # Panics
     ///
@@ -286,7 +288,7 @@ mod tests {
     use super::*;
     use crate::simd::each_copy;
 
-    /// Small integers, so that every order of summation gives the same float.
+    /// Returns small integers, so that every order of summation gives the same float.
     fn matrix(len: usize, seed: usize) -> Vec<f32> {
         (0..len).map(|i| ((i * 7 + seed * 13) % 11) as f32 - 5.0).collect()
     }
@@ -314,7 +316,7 @@ mod tests {
                     expected[i * ldc + j] = sum + if accumulate { start[i * ldc + j] } else { 0.0 };
                 }
             }
-            // These numbers are bfloat16 numbers, too.
+            // All these numbers are exact in bfloat16.
             for bf16 in [false, true] {
                 each_copy(|| {
                     let mut c = start.clone();
@@ -339,7 +341,7 @@ mod tests {
 
     #[test]
     fn operands_of_bfloat16_are_rounded_and_sums_are_not() {
-        // The first number becomes 1; its product with 3, and 0.001953125 = 1 / 512, add up to what bfloat16 lacks.
+        // 1.001 is rounded to 1. The sum 3 + 0.001953125 (= 1 / 512) has more digits than bfloat16.
         let (a, b) = ([1.001, 1.0], [3.0, 0.001_953_125]);
         for columns in [1, 8, 40] {
             let b: Vec<f32> = b.iter().flat_map(|b| vec![*b; columns]).collect();

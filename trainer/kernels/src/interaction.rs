@@ -1,8 +1,9 @@
-//! A sample's vectors side by side, or the dot products of all their pairs, straight from the rows of each group.
+//! Concatenates a sample's vectors, or computes the dot products of all their pairs, directly from the rows of each
+//! group.
 //!
-//! A row is expanded to its samples here and nowhere else: a sample's vectors are gathered into a buffer that stays
-//! in the processor's first cache, multiplied, and only the products are written. Going back, the gradients of
-//! samples that stand together and share a row are summed there too, before they leave the cache.
+//! Only this kernel expands rows to samples. It gathers a sample's vectors into a buffer that stays in the L1
+//! cache, multiplies them, and writes only the products. The backward pass sums the gradients of adjacent samples
+//! that share a row before they leave the cache.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -15,22 +16,23 @@ use super::gemm::{ROWS, Strided, gemm, transpose};
 use super::product::{self, Output};
 use super::simd::{Lanes, WIDE, dispatched};
 
-/// Samples that one thread goes through at a time.
+/// The number of samples that a thread processes at a time.
 const BLOCK: usize = 64;
 
-/// Vectors of a batch that share an inverse index: sample `b` has the vectors of row `inverse[b]`, or of row `b`.
+/// Vectors of a batch that share an inverse index: sample `b` has the vectors of row `inverse[b]`, or of row `b`
+/// without an index.
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
     /// `[U, F, D]`, row-major.
     pub values: &'a [f32],
-    /// F.
+    /// The number of vectors per row, F.
     pub vectors: usize,
-    /// `[B]`, each below U.
+    /// The inverse index, `[B]`, with values below U.
     pub inverse: Option<&'a [i32]>,
 }
 
 impl Source<'_> {
-    /// U, where vectors have `dim` values.
+    /// Returns the number of rows U, given that vectors have `dim` values.
     pub fn rows(&self, dim: usize) -> usize {
         self.values.len().checked_div(self.vectors * dim).unwrap_or(0)
     }
@@ -40,20 +42,20 @@ impl Source<'_> {
     }
 }
 
-/// The products of one batch: N vectors a sample, those of the first source first.
+/// The interaction of one batch. A sample has N vectors, in the order of the sources.
 #[derive(Debug, Clone, Copy)]
 pub struct Interaction<'a> {
-    /// Where the vectors stand.
+    /// The sources of the vectors.
     pub sources: &'a [Source<'a>],
-    /// D.
+    /// The length of a vector, D.
     pub dim: usize,
-    /// What is made of a sample's vectors.
+    /// The kind of interaction.
     pub form: Form,
     /// Whether vectors are rounded to bfloat16 before they are multiplied.
     pub rounded: bool,
 }
 
-/// What a sample passes through, one after the other: its vectors `[N, D]`, the same transposed, and products.
+/// Buffers for one sample at a time: its vectors `[N, D]`, their transpose, and their products.
 #[derive(Default)]
 struct Buffers {
     matrix: Vec<f32>,
@@ -61,26 +63,27 @@ struct Buffers {
     products: Vec<f32>,
 }
 
-/// What becomes of a sample's vectors.
+/// A kind of interaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// The strict lower triangle of `V Vᵀ`, row by row.
+    /// The dot products of all pairs: the strict lower triangle of `V Vᵀ`, row by row.
     Dot {
-        /// Whether the first vector (the bottom MLP's output) also stands before the products.
+        /// Whether the first vector (the bottom MLP's output) is also output, before the products.
         keep_first: bool,
     },
-    /// All vectors, one after the other.
+    /// All vectors, concatenated.
     Concat,
 }
 
 impl Interaction<'_> {
-    /// N.
+    /// Returns N, the number of vectors per sample.
     #[inline]
     fn vectors(&self) -> usize {
         self.sources.iter().map(|source| source.vectors).sum()
     }
 
-    /// Values of one sample's result: D if the first vector is kept and `N (N - 1) / 2` products, or `N D`.
+    /// Returns the number of values per sample: `N (N - 1) / 2` products, plus D if the first vector is kept, or
+    /// `N D`.
     #[inline]
     pub fn width(&self) -> usize {
         let vectors = self.vectors();
@@ -90,7 +93,7 @@ impl Interaction<'_> {
         }
     }
 
-    /// The values of a sample's vectors that also stand before the products.
+    /// Returns the range of a sample's vector values that are output before the products.
     #[inline]
     fn kept(&self) -> Range<usize> {
         match self.form {
@@ -99,21 +102,21 @@ impl Interaction<'_> {
         }
     }
 
-    /// `[B, width]`, for `samples` samples.
+    /// Returns the result of all samples, `[B, width]`.
     ///
     /// # Panics
     ///
-    /// If an inverse index leads outside its source, or has fewer samples.
+    /// If an inverse index refers to a row outside its source, or has fewer samples.
     pub fn forward(&self, samples: usize) -> Vec<f32> {
         written(samples * self.width(), |output| self.forward_into(output))
     }
 
-    /// Writes the results of [`forward`](Self::forward), `[B, width]`, as 32-bit floats or rounded to bfloat16, to all of
-    /// `output`, and returns it.
+    /// Writes the result of [`forward`](Self::forward), `[B, width]`, as 32-bit floats or rounded to bfloat16, to
+    /// all of `output`, and returns it.
     ///
     /// # Panics
     ///
-    /// As that of [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn forward_into<'m, O: Output>(&self, output: &'m mut [MaybeUninit<O>]) -> &'m mut [O] {
         let width = self.width();
         fill_chunks(output, BLOCK * width, Buffers::default, |buffers, block, output| {
@@ -131,7 +134,7 @@ impl Interaction<'_> {
         })
     }
 
-    /// The products of a sample.
+    /// Computes the products of a sample.
     fn dot<O: Output>(&self, sample: usize, buffers: &mut Buffers, output: &mut [O]) {
         let (vectors, dim) = (self.vectors(), self.dim);
         let kept = self.kept();
@@ -167,13 +170,13 @@ impl Interaction<'_> {
         }
     }
 
-    /// The gradients of every source, `[U, F, D]` each, from that of the result, `[B, width]`, of 32-bit floats or of
-    /// bfloat16. A row's gradient is
-    /// summed over its samples in their order, whatever the number of threads.
+    /// Returns the gradients of every source, `[U, F, D]` each, given the gradient of the result, `[B, width]`, in
+    /// 32-bit floats or bfloat16. Sums a row's gradient over its samples in an order that does not depend on the
+    /// number of threads.
     ///
     /// # Panics
     ///
-    /// If `gradient` is not of that size.
+    /// If an inverse index has fewer samples than `gradient`.
     pub fn backward<'g>(&self, gradient: impl Into<Elements<'g>>) -> Vec<Vec<f32>> {
         self.backward_of(gradient.into())
     }
@@ -216,7 +219,7 @@ impl Interaction<'_> {
         let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
         let kept = self.kept();
         let mut matrix = vec![0.0; vectors * dim];
-        // Above the diagonal it stays zero.
+        // Elements on and above the diagonal stay zero.
         let mut lower = vec![0.0; vectors * vectors];
         let mut result = vec![0.0; vectors * dim];
         let mut widened = vec![0.0; width];
@@ -255,8 +258,8 @@ impl Interaction<'_> {
     }
 }
 
-/// `V Vᵀ` left of the diagonal and beside it in a tile; `transposed` is Vᵀ, and its rows are as far apart as those of
-/// the products.
+/// Computes `V Vᵀ` left of the diagonal (and some elements right of it, to fill tiles). `transposed` is Vᵀ; its
+/// rows have the same stride as the rows of the products.
 fn lower_triangle(vectors: usize, dim: usize, matrix: &[f32], transposed: &[f32], products: &mut [f32]) {
     let padded = vectors.next_multiple_of(WIDE);
     for row in (0..vectors).step_by(ROWS) {
@@ -267,7 +270,7 @@ fn lower_triangle(vectors: usize, dim: usize, matrix: &[f32], transposed: &[f32]
     }
 }
 
-/// `(L + Lᵀ) V`, where L, `[N, N]`, is zero on and above the diagonal.
+/// Computes `(L + Lᵀ) V`, where L, `[N, N]`, is zero on and above the diagonal.
 fn multiply_symmetric(vectors: usize, dim: usize, lower: &[f32], matrix: &[f32], result: &mut [f32]) {
     for row in (0..vectors).step_by(ROWS) {
         let rows = ROWS.min(vectors - row);
@@ -275,7 +278,7 @@ fn multiply_symmetric(vectors: usize, dim: usize, lower: &[f32], matrix: &[f32],
         gemm((rows, dim, row + rows - 1), a, matrix, dim, &mut result[row * dim..], dim, false);
     }
     for column in (0..vectors).step_by(ROWS) {
-        // Rows before have nothing but zeros in these columns.
+        // The rows before `first` contain only zeros in these columns.
         let first = (column + 1).min(vectors);
         let a = Strided::transposed(lower.get(first * vectors + column..).unwrap_or(&[]), vectors);
         let c = &mut result[column * dim..];
@@ -284,13 +287,13 @@ fn multiply_symmetric(vectors: usize, dim: usize, lower: &[f32], matrix: &[f32],
     }
 }
 
-/// Samples that stand together in a block and share a row of one source.
+/// Runs of adjacent samples within a block that share a row of one source.
 struct Runs {
-    /// `[B]`.
+    /// The run of each sample, `[B]`.
     of_sample: Vec<u32>,
     /// The row of each run.
     rows: Vec<u32>,
-    /// The first run of each block, and the number of runs.
+    /// The first run of each block, then the number of runs.
     blocks: Vec<usize>,
 }
 
@@ -312,7 +315,7 @@ impl Runs {
         runs
     }
 
-    /// The sums by row from those by run; `length` values in all, `size` a row.
+    /// Sums the values of all runs of a row. The result has `length` values, `size` per row.
     fn fold(&self, mut sums: Vec<f32>, length: usize, size: usize) -> Vec<f32> {
         if !self.in_order() {
             let mut folded = vec![0.0; length];
@@ -321,7 +324,7 @@ impl Runs {
             }
             return folded;
         }
-        // Rows move up over the runs before them that went on into the next block.
+        // Moves rows to the front, and adds runs that continue a row of the previous block.
         let mut rows = 0;
         for (run, &row) in self.rows.iter().enumerate() {
             if row as usize == rows {
@@ -339,7 +342,7 @@ impl Runs {
         sums
     }
 
-    /// Whether every run has the row of the run before it, or the next row.
+    /// Returns whether runs are in the order of rows: each run has the row of the previous run or the next row.
     fn in_order(&self) -> bool {
         self.rows.first().is_none_or(|row| *row == 0)
             && self.rows.windows(2).all(|pair| pair[1] == pair[0] || pair[1] == pair[0] + 1)
@@ -351,7 +354,7 @@ fn store<O: Output>(values: &[f32], output: &mut [O]) {
 }
 
 dispatched! {
-    /// Numbers rounded to bfloat16.
+    /// Rounds values to bfloat16.
     fn round(out: &mut [f32], values: &[f32]) = wide round_with
 }
 
@@ -376,7 +379,7 @@ mod tests {
         prop::collection::vec(-2.0_f32..2.0, length)
     }
 
-    /// Sources of 3 and 5 rows behind inverse indices, and one without.
+    /// One source without an inverse index, and sources of 3 and 5 rows with one.
     fn sources(
         samples: usize,
         dim: usize,
@@ -387,7 +390,8 @@ mod tests {
             .prop_map(|(a, b, ib, c, ic)| vec![(a, 1, None), (b, 2, Some(ib)), (c, 4, Some(ic))])
     }
 
-    /// The definition in double precision: the result, and the gradients for a given gradient of it.
+    /// Computes the definition in double precision: the result, and the gradients of the sources for a given
+    /// upstream gradient.
     fn naive(interaction: &Interaction<'_>, samples: usize, gradient: &[f32]) -> (Vec<f64>, Vec<Vec<f64>>) {
         let (n, dim, width) = (interaction.vectors(), interaction.dim, interaction.width());
         let mut output = Vec::new();
@@ -463,13 +467,13 @@ mod tests {
             for (found, expected) in interaction.backward(&gradient).iter().zip(&expected_gradients) {
                 prop_assert!(close(found, expected));
             }
-            // In bfloat16 it is rounded once; these gradients are exact.
+            // The bfloat16 output is the float output, rounded once. The upstream gradients are exact in bfloat16.
             let mut halves = vec![MaybeUninit::new(0_u16); samples * width];
             let expected: Vec<u16> = output.iter().map(|value| u16::from_f32(*value)).collect();
             prop_assert_eq!(&*interaction.forward_into(&mut halves), &expected[..]);
             let halves: Vec<u16> = gradient.iter().map(|value| u16::from_f32(*value)).collect();
             prop_assert_eq!(interaction.backward(Elements::Bf16(&halves)), interaction.backward(&gradient));
-            // Rounded vectors give what vectors of rounded numbers give.
+            // `rounded` is equivalent to rounding the vectors beforehand.
             let rounded: Vec<Vec<f32>> = parts.iter().map(|(values, ..)| {
                 let mut rounded = values.clone();
                 round(&mut rounded, values);

@@ -1,4 +1,4 @@
-//! Kernels on plain slices: the parts of a batch's computation that run on the processor outside libtorch.
+//! CPU kernels on plain slices: the parts of a batch's computation that do not use libtorch.
 //!
 //! ```text
 //! tables' weights, ids, windows ─▶ pool, attention ─▶ pooled rows [U, F, D]
@@ -7,18 +7,21 @@
 //! gradients of rows ─▶ update ─▶ the tables' weights and optimizer state, changed in place
 //! ```
 //!
-//! Slices of 32-bit floats, of 16-bit floats by their bits and of indices come in; new vectors go out, or memory of the
-//! caller is written. Nothing is kept between calls but buffers. [`processor`] tells which instructions there are.
+//! The inputs are slices of 32-bit floats, of 16-bit floats (as bits) and of indices. The outputs are new vectors
+//! or memory of the caller. Kernels keep no state between calls except buffers. [`processor`] reports the
+//! instruction sets of the processor.
 //!
-//! Every kernel is one generic function over vectors of floats, compiled for AVX-512 (where it gains by it), for AVX2
-//! with FMA and for any processor, and chosen at run time. Work is cut into pieces that depend on the data alone and
-//! pieces are summed in a fixed order, so results depend on neither the number of threads nor their timing. Each piece
-//! is a job of its own (`with_max_len(1)`), so that a thread that is done early finds more to do.
+//! Every kernel is one generic function over vectors of floats. It is compiled for AVX-512 (where that is faster),
+//! for AVX2 with FMA, and for any processor; the copy to run is chosen at run time. Work is cut into pieces that
+//! depend only on the data, and pieces are summed in a fixed order, so results depend neither on the number of
+//! threads nor on their timing. Each piece is a separate rayon job (`with_max_len(1)`), so that idle threads find
+//! work.
 //!
-//! `onefold-trainer` uses this crate, which depends on no other crate of ours and does not need libtorch. The crate is
-//! optimised by itself: small functions that the trainer calls for every row or element are `#[inline]`.
+//! `onefold-trainer` uses this crate. The crate depends on no other Onefold crate and does not need libtorch. Crates are
+//! optimised separately (without LTO), so small functions that the trainer calls for every row or element are
+//! `#[inline]`.
 
-// `dispatched!` calls every kernel with a type of vectors, whether the kernel names it or not.
+// `dispatched!` passes a vector type to every kernel, also to kernels that do not use it.
 #![allow(clippy::extra_unused_type_parameters)]
 
 pub mod attention;

@@ -8,27 +8,27 @@ use super::element::{Bf16, Element, Elements, Fp16, Fp32, widen_row};
 use super::fresh::filled_chunks;
 use super::simd::{Lanes, WIDTH, dispatched, prefetch};
 
-/// Rows that one thread goes through at a time.
+/// The number of rows that a thread processes at a time.
 const BLOCK: usize = 64;
 
-/// How many ids ahead a vector is asked for.
+/// The prefetch distance, in ids.
 const AHEAD: usize = 12;
 
-/// Floats of a block's part of the timeline, at most, for it to be gathered first: 256 KiB.
+/// The maximum number of floats that a block of rows gathers from overlapping windows before pooling: 256 KiB.
 const MAX_GATHERED: usize = 1 << 16;
 
-/// A sparse feature: row `u` has the ids `offsets[u] .. offsets[u] + sizes[u]`.
+/// A sparse feature: row `u` has the ids at positions `offsets[u] .. offsets[u] + sizes[u]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Bags<'a> {
     /// The table's weights, `[rows, D]`.
     pub table: Elements<'a>,
-    /// The table row of every id, each computed once.
+    /// The table row of every id, `[T]`.
     pub rows: &'a [u32],
-    /// `[U]`.
+    /// The position of each row's first id, `[U]`.
     pub offsets: &'a [i32],
-    /// `[U]`.
+    /// The number of ids of each row, `[U]`.
     pub sizes: &'a [i32],
-    /// Whether sums are divided by the number of ids.
+    /// Whether a sum is divided by the number of ids.
     pub mean: bool,
 }
 
@@ -43,23 +43,25 @@ impl<'a> Bags<'a> {
     }
 }
 
-/// `[U, F, D]`: the sum (or mean) of the vectors of each row's ids, for every feature; zeros for an empty row.
+/// Returns `[U, F, D]`: for every row and feature the sum (or mean) of the vectors of the row's ids, or zeros if
+/// the row is empty.
 ///
 /// # Panics
 ///
-/// If the features differ in U, or a row is not in its table.
+/// If the features differ in U, or a row is outside its table.
 pub fn pool(features: &[Bags<'_>], dim: usize) -> Vec<f32> {
     let rows = features.first().map_or(0, |bags| bags.sizes.len());
     let placed: Vec<_> = features.iter().copied().enumerate().collect();
     pool_some(&placed, features.len(), dim, rows, |_, _| ())
 }
 
-/// Returns `[U, F, D]` as [`pool`] does, for `features` features of `rows` rows, of which those in `placed` are pooled,
-/// each at its number. `others` fills the rest: it is given the rows of a block, and their part of the result as zeros.
+/// Returns `[U, F, D]`, where F is `features` and U is `rows`. Pools only the features in `placed`, each written at
+/// its index. `others` fills the other features: it receives a range of rows, and the part of the result for these
+/// rows, which contains zeros.
 ///
 /// # Panics
 ///
-/// If a feature has another number of rows, or a row is not in its table.
+/// If a feature has another number of rows, or a row is outside its table.
 pub fn pool_some(
     placed: &[(usize, Bags<'_>)],
     features: usize,
@@ -82,7 +84,7 @@ pub fn pool_some(
 ///
 /// # Panics
 ///
-/// If a row is not in the table, or `output` has another size.
+/// If a row is outside the table, or `output` has another size.
 pub fn pool_into(bags: &Bags<'_>, dim: usize, output: &mut [f32]) {
     assert_eq!(output.len(), bags.sizes.len() * dim, "a vector for every row");
     let blocks = output.par_chunks_mut((BLOCK * dim).max(1)).enumerate().with_max_len(1);
@@ -92,7 +94,7 @@ pub fn pool_into(bags: &Bags<'_>, dim: usize, output: &mut [f32]) {
 }
 
 dispatched! {
-    /// Rows from `first` on, as many as `output` holds at `stride` apart.
+    /// Pools rows from `first` on into `output`, which contains their vectors at a distance of `stride` floats.
     fn pool_block(
         bags: &Bags<'_>, dim: usize, first: usize, output: &mut [f32], stride: usize, gathered: &mut Vec<f32>,
     ) = pool_block_with
@@ -131,7 +133,7 @@ fn pool_block_of<L: Lanes, E: Element>(
         (start, end, total) = (start.min(span.start), end.max(span.end), total + span.len());
     }
     let span = end.saturating_sub(start);
-    // Windows overlap: every element is looked up once, into memory where rows are slices.
+    // Windows overlap: look up every element once, into a buffer in which the rows are slices.
     let overlaps = total >= 2 * span && span * dim <= MAX_GATHERED;
     if overlaps {
         if gathered.len() < span * dim {
@@ -165,7 +167,8 @@ fn prefetch_row<T>(table: &[T], bags: &Bags<'_>, dim: usize, id: usize) {
     }
 }
 
-/// The scaled sum of vectors 0, 1, … until there is none, by as many columns at a time as registers hold.
+/// Writes the scaled sum of vectors 0, 1, … (until `vector` returns `None`). Sums as many columns at a time as
+/// registers hold.
 #[inline(always)]
 fn sum_vectors<'a, L: Lanes, E: Element>(
     vector: impl Fn(usize) -> Option<&'a [E::Stored]>,
@@ -215,8 +218,8 @@ fn sum_columns<'a, L: Lanes, E: Element, const N: usize>(
     chunks.iter_mut().zip(sums).for_each(|(chunk, sum)| sum.mul(scale).store(chunk));
 }
 
-/// The gradient of every id's vector, `[T, D]`, from that of the pooled rows, vector `u` of which begins at
-/// `u * stride`: what each row gives its ids, summed in the order of rows.
+/// Returns the gradient of every id's vector, `[T, D]`, given the gradient of the pooled rows, in which vector `u`
+/// begins at `u * stride`. Adds the contributions of all rows that contain an id, in the order of rows.
 ///
 /// # Panics
 ///
@@ -276,7 +279,7 @@ mod tests {
             let stored =
                 [Elements::Fp32(&table), Elements::Bf16(&bf16), Elements::Fp16(&fp16)][dtype];
             let bags = Bags { table: stored, rows: &rows, offsets: &offsets, sizes: &sizes, mean };
-            // Two features, the second of which is the first one's sum.
+            // Two features over the same ids; the second one is summed.
             let features = [bags, Bags { mean: false, ..bags }];
             let output = pool(&features, dim);
             prop_assert_eq!(output.len(), 2 * dim * sizes.len());

@@ -1,15 +1,16 @@
-//! The instructions that the processor has for products.
+//! Detection of the processor's instruction sets.
 
 use super::simd::{self, WIDTH};
 
-/// Returns whether kernels use the processor's vectors: where they do not, libtorch's products are faster.
+/// Returns whether kernels use SIMD instructions of the processor. Without them, libtorch's matrix products are
+/// faster.
 pub fn has_vectors() -> bool {
     simd::has_vectors()
 }
 
-/// Returns whether `VDPBF16PS` does more products in a cycle than a multiply-add. It has twice as many in an
-/// instruction, and AMD's processors begin as many of either in a cycle; Intel's begin one in every other cycle, and two
-/// multiply-adds in each.
+/// Returns whether `VDPBF16PS` computes more products per cycle than a fused multiply-add (FMA). One `VDPBF16PS`
+/// computes twice as many products as one FMA. AMD processors start as many `VDPBF16PS` as FMA per cycle; Intel
+/// processors start one `VDPBF16PS` every other cycle, but two FMA per cycle.
 pub fn has_fast_pairs() -> bool {
     has_avx512_bf16() && !is_intel()
 }
@@ -19,7 +20,7 @@ pub fn is_intel() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         let vendor = std::arch::x86_64::__cpuid(0);
-        // Three registers contain the vendor's name, in this order.
+        // The vendor's name is in three registers, in this order.
         let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
         name.as_flattened() == b"GenuineIntel"
     }
@@ -36,13 +37,14 @@ pub fn vectors() -> &'static str {
     }
 }
 
-/// Returns whether the processor has AVX-512's products of bfloat16 numbers.
+/// Returns whether the processor has AVX-512 BF16, the dot products of bfloat16 pairs.
 #[cfg(target_arch = "x86_64")]
 pub fn has_avx512_bf16() -> bool {
     is_x86_feature_detected!("avx512bf16")
 }
 
-/// Returns whether the processor has Intel's matrix unit for bfloat16, and the operating system lets programs use it.
+/// Returns whether the processor has AMX-BF16, Intel's matrix unit for bfloat16, and the operating system enables
+/// it.
 #[cfg(target_arch = "x86_64")]
 pub fn has_amx_bf16() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -54,7 +56,7 @@ pub fn has_amx_bf16() -> bool {
     features & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE && saved_state() & TILES_SAVED == TILES_SAVED
 }
 
-/// The parts of a processor's state that the operating system saves, as bits: XCR0.
+/// Returns XCR0: the parts of the processor's state that the operating system saves, as bits.
 #[cfg(target_arch = "x86_64")]
 fn saved_state() -> u64 {
     if !is_x86_feature_detected!("xsave") {
@@ -62,21 +64,21 @@ fn saved_state() -> u64 {
     }
     #[target_feature(enable = "xsave")]
     fn read() -> u64 {
-        // SAFETY: the processor has the instruction, and the register is there wherever the operating system uses it,
-        // which is what `is_x86_feature_detected` asks for.
+        // SAFETY: the processor has `xsave`, and `is_x86_feature_detected` reports it only where the operating
+        // system has enabled the XCR0 register.
         unsafe { std::arch::x86_64::_xgetbv(0) }
     }
     // SAFETY: the processor has the instruction.
     unsafe { read() }
 }
 
-/// Returns whether the processor has AVX-512's products of bfloat16 numbers.
+/// Returns whether the processor has AVX-512 BF16, the dot products of bfloat16 pairs.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn has_avx512_bf16() -> bool {
     false
 }
 
-/// Returns whether the processor has Intel's matrix unit for bfloat16.
+/// Returns whether the processor has AMX-BF16, Intel's matrix unit for bfloat16.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn has_amx_bf16() -> bool {
     false

@@ -1,22 +1,22 @@
-//! The exact update of a table: the gradient of an id is summed over all places where it was looked up, then its
-//! row is updated once (as FBGEMM's exact optimizers do).
+//! The exact update of a table: sums the gradients of an id over all its lookups, then updates its table row once
+//! (like FBGEMM's exact optimizers).
 
 use super::element::{Bf16, Element, ElementsMut, Fp16, Fp32, Noise};
 use super::simd::{Lanes, axpy, dispatched, dot, prefetch};
 
-/// Places per piece of a table, about, for threads to take.
+/// The approximate number of places per piece, the unit of parallel work.
 const PIECE: usize = 4096;
 
-/// How many places ahead a table row is asked for.
+/// The prefetch distance, in places.
 const AHEAD: usize = 12;
 
-/// Bits that one pass of the sort looks at, at most.
+/// The maximum number of bits that one pass of the radix sort uses.
 const DIGIT: u32 = 11;
 
-/// A place is where an id was looked up: its table row in the upper half, the number of its gradient in the lower.
+/// One lookup of an id: its table row in the upper 32 bits, the number of its gradient in the lower 32 bits.
 pub type Place = u64;
 
-/// The place of gradient `source` for table row `row`.
+/// Returns the place of gradient `source` for table row `row`.
 #[inline]
 pub fn place(row: u32, source: u32) -> Place {
     u64::from(row) << 32 | u64::from(source)
@@ -27,9 +27,10 @@ fn row_of(place: Place) -> usize {
     (place >> 32) as usize
 }
 
-/// Sorts places by table row; those of a row keep their order. `rows` is the number of rows of the table.
+/// Sorts places by table row; places of one row keep their order. `rows` is the number of rows of the table.
 ///
-/// A radix sort from the lowest digit (Knuth, TAOCP 3, 5.2.5): its passes are few, as table rows have few bits.
+/// This is a least-significant-digit radix sort (Knuth, TAOCP 3, 5.2.5). Table rows have few bits, so few passes
+/// suffice.
 pub fn sort_places(places: &mut Vec<Place>, rows: u64) {
     let bits = u64::BITS - rows.saturating_sub(1).leading_zeros();
     let passes = bits.div_ceil(DIGIT);
@@ -57,32 +58,32 @@ pub fn sort_places(places: &mut Vec<Place>, rows: u64) {
     }
 }
 
-/// Gradients by number: number `s` is `scales[s] * values[s * stride ..][.. D]`. A table's gradients may be in several
-/// such parts, which [`number`] tells apart.
+/// A part of a table's gradients. Gradient `s` is `scales[s] * values[s * stride ..][.. D]`. A table's gradients
+/// may be in several parts; [`number`] combines the part and `s` into one number.
 #[derive(Debug, Clone, Copy)]
 pub struct Sources<'a> {
     /// All gradients.
     pub values: &'a [f32],
-    /// Floats from one to the next.
+    /// The distance between neighbouring gradients, in floats.
     pub stride: usize,
-    /// A factor for each; 1 without.
+    /// A factor for each gradient, or `None` for a factor of 1.
     pub scales: Option<&'a [f32]>,
 }
 
-/// The lower bits of a gradient's number that say which one of its part it is, where there are so many parts.
+/// Returns how many lower bits of a gradient's number are its index within its part, if there are `parts` parts.
 #[inline]
 fn bits(parts: usize) -> u32 {
     u32::BITS - parts.max(1).next_power_of_two().trailing_zeros()
 }
 
-/// The number of gradient `source` of part `part`, of so many parts, or `None` if it does not fit.
+/// Returns the number of gradient `source` of part `part` out of `parts`, or `None` if it does not fit 32 bits.
 #[inline]
 pub fn number(part: usize, source: usize, parts: usize) -> Option<u32> {
     let fits = (source as u64) >> bits(parts) == 0;
     fits.then(|| ((part as u64) << bits(parts)) as u32 | source as u32)
 }
 
-/// An update rule; `state` are the values that it keeps for a row, `g` the row's summed gradient.
+/// An update rule. `g` is the row's summed gradient; the state is the values that the rule keeps per row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Rule {
     /// `w -= rate * g`; no state.
@@ -92,12 +93,13 @@ pub enum Rule {
         /// Added to the denominator.
         eps: f32,
     },
-    /// The same with one `a` for the row, which grows by the mean of `g²`; state `[1]`.
+    /// Like `Adagrad`, with one `a` per row, which grows by the mean of `g²`; state `[1]`.
     RowWiseAdagrad {
         /// Added to the denominator.
         eps: f32,
     },
-    /// Adam (Kingma and Ba 2015) on the rows of the batch: others keep their moments, as in FBGEMM; state `[2, D]`.
+    /// Adam (Kingma and Ba 2015) on the rows of the batch only: other rows keep their moments, as in FBGEMM; state
+    /// `[2, D]`.
     Adam {
         /// Decay of the first moment.
         beta1: f32,
@@ -105,13 +107,13 @@ pub enum Rule {
         beta2: f32,
         /// Added to the denominator.
         eps: f32,
-        /// Steps so far, this one included.
+        /// The number of steps so far, including this one.
         step: u64,
     },
 }
 
 impl Rule {
-    /// Values of state for a row of `dim` weights.
+    /// Returns the number of state values for a row of `dim` weights.
     pub fn state_width(&self, dim: usize) -> usize {
         match self {
             Self::Sgd => 0,
@@ -121,8 +123,8 @@ impl Rule {
         }
     }
 
-    /// Updates one row of `[D]` weights by the rule's definition, in double precision; kernels are checked against it.
-    /// `state` holds [`state_width`](Self::state_width) values.
+    /// Updates one row of `[D]` weights in double precision, directly from the definition of the rule. Tests
+    /// compare kernels with it. `state` contains [`state_width`](Self::state_width) values.
     pub fn apply_exactly(&self, rate: f64, gradient: &[f64], weights: &mut [f64], state: &mut [f64]) {
         let dim = gradient.len();
         if let Rule::RowWiseAdagrad { .. } = self {
@@ -150,27 +152,27 @@ impl Rule {
     }
 }
 
-/// What is done to every row of a table.
+/// The parameters of a table's update.
 #[derive(Debug, Clone, Copy)]
 pub struct Update {
-    /// How a row follows its gradient.
+    /// The update rule.
     pub rule: Rule,
-    /// Learning rate.
+    /// The learning rate.
     pub rate: f32,
-    /// A row's summed gradient is scaled down to this L2 norm where it is longer, before the rule sees it.
+    /// The maximum L2 norm of a row's summed gradient; longer gradients are scaled down before the rule is applied.
     pub max_norm: Option<f32>,
-    /// For rounding to types of 16 bits.
+    /// The noise for stochastic rounding to 16-bit types.
     pub noise: Noise,
 }
 
 impl Update {
-    /// An update without a limit of the norm, and with noise that is always the same.
+    /// Creates an update without a maximum norm and with fixed noise.
     pub fn new(rule: Rule, rate: f32) -> Self {
         Self { rule, rate, max_norm: None, noise: Noise::new(0, 0, 0) }
     }
 }
 
-/// A part of a table's update: whole table rows, on one thread.
+/// A part of a table's update: a range of whole table rows, which one thread updates.
 #[derive(Debug)]
 pub struct Piece<'a> {
     places: &'a [Place],
@@ -181,12 +183,12 @@ pub struct Piece<'a> {
     state: &'a mut [f32],
 }
 
-/// Cuts the update of a table into pieces, which may run in any order: `places` are sorted, `weights` are `[rows, D]`,
-/// `state` is `[rows, state width]`.
+/// Cuts the update of a table into pieces, which may run in any order. `places` are sorted, `weights` are
+/// `[rows, D]`, `state` is `[rows, state width]`.
 ///
 /// # Panics
 ///
-/// If a place is in no row of the table.
+/// If a place refers to a row outside the table.
 pub fn pieces<'a>(
     places: &'a [Place],
     sources: &'a [Sources<'a>],
@@ -218,7 +220,7 @@ impl Piece<'_> {
     ///
     /// # Panics
     ///
-    /// If the table's state is that of another rule.
+    /// If the size of the table's state does not fit the rule.
     pub fn run(&mut self, update: &Update) {
         let rows = self.weights.len() / self.dim;
         let width = update.rule.state_width(self.dim);
@@ -233,7 +235,7 @@ impl Piece<'_> {
     }
 }
 
-/// What a piece reads.
+/// The read-only inputs of a piece.
 struct Work<'a> {
     places: &'a [Place],
     sources: &'a [Sources<'a>],
@@ -278,7 +280,7 @@ fn run_of<L: Lanes, E: Element>(
     let width = rule.state_width(dim);
     let (mut gradient, mut buffer) = (vec![0.0; dim], vec![0.0; dim]);
     let bits = bits(sources.len());
-    // Part and number of a place's gradient.
+    // Returns the part of a place's gradient, and its index within the part.
     let split = |place: Place| {
         let number = place & u64::from(u32::MAX);
         (&sources[(number >> bits) as usize], (number & ((1 << bits) - 1)) as usize)
@@ -317,7 +319,7 @@ fn run_of<L: Lanes, E: Element>(
 #[inline(always)]
 fn clip_norm<L: Lanes>(gradient: &mut [f32], max: f32) {
     let square = dot::<L, _>(gradient, gradient);
-    // The square of a gradient that is not infinite itself may be.
+    // The square may overflow although the gradient is finite.
     let norm = if square.is_finite() {
         square.sqrt()
     } else {
@@ -372,7 +374,7 @@ mod tests {
         ])
     }
 
-    /// The definition in double precision, on whole gradients of a table.
+    /// Applies the definition in double precision to all rows that have a gradient.
     fn naive(rule: &Rule, rate: f64, gradients: &[Option<Vec<f64>>], weights: &mut [f64], state: &mut [f64]) {
         let dim = weights.len() / gradients.len();
         let width = rule.state_width(dim);
@@ -417,7 +419,8 @@ mod tests {
                     *total += scale * f64::from(values[*source as usize * (dim + 1) + d]);
                 }
             }
-            // A sum that is zero but for rounding has no direction, and Adagrad and Adam divide by its size.
+            // If a sum cancels to zero except for rounding, its sign is arbitrary, but Adagrad and Adam divide by
+            // its magnitude.
             prop_assume!(gradients.iter().flatten().flatten().all(|g| *g == 0.0 || g.abs() > 1e-3));
             if let Some(max) = max_norm {
                 for gradient in gradients.iter_mut().flatten() {
@@ -462,8 +465,8 @@ mod tests {
     }
 
     proptest! {
-        /// In types of 16 bits the update is that of the stored weights in double precision, to a step of the type; and
-        /// its mean over many steps' noise is that update.
+        /// With 16-bit types, an update equals the update in double precision up to one step of the type, and the
+        /// mean over many steps' noise equals it without bias.
         #[test]
         fn updates_of_narrow_types_are_rounded_without_bias(
             rule in rules(), dim in prop::sample::select(vec![1_usize, 8, 13]), bf16: bool, seed: u64,
@@ -493,18 +496,18 @@ mod tests {
                 for ((found, expected), sum) in widen(&weights).into_iter().zip(&expected).zip(&mut sums) {
                     let step = (expected.abs() * 2_f64.powi(if bf16 { -7 } else { -10 })).max(2_f64.powi(-24));
                     prop_assert!((f64::from(found) - expected).abs() <= 1.001 * step + 1e-6);
-                    // In steps, which have a standard deviation of at most one half.
+                    // In units of steps: the standard deviation is at most one half.
                     *sum += (f64::from(found) - expected) / step;
                 }
             }
             for sum in sums {
-                // Six deviations of a mean of 400.
+                // Six standard deviations of a mean of 400 draws.
                 prop_assert!((sum / draws as f64).abs() < 6.0 * 0.5 / 20.0, "{sum}");
             }
         }
     }
 
-    /// Updates far below a step of the type are lost by rounding to the nearest number, and not by this.
+    /// Rounding to nearest would lose updates far below a step of the type; stochastic rounding keeps them.
     #[test]
     fn small_updates_are_not_lost() {
         let dim = 256;
@@ -518,7 +521,7 @@ mod tests {
                 .iter_mut()
                 .for_each(|p| p.run(&update));
         }
-        // A step is 0.004 below 1, a thousand updates are 0.1 together.
+        // A step below 1 is 0.004; a thousand updates add up to 0.1.
         let mean = Elements::Bf16(&weights).to_f32().iter().sum::<f32>() / dim as f32;
         assert!((mean - 0.9).abs() < 0.005, "{mean}");
     }

@@ -1,4 +1,4 @@
-//! What deduplication can gain at most.
+//! The upper bound of the speedup by deduplication.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use onefold_ikjt::Batch;
 use onefold_sharding::TableOverride;
 
-/// How much there is to do for sparse features.
+/// The number of ids to process for sparse features.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Work {
-    /// Ids that are pooled.
+    /// The number of ids with pooled lookups.
     pooled: u64,
-    /// Ids that go through attention.
+    /// The number of ids of sequences.
     attended: u64,
 }
 
 impl Work {
-    /// Adds the values of a batch, each counted once however many rows share it.
+    /// Adds the values of a batch. A value that several rows share is counted once.
     pub(super) fn add(&mut self, batch: &Batch, tables: &BTreeMap<String, TableOverride>) {
         for feature in batch.groups().iter().flat_map(|group| group.features()) {
             let pooling = tables.get(feature.name()).and_then(|table| table.pooling);
@@ -28,8 +28,9 @@ impl Work {
         }
     }
 
-    /// Amdahl's law (1967): the time of `stages`, which did this work, over what it would be if stages that work on ids
-    /// took time in proportion to `less`, and all others stayed.
+    /// Returns the speedup bound by Amdahl's law (1967). `stages` are the times for this work. Stages that
+    /// process ids are assumed to scale with the amount of work, which `less` reduces; all other stages keep
+    /// their times.
     pub(super) fn bound(&self, less: &Self, stages: &[(String, Duration)]) -> f64 {
         let share = |part: u64, whole: u64| if whole == 0 { 1.0 } else { part as f64 / whole as f64 };
         let (mut before, mut after) = (0.0, 0.0);

@@ -1,4 +1,4 @@
-//! The same training steps on the CPU and on a device.
+//! Compares the same training steps on the CPU and on a device.
 
 use std::path::Path;
 
@@ -15,46 +15,46 @@ use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
 use crate::{Precision, Result};
 
-/// What learning rates are taken times.
+/// The factor on the learning rates.
 const GENTLE: f64 = 0.1;
 
-/// What is compared.
+/// The options of a comparison.
 #[derive(Debug, Clone)]
 pub struct CompareOptions {
-    /// Whose reference model.
+    /// The workload whose reference model is trained.
     pub workload: Workload,
-    /// Threads of libtorch and of the tables.
+    /// The number of threads of libtorch and of the tables.
     pub threads: usize,
-    /// Steps, each with another batch.
+    /// The number of steps, each with a different batch.
     pub steps: usize,
     /// The device.
     pub device: Accelerator,
 }
 
-/// The losses of the same steps.
+/// The losses of the same steps on the CPU and on a device.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
-    /// `off`, `exact` or `window`, on both.
+    /// The deduplication on both: `off`, `exact` or `window`.
     pub dedupe: &'static str,
-    /// The largest difference of two losses ÷ the loss on the CPU.
+    /// The maximum relative difference of losses: |CPU - device| / |CPU|.
     pub relative_error: f64,
-    /// Losses on the CPU.
+    /// The losses on the CPU.
     pub cpu: Vec<f64>,
-    /// Losses on the device.
+    /// The losses on the device.
     pub device: Vec<f64>,
 }
 
-/// Trains the workload's reference model at low learning rates on the first batches of `dataset`, on the CPU and on the
-/// device, in every form.
+/// Trains the workload's reference model with low learning rates on the first batches of `dataset`, on the CPU
+/// and on the device, with every kind of deduplication.
 ///
 /// # Errors
 ///
-/// As [`bench`](super::bench()), and [`Error::Fault`](crate::Error::Fault) if the device fails.
+/// The errors of [`bench`](super::bench()); [`Error::Fault`](crate::Error::Fault) if the device fails.
 pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter) -> Result<Vec<Comparison>> {
     let snapshot = load_snapshot(dataset, None)?;
     let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;
-    // At the full rates the first steps overshoot, and a rounding grows to a part in a thousand within ten of them, on one
-    // device as well.
+    // At the full rates the first steps overshoot, and rounding errors grow to 0.1 % within ten steps, even on
+    // one device.
     config.optimizer.dense.learning_rate *= GENTLE;
     config.optimizer.tables.learning_rate *= GENTLE as f32;
     let tables = config.tables(&snapshot, None, &[])?;
@@ -95,7 +95,7 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
     let compared = forms.iter().map(|&dedupe| {
         let (cpu, device) = (losses(dedupe, None)?, losses(dedupe, Some(&options.device))?);
         let errors = cpu.iter().zip(&device).map(|(cpu, device)| (cpu - device).abs() / cpu.abs());
-        // A loss that is no number is an infinite difference.
+        // A NaN loss counts as an infinite difference.
         let errors = errors.map(|error| if error.is_nan() { f64::INFINITY } else { error });
         Ok(Comparison { dedupe: name(dedupe), relative_error: errors.fold(0.0, f64::max), cpu, device })
     });

@@ -1,9 +1,9 @@
-//! `onefold-train-tools bench`: how fast a workload's reference model trains on batches that are already read, with
-//! deduplication off and on, and where the time goes.
+//! Implements `onefold-train-tools bench`: measures how fast a workload's reference model trains on batches in
+//! memory, with deduplication off and on, and the time of each stage.
 //!
-//! One model takes all the steps, since they are the same whatever is deduplicated. Batches are kept as plain samples,
-//! so that the search for duplicates is part of the step. Variants take turns, each with another batch, so that what
-//! slows the machine slows all of them.
+//! One model takes all steps, since deduplication does not change the results. Batches are stored as plain
+//! samples, so that finding duplicates is part of the measured step. Variants alternate, with different
+//! batches, so that a slowdown of the machine affects all of them.
 
 mod bound;
 mod compare;
@@ -37,71 +37,72 @@ use crate::optimizer::DenseOptimizer;
 use crate::processor::check_precision;
 use crate::{Error, Precision, Result, TrainConfig};
 
-/// What is measured.
+/// The options of a benchmark.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// Whose reference model.
+    /// The workload whose reference model is trained.
     pub workload: Workload,
-    /// What is deduplicated; each is measured, in turns of two steps, the second of which counts.
+    /// The kinds of deduplication to measure. They alternate, with two steps per turn, of which the second
+    /// counts.
     pub dedupe: Vec<Dedupe>,
-    /// Threads of libtorch and of the tables.
+    /// The number of threads of libtorch and of the tables.
     pub threads: usize,
-    /// What the dense part's products are computed with.
+    /// The precision of the dense part's matrix products.
     pub precision: Precision,
-    /// The GPU that is measured, if it is not the processor.
+    /// The GPU to measure; the processor if `None`.
     pub device: Option<Accelerator>,
-    /// Batches of 2,048 samples that are read beforehand.
+    /// The number of batches of 2,048 samples that are read in advance.
     pub batches: usize,
-    /// Turns of each variant that are measured, after two that are not.
+    /// The number of measured turns per variant, after two warm-up turns.
     pub rounds: usize,
 }
 
-/// What was measured.
+/// The results of a benchmark.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
     /// The workload.
     pub workload: Workload,
-    /// Samples per batch.
+    /// The number of samples per batch.
     pub batch_size: usize,
-    /// Threads.
+    /// The number of threads.
     pub threads: usize,
-    /// What computes the products of the dense part.
+    /// The kernels that compute the dense part's matrix products.
     pub kernels: String,
-    /// The GPU.
+    /// The GPU, if one was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Steps of each variant.
+    /// The number of measured steps per variant.
     pub rounds: usize,
-    /// Every variant, in the order of measuring.
+    /// The results of the variants, in the order of measurement.
     pub variants: Vec<VariantReport>,
-    /// Largest resident set of the process, where the kernel tells.
+    /// The peak resident set size of the process, if the kernel reports it.
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// One variant's figures.
+/// The results of one variant.
 #[derive(Debug, Clone, Serialize)]
 pub struct VariantReport {
-    /// `off`, `exact` or `window`.
+    /// The kind of deduplication: `off`, `exact` or `window`.
     pub name: String,
-    /// Median time of a step. On the CPU the search for duplicates is part of it; beside a GPU the reader's threads
-    /// have done it before.
+    /// The median time of a step in milliseconds. On the CPU it includes deduplication; with a GPU, the
+    /// reader's threads deduplicate in advance.
     pub step_ms: f64,
-    /// The fastest tenth's limit and the slowest tenth's.
+    /// The 10th and 90th percentiles of the step time in milliseconds.
     pub step_ms_p10_p90: [f64; 2],
-    /// Batch size ÷ median step time.
+    /// The batch size divided by the median step time.
     pub samples_per_second: f64,
-    /// `samples_per_second` ÷ that of `off`, where `off` was measured.
+    /// `samples_per_second` relative to `off`, if `off` was measured.
     pub speedup: Option<f64>,
-    /// The speedup that Amdahl's law allows: `off`'s stages, each divided by how much less there is to do.
+    /// The speedup bound by Amdahl's law: the stages of `off`, each scaled by the reduction of its work.
     pub bound: Option<f64>,
-    /// Mean milliseconds of a step by stage; of a GPU, which computes while the host goes on, only what the host does
-    /// by itself.
+    /// The mean milliseconds per step and stage. With a GPU, which computes asynchronously, only stages on the
+    /// host are included.
     pub stages_ms: Vec<(String, f64)>,
-    /// Mean loss over the measured steps.
+    /// The mean loss over the measured steps.
     pub loss: f64,
 }
 
-/// What was measured of a variant.
+/// The measurements of a variant.
 #[derive(Debug, Default)]
 struct Measured {
     times: Vec<Duration>,
@@ -114,8 +115,8 @@ struct Measured {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the dataset is not one of the workload or has too few samples, or for a precision that the
-/// device does not gain by; [`Error::Read`] for damaged data.
+/// [`Error::Fault`] if the dataset does not belong to the workload or has too few samples, or for a precision
+/// that brings no benefit on the device; [`Error::Read`] for damaged data.
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
     let snapshot = load_snapshot(dataset, None)?;
     let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;
@@ -141,7 +142,8 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
                 let batch = &batches[(round + 3 * number + batch) % batches.len()];
                 step(&config, &snapshot.schema, &mut model, &mut optimizer, *dedupe, batch, measured)
             };
-            // Training takes steps of one form; in the first of a turn, caches and free memory are another's.
+            // Real training takes steps of one kind. The first step of a turn runs with caches and free memory
+            // of another kind.
             take(0, &mut Measured::default())?;
             take(1, measured)?;
             reporter.advance(1);
@@ -151,7 +153,7 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
     Ok(report(options, &config, model.kernels(), &measured))
 }
 
-/// Reads the batches, every sample with its own lists.
+/// Reads the batches without deduplication.
 fn read(dataset: &Path, config: &TrainConfig, options: &BenchOptions) -> Result<Vec<Batch>> {
     let reader_options = ReaderOptions { dedupe: Dedupe::Off, ..ReaderOptions::new(config.train.batch_size) };
     let workers = Workers::new(options.threads, DEFAULT_MEMORY_LIMIT)?;
@@ -181,7 +183,7 @@ fn name(dedupe: Dedupe) -> &'static str {
     }
 }
 
-/// The model's tables, on the processor or on a device.
+/// Creates the model's tables, on the processor or on a device.
 fn embeddings(
     config: &TrainConfig,
     features: &[FeatureConfig],
@@ -196,7 +198,8 @@ fn embeddings(
     }
 }
 
-/// The batch as the reader would give it; groups are looked through by the threads that this is called in.
+/// Returns the batch as the reader would deduplicate it. Groups are processed in parallel on the current thread
+/// pool.
 fn deduplicated(batch: &Batch, schema: &Schema, dedupe: Dedupe) -> Result<Batch> {
     let groups = batch.groups().par_iter().zip(&schema.groups).with_max_len(1);
     let groups = groups.map(|(group, declared)| match dedupe {
@@ -236,7 +239,7 @@ fn step(
     let mut stages = model.profile.take();
     if let Some(accelerator) = accelerator {
         accelerator.synchronize()?;
-        // What was measured is the time to enqueue.
+        // The measured times are only those to enqueue the work.
         (stages, updated) = (Vec::new(), None);
     }
     measured.times.push(started.elapsed());
@@ -286,7 +289,7 @@ fn report(
             step_ms_p10_p90: [quantile(measured, 0.1), quantile(measured, 0.9)],
             samples_per_second: 1e3 * config.train.batch_size as f64 / step_ms,
             speedup: off.map(|off| quantile(off, 0.5) / step_ms),
-            // The bound is of stages, which are not measured on a GPU.
+            // The bound depends on the times of stages, which are not measured on a GPU.
             bound: off
                 .filter(|_| options.device.is_none())
                 .map(|off| off.work.bound(&measured.work, &off.stages)),

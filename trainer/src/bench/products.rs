@@ -1,4 +1,5 @@
-//! How fast the products of the reference models' layers are: our kernels beside libtorch's, and the peak.
+//! Measures the throughput of the matrix products in the reference models' layers: own kernels, libtorch, and
+//! the peak.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,53 +12,53 @@ use crate::embedding::thread_pool;
 use crate::model::arithmetic_of;
 use crate::{Precision, Result, tensors};
 
-/// Samples of the reference models' batches.
+/// The number of samples in the reference models' batches.
 const SAMPLES: i64 = 2_048;
-/// Inputs and outputs of the layers of all reference models, and of the first layer above the interaction of rm3, rm1 and
-/// rm2.
+/// The inputs and outputs of the layers: three layers that all reference models have, and the first layer after
+/// the interaction of rm3, rm1 and rm2.
 const LAYERS: [(i64, i64); 6] = [(13, 512), (512, 256), (256, 64), (442, 512), (1_010, 512), (1_955, 512)];
 
-/// What was measured.
+/// The results of the measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProductsReport {
-    /// The processor, as it calls itself.
+    /// The name of the processor.
     pub processor: String,
-    /// Threads.
+    /// The number of threads.
     pub threads: usize,
-    /// Of each precision.
+    /// The peak of each precision.
     pub peaks: Vec<Peak>,
-    /// Of each layer and precision.
+    /// The throughput of each layer and precision.
     pub products: Vec<ProductReport>,
 }
 
-/// What registers alone allow.
+/// The peak throughput of arithmetic on registers.
 #[derive(Debug, Clone, Serialize)]
 pub struct Peak {
-    /// `fp32` or `bf16`.
+    /// The precision: `fp32` or `bf16`.
     pub precision: Precision,
-    /// Billions of operations a second; a multiply-add is two.
+    /// Billions of operations per second; a multiply-add counts as two.
     pub gflops: f64,
 }
 
-/// The products of one layer: forward, and the gradients of the input and of the weights.
+/// The throughput of one layer's products: forward, gradient of the input, gradient of the weights.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProductReport {
-    /// Samples, inputs and outputs.
+    /// The numbers of samples, inputs and outputs.
     pub size: [i64; 3],
-    /// `fp32` or `bf16`.
+    /// The precision: `fp32` or `bf16`.
     pub precision: Precision,
-    /// Billions of operations a second of our kernels, which also add the bias and apply the ReLU, and sum the gradient of
-    /// the bias.
+    /// The throughput of the own kernels in billions of operations per second. They also add the bias, apply
+    /// the ReLU, and sum the gradient of the bias.
     pub ours: [f64; 3],
-    /// The same of libtorch's products (MKL for fp32, oneDNN for bf16), which do the product alone.
+    /// The throughput of libtorch's products alone (MKL for fp32, oneDNN for bf16).
     pub libtorch: [f64; 3],
-    /// The same of libtorch's products and of what ours do besides.
+    /// The throughput of libtorch's products together with the other operations of the own kernels.
     pub libtorch_layer: [f64; 3],
-    /// The same of what training uses on this processor.
+    /// The throughput of the implementation that training uses on this processor.
     pub used: [f64; 3],
 }
 
-/// Measures products on so many threads, each `rounds` times; the best counts.
+/// Measures products on `threads` threads, each `rounds` times, and takes the best time.
 ///
 /// # Errors
 ///
@@ -100,7 +101,8 @@ enum Which {
     WeightGradient,
 }
 
-/// A layer's tensors: activations of the precision, weights of 32-bit floats for our kernels, as the model has them.
+/// The tensors of a layer, in the types that the model uses: activations in the precision, and weights in
+/// 32-bit floats for the own kernels (`narrow_weights` are in the precision, for libtorch).
 struct Layer {
     size: [i64; 3],
     input: Tensor,
@@ -128,7 +130,7 @@ impl Layer {
         })
     }
 
-    /// Billions of operations a second of the three products.
+    /// Returns the throughput of the three products in billions of operations per second.
     fn measured(&self, rounds: usize, multiply: impl Fn(Which) -> Tensor) -> [f64; 3] {
         let operations = 2.0 * self.size.iter().map(|size| *size as f64).product::<f64>();
         [Which::Forward, Which::InputGradient, Which::WeightGradient].map(|which| {
@@ -145,10 +147,10 @@ impl Layer {
     fn by_kernels(&self, which: Which, arithmetic: Arithmetic, threads: &rayon::ThreadPool) -> Tensor {
         let [input, weights, gradient] = [&self.input, &self.weights, &self.gradient].map(|tensor| {
             let size = tensor.size();
-            // SAFETY: nobody writes these tensors.
+            // SAFETY: nothing writes these tensors.
             Matrix::new(unsafe { tensors::elements(tensor) }, size[0] as usize, size[1] as usize)
         });
-        // SAFETY: as above.
+        // SAFETY: nothing writes this tensor.
         let bias = unsafe { tensors::as_slice(&self.bias) };
         let [samples, inputs, outputs] = self.size;
         let mut sums = vec![0.0; outputs as usize];
@@ -162,7 +164,7 @@ impl Layer {
                 ((gradient.transposed(), input), [outputs, inputs], Finish::default(), Some(&mut sums[..]))
             }
         };
-        // Gradients of weights are of 32-bit floats.
+        // Gradients of weights are 32-bit floats.
         if arithmetic == Arithmetic::Floats || matches!(which, Which::WeightGradient) {
             tensors::written::<f32>(&shape, |out| multiply(operands, arithmetic, &finish, out, sums, threads))
         } else {
@@ -178,7 +180,7 @@ impl Layer {
         }
     }
 
-    /// The product, the bias and the ReLU, or the sum of the bias' gradient.
+    /// Computes the product together with bias and ReLU, or with the sum of the bias' gradient.
     fn all_by_libtorch(&self, which: Which) -> Tensor {
         match which {
             Which::Forward => {

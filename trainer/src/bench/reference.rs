@@ -7,11 +7,12 @@ use onefold_raw_logs::generate::Workload;
 
 use crate::{Error, Result, TrainConfig};
 
-/// The reference model for a dataset of a workload, as `onefold-data generate` writes it beside the logs.
+/// Returns the configuration of the reference model of a workload, the same as `onefold-data generate` writes
+/// next to the logs.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the dataset has other features than the workload.
+/// [`Error::Fault`] if the dataset has different features than the workload.
 pub(super) fn reference_model(workload: Workload, schema: &Schema, dataset: &Path) -> Result<TrainConfig> {
     let (sequences, pooled): (Vec<_>, Vec<_>) =
         schema.sparse_features().partition(|feature| feature.kind == SparseKind::Sequence);

@@ -1,7 +1,7 @@
-//! Checkpoints of a run, and the files that parameters are in.
+//! Checkpoints of a run, and the files that store parameters.
 //!
-//! What a checkpoint holds besides the tables is its caller's: entries of files, and a progress that serde writes and
-//! reads.
+//! Besides the tables, the caller defines the content of a checkpoint: entries of files, and a progress value
+//! that is serialized with serde.
 
 mod store;
 pub(crate) mod tables;
@@ -13,13 +13,13 @@ pub use self::store::CheckpointChoice;
 pub(crate) use self::store::{Checkpoint, CheckpointParts, Checkpoints, FOLDER};
 use crate::Error;
 
-/// Why a file of a run cannot be used.
+/// The reason why a file of a run cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
-    /// What is wrong with it.
+    /// The file is damaged; the message describes how.
     #[error("{0}")]
     Damaged(String),
-    /// It cannot be read, which says nothing about what is in it.
+    /// The file cannot be read, so its content is unknown.
     #[error(transparent)]
     Unread(#[from] onefold_storage::Error),
 }
@@ -37,7 +37,7 @@ impl From<&str> for Fault {
 }
 
 impl Fault {
-    /// The error of the file or directory `path`, with what to do if it is damaged.
+    /// Returns the error for the file or directory `path`; `hint` is added if the file is damaged.
     pub(crate) fn at(self, path: &Path, hint: &str) -> Error {
         match self {
             Self::Damaged(message) => Error::run(path, message, hint),
@@ -46,7 +46,7 @@ impl Fault {
     }
 }
 
-/// The error of a file of a run.
+/// Returns the error for a file of a run.
 pub(crate) fn damaged(path: &Path, fault: impl Into<Fault>) -> Error {
     fault.into().at(path, "the run is damaged; train again, or restore it from a copy")
 }

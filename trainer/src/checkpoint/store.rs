@@ -1,11 +1,12 @@
-//! Checkpoints: what training needs to go on as if it had never stopped.
+//! Checkpoints: the state from which a resumed run continues exactly as without an interruption.
 //!
-//! A checkpoint is a folder `checkpoints/step-000000000100` of a run: the dense part with its optimizer's state, the
-//! metrics so far, and the tables: all of them, or the rows that were looked up since an earlier checkpoint that has
-//! them all (Check-N-Run's differential checkpoints, Eisenman et al. 2022). Its files are in a folder whose name no
-//! other attempt to write it has. `checkpoint.json` names them with their checksums, and makes the folder a checkpoint:
-//! it is created when all files are there, and only if nobody else has created it. So a local disk and an object store
-//! are one code path.
+//! A checkpoint is a folder `checkpoints/step-000000000100` of a run. It contains the dense part with its
+//! optimizer's state, the metrics so far, and the tables: either all rows, or the rows that were looked up
+//! since an earlier checkpoint with all rows (differential checkpoints, as in Check-N-Run, Eisenman et al.
+//! 2022). Each attempt to write a checkpoint puts its files into a subfolder with a unique name.
+//! `checkpoint.json` lists the files with their checksums, and commits the checkpoint: it is created after all
+//! other files, with a conditional create that fails if it exists. Therefore local disks and object stores
+//! share one code path.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -27,40 +28,40 @@ use crate::{Error, Result};
 
 /// The folder of a run's checkpoints.
 pub(crate) const FOLDER: &str = "checkpoints";
-/// The file that makes a folder a checkpoint.
+/// The file that commits a checkpoint.
 const CHECKPOINT_FILE: &str = "checkpoint.json";
 const DENSE_FILE: &str = "dense.safetensors";
 const STATE_FILE: &str = "state.safetensors";
-/// The lines of the metrics, where the run's own are in another place than its checkpoints.
+/// A copy of the run's metrics log, for runs whose checkpoints are in a different location.
 const METRICS_FILE: &str = "metrics.jsonl";
-/// What names of files with tables begin with: one file for every rank.
+/// The prefix of the files with tables; every rank writes one such file.
 const TABLES: &str = "tables";
-/// The version that this code writes, and the only one that it reads.
+/// The version of the format that this code writes, and the only version that it reads.
 const FORMAT_VERSION: u32 = 3;
 
-/// `checkpoint.json`.
+/// The content of `checkpoint.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CheckpointFile<P> {
     format_version: u32,
-    /// Whose checkpoint it is.
+    /// The identity of the run.
     run: String,
-    /// The checkpoint with all of the tables, whose rows this one replaces; `None` if this one has all.
+    /// The checkpoint with all table rows that this one updates; `None` if this one has all rows.
     base: Option<String>,
-    /// The folder of its files, below that of the checkpoint.
+    /// The subfolder with the files of the checkpoint.
     attempt: String,
-    /// A digest of how the tables are divided into shards.
+    /// A digest of the division of the tables into shards.
     layout: String,
     progress: P,
     files: BTreeMap<String, FileFigures>,
 }
 
-/// Which checkpoint of a run: `latest`, or a step, as `100` or `step-000000000100`.
+/// The choice of a checkpoint: `latest`, or a step such as `100` or `step-000000000100`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointChoice {
-    /// That of the last step.
+    /// The checkpoint of the last step.
     Latest,
-    /// That of this step.
+    /// The checkpoint of this step.
     Step(u64),
 }
 
@@ -78,34 +79,34 @@ impl FromStr for CheckpointChoice {
     }
 }
 
-/// The name of the checkpoint of a step.
+/// Returns the name of the checkpoint of a step.
 fn name_of(step: u64) -> String {
     format!("step-{step:012}")
 }
 
-/// The step in the name of a checkpoint.
+/// Returns the step in the name of a checkpoint.
 fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 
-/// All that a checkpoint is made of.
+/// The content of a checkpoint.
 pub(crate) struct CheckpointParts<'a, P> {
-    /// The step that it is of.
+    /// The step.
     pub(crate) step: u64,
-    /// A step whose checkpoint is kept besides the newest ones, if it is there.
+    /// A step whose checkpoint is kept in addition to the newest ones, if it exists.
     pub(crate) kept_step: Option<u64>,
     pub(crate) embeddings: &'a Embeddings,
     /// The dense part and its optimizer's state.
     pub(crate) dense: Vec<Entry<'a>>,
-    /// Sums of the metrics.
+    /// The sums of the metrics.
     pub(crate) state: Vec<Entry<'a>>,
-    /// The lines of the metrics, if they are elsewhere and the checkpoint is to have them too.
+    /// The run's metrics log, if the checkpoint should contain a copy.
     pub(crate) metrics: Option<&'a Path>,
-    /// The rest of what training goes on from.
+    /// The rest of the training state.
     pub(crate) progress: P,
 }
 
-/// A checkpoint that was found and whose files are as they were written.
+/// A checkpoint whose files were verified.
 #[derive(Debug)]
 pub(crate) struct Checkpoint<P> {
     storage: Storage,
@@ -114,27 +115,27 @@ pub(crate) struct Checkpoint<P> {
     base: Option<(String, CheckpointFile<IgnoredAny>)>,
 }
 
-/// The checkpoints of a run, whose progress is a `P`.
+/// The checkpoints of a run. `P` is the type of the progress.
 #[derive(Debug)]
 pub(crate) struct Checkpoints<P> {
     storage: Storage,
     run: String,
     keep: usize,
     full_every: u64,
-    /// The last checkpoint with all tables, how many followed it, and its layout.
+    /// The last checkpoint with all rows, the number of checkpoints since then, and its layout.
     base: Option<(String, u64, String)>,
     progress: PhantomData<P>,
 }
 
 impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
-    /// The checkpoints in `storage` of the run whose identity is `run`.
+    /// Creates an accessor for the checkpoints in `storage` of the run with identity `run`.
     pub(crate) fn new(storage: Storage, run: String, keep: usize, full_every: u64) -> Self {
         Self { storage, run, keep, full_every, base: None, progress: PhantomData }
     }
 
-    /// Writes a checkpoint, then removes those that need not be kept. Every rank calls it and writes its shards; the
-    /// lowest one writes the rest, and commits. Whether it has all rows of the tables: what is touched begins anew
-    /// then.
+    /// Writes a checkpoint, then removes checkpoints that are no longer kept. Every rank must call it and
+    /// writes its shards; the lowest rank writes the rest and commits. Returns whether the checkpoint has all
+    /// table rows, so that the tracking of touched rows restarts.
     pub(crate) fn write(&mut self, parts: CheckpointParts<'_, P>) -> Result<bool> {
         let collectives = parts.embeddings.collectives();
         let (rank, ranks) = (collectives.rank(), collectives.size());
@@ -183,7 +184,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(full)
     }
 
-    /// Writes what is not of the tables, and creates `checkpoint.json`.
+    /// Writes the files other than the tables, and creates `checkpoint.json`.
     fn commit(&self, name: &str, mut file: CheckpointFile<P>, parts: CheckpointParts<'_, P>) -> Result<()> {
         for (other, entries) in [(DENSE_FILE, parts.dense), (STATE_FILE, parts.state)] {
             let path = path_of(name, &file.attempt, other);
@@ -212,7 +213,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         }
     }
 
-    /// Checks that this rank sees all files of a checkpoint, also those of the others.
+    /// Checks that this rank sees all files of a checkpoint, including the files of other ranks.
     fn check_written(&self, name: &str, file: &CheckpointFile<P>) -> Result<()> {
         let there = self.storage.list(&format!("{FOLDER}/{name}/{}", file.attempt), None)?;
         let is_there = |name: &str, bytes: u64| {
@@ -228,7 +229,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         }
     }
 
-    /// The names of all checkpoints, oldest first.
+    /// Returns the names of all checkpoints, oldest first.
     fn names(&self) -> Result<Vec<String>> {
         let objects = self.storage.list(FOLDER, None)?;
         let names = objects.iter().filter_map(|object| {
@@ -240,7 +241,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(names)
     }
 
-    /// The same on all ranks, as the lowest one sees them.
+    /// Returns the names that the lowest rank sees, on all ranks.
     fn agreed_names(&self, collectives: &dyn Collectives) -> Result<Vec<String>> {
         let of_rank = || if collectives.rank() == 0 { self.names() } else { Ok(Vec::new()) };
         let names = collectives.agree_on(of_rank)?.join("\n");
@@ -248,8 +249,8 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(String::from_utf8_lossy(&names).lines().map(str::to_owned).collect())
     }
 
-    /// Removes all checkpoints but the newest ones, `other` and what they build on, and what was left of attempts to
-    /// write them. The newest one is `newest`, written by `attempt`.
+    /// Removes all checkpoints except the newest ones, `other`, and the checkpoints that these are based on.
+    /// Also removes files of failed attempts. `newest` is the newest checkpoint, written by `attempt`.
     fn prune(&self, (newest, attempt): (&str, &str), other: Option<&str>) -> Result<()> {
         let names = self.names()?;
         let first = names.len().saturating_sub(self.keep);
@@ -272,12 +273,13 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(())
     }
 
-    /// The newest checkpoint, if there is one; the next one may build on it. Every rank calls it.
+    /// Returns the newest checkpoint, if there is one; the next checkpoint may be based on it. Every rank must
+    /// call it.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if it is damaged, of another version, or of another run: the one before it is not taken in its
-    /// place without a word.
+    /// [`Error::Run`] if it is damaged, of another version, or of another run. An older checkpoint is not
+    /// silently used instead.
     pub(crate) fn newest(&mut self, collectives: &dyn Collectives) -> Result<Option<Checkpoint<P>>> {
         let names = self.agreed_names(collectives)?;
         let Some(name) = names.last() else { return Ok(None) };
@@ -291,11 +293,12 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(Some(checkpoint))
     }
 
-    /// A chosen checkpoint. Every rank calls it.
+    /// Returns the chosen checkpoint. Every rank must call it.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if there is none of that step, naming those that there are; or as [`newest`](Self::newest).
+    /// [`Error::Run`] if there is no checkpoint of that step, listing the existing ones; the errors of
+    /// [`newest`](Self::newest).
     pub(crate) fn choose(
         &self,
         choice: CheckpointChoice,
@@ -306,11 +309,11 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         self.load(name, &names, collectives)
     }
 
-    /// The checkpoint of a step, if there is one. Every rank calls it.
+    /// Returns the checkpoint of a step, if there is one. Every rank must call it.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] as [`newest`](Self::newest).
+    /// [`Error::Run`], as for [`newest`](Self::newest).
     pub(crate) fn of_step(&self, step: u64, collectives: &dyn Collectives) -> Result<Option<Checkpoint<P>>> {
         let names = self.agreed_names(collectives)?;
         let found = names.iter().find(|name| step_of(name) == Some(step));
@@ -337,7 +340,8 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         }
     }
 
-    /// The checkpoint `name`, one of `names`, if it is whole. The ranks divide its files among them to find that out.
+    /// Loads the checkpoint `name`, one of `names`, after verifying its files. The ranks divide the
+    /// verification among themselves.
     fn load(&self, name: &str, names: &[String], collectives: &dyn Collectives) -> Result<Checkpoint<P>> {
         collectives.agree_on(|| {
             let file = self.describe(name)?;
@@ -360,7 +364,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         })
     }
 
-    /// Checks that a file is as it was written.
+    /// Checks that the size and the checksum of a file equal the written ones.
     fn check(&self, path: &str, written: &FileFigures) -> Result<(), Fault> {
         let object = tensor_file::find(&self.storage, path)?;
         if object.bytes != written.bytes {
@@ -399,12 +403,12 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
 }
 
 impl<P> Checkpoint<P> {
-    /// Where training was.
+    /// Returns the progress of training.
     pub(crate) fn progress(&self) -> &P {
         &self.file.progress
     }
 
-    /// Where it is, for messages.
+    /// Returns the location of the checkpoint, for messages.
     pub(crate) fn location(&self) -> PathBuf {
         self.storage.shown(&format!("{FOLDER}/{}", self.name))
     }
@@ -413,7 +417,7 @@ impl<P> Checkpoint<P> {
         path_of(&self.name, &self.file.attempt, file)
     }
 
-    /// The dense part and its optimizer's state.
+    /// Opens the file of the dense part and its optimizer's state.
     ///
     /// # Errors
     ///
@@ -422,7 +426,7 @@ impl<P> Checkpoint<P> {
         DenseFile::open(&self.storage, &self.path(DENSE_FILE))
     }
 
-    /// The tables.
+    /// Opens the files of the tables.
     ///
     /// # Errors
     ///
@@ -435,7 +439,7 @@ impl<P> Checkpoint<P> {
         }
     }
 
-    /// The sums of the metrics.
+    /// Opens the file with the sums of the metrics.
     ///
     /// # Errors
     ///
@@ -444,11 +448,11 @@ impl<P> Checkpoint<P> {
         tables::open(&self.storage, &self.path(STATE_FILE))
     }
 
-    /// Puts the lines of the metrics, if the checkpoint has them, into the folder `run`.
+    /// Copies the metrics log to the folder `run`, if the checkpoint has one.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if the file is damaged, [`Error::Io`] if it cannot be written.
+    /// [`Error::Run`] if the file is damaged; [`Error::Io`] if the copy cannot be written.
     pub(crate) fn restore_metrics(&self, run: &Path) -> Result<()> {
         if !self.file.files.contains_key(METRICS_FILE) {
             return Ok(());
@@ -459,12 +463,12 @@ impl<P> Checkpoint<P> {
     }
 }
 
-/// The path of a file of the checkpoint `name`.
+/// Returns the path of a file of the checkpoint `name`.
 fn path_of(name: &str, attempt: &str, file: &str) -> String {
     format!("{FOLDER}/{name}/{attempt}/{file}")
 }
 
-/// The paths of a checkpoint's files, and what was written to each.
+/// Returns the paths of a checkpoint's files, each with the recorded size and checksum.
 fn files_of<'f, P>(
     name: &'f str,
     file: &'f CheckpointFile<P>,
@@ -477,7 +481,7 @@ fn paths_of_tables<P>(name: &str, file: &CheckpointFile<P>) -> Vec<String> {
     names.map(|other| path_of(name, &file.attempt, other)).collect()
 }
 
-/// A digest of how the tables are divided.
+/// Returns a digest of the division of the tables into shards.
 fn layout(embeddings: &Embeddings) -> String {
     use sha2::Digest as _;
     let shards: Vec<_> = embeddings.shards().iter().map(|s| (s.table, s.rank, &s.rows, &s.columns)).collect();

@@ -1,8 +1,8 @@
-//! Tables in safetensors files, shard by shard, and back into the shards of any other plan.
+//! Tables in safetensors files: stored by shard, and restored to the shards of any plan.
 //!
-//! A shard is stored as `tables.TABLE[ROWS, COLUMNS].weight` and `….accumulator`; the name of a whole table has no
-//! brackets. A delta holds some rows only, and which they are, as `….rows`. What a rank needs of a table is put
-//! together from the rectangles that are there, a range of rows at a time.
+//! A shard is stored as `tables.TABLE[ROWS, COLUMNS].weight` and `….accumulator`; the name of a whole table has
+//! no brackets. A delta contains only some rows, and their indices as `….rows`. To restore a shard, a rank
+//! combines the stored rectangles that overlap it, one range of rows at a time.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -15,19 +15,21 @@ use super::{Fault, damaged};
 use crate::embedding::{Buffer, EARLIER, Embeddings, RowSet, Shard};
 use crate::{Error, Result};
 
-/// Bytes of stored rows that are read at a time: a store is sent several requests for them at once.
+/// The bytes of stored rows that are read at a time. This is enough for several parallel requests to an object
+/// store.
 const PIECE: usize = 32 << 20;
-/// What names of tables begin with.
+/// The prefix of the names of tables.
 const PREFIX: &str = "tables.";
 
-/// `tables.TABLE`, or `tables.TABLE[ROWS, COLUMNS]` for a part of a table.
+/// Returns the name of a shard: `tables.TABLE`, or `tables.TABLE[ROWS, COLUMNS]` for a part of a table.
 fn shard_name(embeddings: &Embeddings, shard: &Shard) -> String {
     let config = &embeddings.tables()[shard.table];
     let name = format!("{PREFIX}{}", config.name);
     if shard.is_whole(config) { name } else { format!("{name}[{:?}, {:?}]", shard.rows, shard.columns) }
 }
 
-/// The shards that this rank stores, by number: of replicas the lowest rank's only.
+/// Returns the shards that this rank stores, with their indices. Only the lowest rank stores a replicated
+/// shard.
 fn stored_shards(embeddings: &Embeddings) -> impl Iterator<Item = (usize, &Shard)> {
     let shards = embeddings.shards();
     shards.iter().enumerate().filter(|(number, shard)| {
@@ -35,7 +37,7 @@ fn stored_shards(embeddings: &Embeddings) -> impl Iterator<Item = (usize, &Shard
     })
 }
 
-/// All that this rank stores of the tables.
+/// Returns entries for all shards that this rank stores.
 pub(crate) fn entries(embeddings: &Embeddings) -> Vec<Entry<'_>> {
     let entries = stored_shards(embeddings).flat_map(|(number, shard)| {
         let rows = (shard.rows.end - shard.rows.start) as usize;
@@ -44,7 +46,7 @@ pub(crate) fn entries(embeddings: &Embeddings) -> Vec<Entry<'_>> {
     entries.collect()
 }
 
-/// The rows that changed since [`Embeddings::clear_touched`], and which they are.
+/// Returns entries for the rows that changed since [`Embeddings::clear_touched`], and their indices.
 pub(crate) fn delta_entries(embeddings: &Embeddings) -> Vec<Entry<'_>> {
     let entries = stored_shards(embeddings).flat_map(|(number, shard)| {
         let (name, rows) = (shard_name(embeddings, shard), embeddings.touched(number));
@@ -55,7 +57,7 @@ pub(crate) fn delta_entries(embeddings: &Embeddings) -> Vec<Entry<'_>> {
     entries.collect()
 }
 
-/// The buffers of a shard, or some rows of them.
+/// Returns entries for the buffers of a shard, or for some rows of them.
 fn shard_entries<'a>(
     embeddings: &'a Embeddings,
     shard: usize,
@@ -79,30 +81,29 @@ fn shard_entries<'a>(
     embeddings.buffers(shard).into_iter().enumerate().map(entry).collect()
 }
 
-/// One stored shard.
+/// A stored shard.
 #[derive(Debug)]
 struct StoredShard {
     feature: String,
     name: String,
     rows: Range<u64>,
     columns: Range<u64>,
-    /// The file that has all of its rows.
+    /// The index of the file with all rows of the shard.
     file: usize,
-    /// The file that has the newer values of some rows, and which they are, ascending, counted from the shard's first
-    /// one.
+    /// The file with newer values of some rows, and the indices of these rows in the shard, ascending.
     delta: Option<(usize, Vec<u32>)>,
 }
 
-/// The tables that some files hold.
+/// The tables in a set of files.
 #[derive(Debug)]
 pub(crate) struct StoredTables {
-    /// For messages.
+    /// The paths of the files, for messages.
     paths: Vec<PathBuf>,
     files: Vec<TensorFile>,
     shards: Vec<StoredShard>,
 }
 
-/// A buffer of a table, as it is wanted: some columns of it.
+/// The requested part of a table: some columns of one buffer.
 struct Wanted<'a> {
     feature: &'a str,
     buffer: &'a Buffer,
@@ -110,8 +111,8 @@ struct Wanted<'a> {
 }
 
 impl StoredTables {
-    /// Opens files of `storage` that hold all rows of all tables, and files that hold newer values of some rows of the
-    /// same shards.
+    /// Opens `whole`, the files in `storage` with all rows of all tables, and `deltas`, the files with newer
+    /// values of some rows of the same shards.
     ///
     /// # Errors
     ///
@@ -156,21 +157,22 @@ impl StoredTables {
         self.files.push(file);
     }
 
-    /// Puts this rank's shards into `embeddings`: `buffers` of each, the weights first. Rows that are newer than the
-    /// files with all rows count as touched.
+    /// Restores the first `buffers` buffers of each of this rank's shards in `embeddings`; the weights are the
+    /// first buffer. Rows from a delta are marked as touched.
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if a part of a table is missing, of another type or damaged.
+    /// [`Error::Run`] if a part of a table is missing, has another type or is damaged.
     pub(crate) fn restore(&self, embeddings: &mut Embeddings, buffers: usize) -> Result<()> {
         self.restore_rows(embeddings, buffers, |_| u64::MAX)
     }
 
-    /// The same of all buffers, where tables may have more rows than were stored: these rows stay as they are.
+    /// Restores all buffers of tables that may have more rows than were stored; the additional rows keep their
+    /// values.
     ///
     /// # Errors
     ///
-    /// As [`restore`](Self::restore).
+    /// The errors of [`restore`](Self::restore).
     pub(crate) fn restore_grown(&self, embeddings: &mut Embeddings) -> Result<()> {
         let stored = |table: &str| {
             let own = self.shards.iter().filter(|shard| shard.feature == table);
@@ -196,7 +198,7 @@ impl StoredTables {
             let rows = RowSet::First((end - shard.rows.start) as usize);
             for (place, buffer) in embeddings.buffers(number).into_iter().enumerate().take(buffers) {
                 if buffer.is_usage() && !self.holds(&feature, buffer.name) {
-                    // The run before evicted nothing: all of its rows may be in use.
+                    // The earlier run had no eviction, so all of its rows may be in use.
                     embeddings.write(number, place, rows, &mut |bytes| {
                         bytes.fill(EARLIER);
                         Ok(())
@@ -224,13 +226,13 @@ impl StoredTables {
         Ok(())
     }
 
-    /// Whether a table was stored with a buffer.
+    /// Returns whether all stored shards of a table have a buffer.
     fn holds(&self, feature: &str, buffer: &str) -> bool {
         let mut own = self.shards.iter().filter(|shard| shard.feature == feature);
         own.all(|shard| self.files[shard.file].info(&format!("{}.{buffer}", shard.name)).is_ok())
     }
 
-    /// The rows in `rows` of which there are newer values, counted from the first one.
+    /// Returns the rows of `rows` for which a delta has newer values, relative to `rows.start`.
     fn touched(&self, feature: &str, rows: &Range<u64>) -> Vec<u32> {
         let own = self.shards.iter().filter(|shard| shard.feature == feature);
         let touched =
@@ -241,7 +243,7 @@ impl StoredTables {
         touched.collect()
     }
 
-    /// An entry with a whole table's buffer.
+    /// Returns an entry with a buffer of a whole table.
     pub(crate) fn whole<'a>(
         &'a self,
         name: String,
@@ -267,8 +269,9 @@ impl StoredTables {
         Entry { name, dtype: buffer.dtype, shape, source: Source::Stream(Box::new(stream)) }
     }
 
-    /// Fills `output` with these rows of what is wanted, from all shards that have a part of it. Of what rows have once
-    /// for all columns (an accumulator) the mean of the shards' values is taken, by their columns.
+    /// Fills `output` with rows of the requested part, from all shards that overlap it. If a buffer has one
+    /// value per row for all columns (an accumulator), the result is the mean of the shards' values, weighted
+    /// by their numbers of columns.
     fn read(&self, wanted: &Wanted<'_>, rows: Range<u64>, output: &mut [u8]) -> Result<()> {
         if output.is_empty() {
             return Ok(());
@@ -305,7 +308,7 @@ impl StoredTables {
         Err(damaged(self.paths.first().map_or(Path::new(""), PathBuf::as_path), message))
     }
 
-    /// Values of a row in a stored shard's buffer.
+    /// Returns the number of values per row in a stored shard's buffer.
     fn width(&self, shard: &StoredShard, wanted: &Wanted<'_>) -> Result<usize> {
         let columns = (shard.columns.end - shard.columns.start) as usize;
         let wanted_columns = (wanted.columns.end - wanted.columns.start) as usize;
@@ -327,7 +330,7 @@ impl StoredTables {
         Ok(expected)
     }
 
-    /// Rows of a stored shard's buffer, newer values in their places.
+    /// Reads rows of a stored shard's buffer, including newer values from a delta.
     fn rows_of(
         &self,
         shard: &StoredShard,
@@ -361,8 +364,8 @@ impl StoredTables {
 }
 
 impl StoredShard {
-    /// The shard of this name, without that of the buffer, whose weights have this shape. `None` if the name is
-    /// malformed.
+    /// Parses the name of a shard, without the suffix of the buffer; `shape` is the shape of its weights.
+    /// Returns `None` if the name is malformed.
     fn of(name: &str, shape: &[usize], file: usize) -> Option<Self> {
         let &[rows, columns] = shape else { return None };
         let (mut feature, mut range) = (name.strip_prefix(PREFIX)?, (0..rows as u64, 0..columns as u64));
@@ -383,13 +386,13 @@ impl StoredShard {
     }
 }
 
-/// A range as it is printed: `3..7`.
+/// Parses a range such as `3..7`.
 fn bounds(text: &str) -> Option<Range<u64>> {
     let (start, end) = text.split_once("..")?;
     Some(start.parse().ok()?..end.parse().ok()?)
 }
 
-/// Puts stored rows, `stored` values each, where they belong in rows of what is wanted.
+/// Copies stored rows, with `stored` values each, to their columns in rows of the requested part.
 fn place(
     piece: &[u8],
     (shard, stored): (&StoredShard, usize),
@@ -402,7 +405,7 @@ fn place(
         piece.chunks_exact((stored * value).max(1)).zip(output.chunks_exact_mut(buffer.row_bytes().max(1)));
     let wanted_columns = (wanted.columns.end - wanted.columns.start) as usize;
     if buffer.is_usage() {
-        // Shards of a table's columns look up the same rows.
+        // All column shards of a table look up the same rows.
         rows.for_each(|(stored, output)| {
             output.iter_mut().zip(stored).for_each(|(out, stored)| *out |= stored)
         });
@@ -412,7 +415,7 @@ fn place(
         let share = (columns.end - columns.start) as f32 / wanted_columns as f32;
         for (stored, output) in rows {
             for (output, stored) in output.as_chunks_mut().0.iter_mut().zip(stored.as_chunks().0) {
-                // A sum of one part is the part, bit for bit.
+                // With a single part, the sum equals the stored value exactly.
                 let sum = f32::from_le_bytes(*output) + share * f32::from_le_bytes(*stored);
                 *output = sum.to_le_bytes();
             }

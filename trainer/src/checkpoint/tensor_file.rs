@@ -1,8 +1,8 @@
-//! safetensors files, written and read tensor by tensor, so that no copy of a table is made on the way, on a local disk
-//! and in an object store alike.
+//! Reads and writes safetensors files tensor by tensor, so that no copy of a table is needed, on local disks
+//! and in object stores.
 //!
-//! The format is that of the `safetensors` crate, which a test reads these files with: eight bytes of header length, a
-//! JSON header of names, types, shapes and places, then the values, little-endian.
+//! The format is that of the `safetensors` crate: eight bytes with the length of the header, a JSON header with
+//! names, types, shapes and offsets, then the values, little-endian. A test reads these files with that crate.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -16,9 +16,10 @@ use tch::Tensor;
 use super::Fault;
 use crate::{Result, tensors};
 
-/// More bytes than a header of any model has.
+/// The maximum length of a header in bytes, more than any model needs.
 const MAX_HEADER: u64 = 100 << 20;
-/// A file of so many bytes is read whole when it is opened. Of a larger one as many are read for the header.
+/// A file of at most this many bytes is read completely when it is opened; of a larger file, this many bytes
+/// are read first.
 const SMALL_FILE: u64 = 256 << 10;
 
 /// A tensor to be written.
@@ -29,20 +30,20 @@ pub(crate) struct Entry<'a> {
     pub(crate) source: Source<'a>,
 }
 
-/// Where the values of an [`Entry`] are, little-endian as all machines are that libtorch's wheels run on.
+/// The source of the values of an [`Entry`]. Values are little-endian, like all platforms of libtorch's wheels.
 pub(crate) enum Source<'a> {
     Owned(Vec<u8>),
     /// A contiguous `f32` tensor.
     Tensor(Tensor),
-    /// What gives all bytes in order, as many at a time as it likes.
+    /// A function that produces all bytes in order, in pieces of any size.
     Stream(Box<Stream<'a>>),
 }
 
-/// Gives bytes to a sink, whose first error it returns.
+/// Passes bytes to a sink, and returns the sink's first error.
 pub(crate) type Stream<'a> = dyn Fn(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> + 'a;
 
 impl<'a> Entry<'a> {
-    /// A copy of numbers.
+    /// Creates an entry with a copy of `values`.
     pub(crate) fn owned<T: bytemuck::NoUninit>(
         name: impl Into<String>,
         dtype: Dtype,
@@ -53,7 +54,7 @@ impl<'a> Entry<'a> {
         Self { name: name.into(), dtype, shape, source }
     }
 
-    /// A parameter of the dense part.
+    /// Creates an entry for a parameter of the dense part.
     pub(crate) fn tensor(name: impl Into<String>, tensor: &Tensor) -> Self {
         let tensor = tensor.detach().contiguous();
         let shape = tensor.size().iter().map(|&side| side as usize).collect();
@@ -73,7 +74,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Size and CRC-32C of a file.
+/// The size and CRC-32C of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileFigures {
@@ -81,7 +82,7 @@ pub(crate) struct FileFigures {
     pub(crate) crc32c: u32,
 }
 
-/// What the header says of a tensor.
+/// The header's description of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Info {
     pub(crate) dtype: Dtype,
@@ -89,14 +90,14 @@ pub(crate) struct Info {
     pub(crate) data_offsets: (u64, u64),
 }
 
-/// Writes the file `name`, which appears whole, and is on the disk afterwards.
+/// Writes the file `name`, atomically and durably.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`](crate::Error::Dataset) if the storage refuses it, or if an entry gives other bytes than its shape
-/// takes.
+/// [`Error::Dataset`](crate::Error::Dataset) if the storage fails, or if an entry produces a different number
+/// of bytes than its shape needs.
 pub(crate) fn write(storage: &Storage, name: &str, mut entries: Vec<Entry<'_>>) -> Result<FileFigures> {
-    // Types of more bytes come first, so that all values are aligned.
+    // Larger types come first, so that all values are aligned.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.dtype.size()));
     let mut end = 0;
     let mut header = serde_json::Map::new();
@@ -132,7 +133,7 @@ fn write_entries(out: &mut Counted<impl Write>, header: &str, entries: &[Entry<'
     Ok(())
 }
 
-/// Writes a copy of a local file.
+/// Copies a local file to the storage.
 pub(crate) fn copy_from(storage: &Storage, name: &str, path: &Path) -> Result<FileFigures> {
     let mut file = fs_err::File::open(path)?;
     let upload = storage.upload_of(name, file.metadata()?.len())?;
@@ -142,7 +143,7 @@ pub(crate) fn copy_from(storage: &Storage, name: &str, path: &Path) -> Result<Fi
     Ok(FileFigures { bytes: out.bytes, crc32c: out.crc32c })
 }
 
-/// Writes a copy of the file `name` to a local one.
+/// Copies the file `name` to a local file.
 pub(crate) fn copy_to(storage: &Storage, name: &str, path: &Path) -> Result<(), Fault> {
     let object = find(storage, name)?;
     let mut file = fs_err::File::create(path).map_err(onefold_storage::Error::from)?;
@@ -171,7 +172,7 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
-/// The size and checksum of an object as it is, which is read once, a few megabytes at a time.
+/// Computes the size and checksum of an object, reading it once, a few megabytes at a time.
 pub(crate) fn figures(storage: &Storage, object: &Object) -> Result<FileFigures, onefold_storage::Error> {
     let mut figures = FileFigures { bytes: 0, crc32c: 0 };
     storage.read_through(&object.path, object, |ranges| {
@@ -184,7 +185,7 @@ pub(crate) fn figures(storage: &Storage, object: &Object) -> Result<FileFigures,
     Ok(figures)
 }
 
-/// The object `name`, which should be there.
+/// Returns the object `name`; a missing object is an error.
 pub(crate) fn find(storage: &Storage, name: &str) -> Result<Object, Fault> {
     Ok(storage.head(name)?.ok_or("it is missing")?)
 }
@@ -201,7 +202,7 @@ pub(crate) struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens a file and checks that its header fits its size.
+    /// Opens a file and checks its header against its size.
     pub(crate) fn open(storage: &Storage, name: &str) -> Result<Self, Fault> {
         let object = find(storage, name)?;
         let bytes = object.bytes;
@@ -223,17 +224,17 @@ impl TensorFile {
         Ok(Self { storage: storage.clone(), object, header, data, content })
     }
 
-    /// What the header says of a tensor.
+    /// Returns the header's description of a tensor.
     pub(crate) fn info(&self, name: &str) -> Result<&Info, Fault> {
         self.header.get(name).ok_or_else(|| format!("it has no `{name}`").into())
     }
 
-    /// The tensors' names and what the header says of each.
+    /// Returns the name and description of every tensor.
     pub(crate) fn infos(&self) -> impl Iterator<Item = (&str, &Info)> {
         self.header.iter().map(|(name, info)| (name.as_str(), info))
     }
 
-    /// Reads a tensor of this type and so many bytes into `values`.
+    /// Reads a tensor into `values`; its type and size must match.
     pub(crate) fn read_into(&self, name: &str, dtype: Dtype, values: &mut [u8]) -> Result<(), Fault> {
         let info = self.info(name)?;
         let ((start, end), bytes) = (info.data_offsets, values.len());
@@ -246,7 +247,7 @@ impl TensorFile {
         self.read_at(name, 0, values)
     }
 
-    /// Reads the bytes of a tensor from number `first` on.
+    /// Reads bytes of a tensor, starting at offset `first`.
     pub(crate) fn read_at(&self, name: &str, first: u64, values: &mut [u8]) -> Result<(), Fault> {
         let (start, end) = self.info(name)?.data_offsets;
         if first.checked_add(values.len() as u64).is_none_or(|last| last > end - start) {
@@ -260,7 +261,7 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Reads a tensor of this type, however long it is.
+    /// Reads a tensor of this type and any length.
     pub(crate) fn read<T: bytemuck::Pod>(&self, name: &str, dtype: Dtype) -> Result<Vec<T>, Fault> {
         assert_eq!(dtype.size(), size_of::<T>());
         let (start, end) = self.info(name)?.data_offsets;
@@ -270,7 +271,7 @@ impl TensorFile {
     }
 }
 
-/// What a header says of each tensor, whose values have so many bytes together.
+/// Parses a header. `bytes` is the size of the values of all tensors together.
 fn parse_header(header: &[u8], bytes: u64) -> Result<BTreeMap<String, Info>, Fault> {
     let mut header: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(header).map_err(|error| format!("its header: {error}"))?;
@@ -377,12 +378,12 @@ mod tests {
             damaged[i] ^= 4;
             fs_err::write(&path, &damaged).unwrap();
             assert_ne!(found(&storage), whole);
-            // Whatever the header says then, reading it does not panic.
+            // The damaged header may describe anything; reading must not panic.
             let _ = TensorFile::open(&storage, NAME).map(|file| file.read::<f32>("all", Dtype::F32));
         }
     }
 
-    /// What is not kept in memory is read in ranges.
+    /// Files that are not kept in memory are read by ranges.
     #[test]
     fn large_files_are_read_where_they_are_asked_for() {
         let (_folder, storage) = storage();

@@ -1,4 +1,4 @@
-//! Whether a device's kernels compute what they should: each one on random numbers, against its definition in double
+//! Checks of a device's kernels: each kernel is run on random inputs and compared with its definition in double
 //! precision.
 
 use onefold_ikjt::hash::sigrid_hash;
@@ -17,30 +17,30 @@ use crate::Result;
 mod dense;
 mod update;
 
-/// What was found of one kernel.
+/// The result of one kernel's check.
 #[derive(Debug, Clone, Serialize)]
 pub struct KernelCheck {
-    /// The kernel.
+    /// The name of the kernel.
     pub kernel: String,
-    /// The largest difference from the definition ÷ the largest value.
+    /// The largest difference from the definition, divided by the largest expected value.
     pub relative_error: f64,
 }
 
-/// Sizes of the random numbers.
+/// The sizes of the random inputs.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
     rows: i64,
     elements: i64,
-    /// Of each of three tables.
+    /// The number of rows of each of three tables.
     table_rows: i64,
     dim: i64,
 }
 
-/// Runs every kernel on random numbers from `seed`.
+/// Runs every kernel on random inputs that follow from `seed`.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`](crate::Error::Fault) if one cannot be run.
+/// [`Error::Fault`](crate::Error::Fault) if a kernel cannot be run.
 pub fn check_kernels(accelerator: &Accelerator, seed: u64) -> Result<Vec<KernelCheck>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let sizes = Sizes {
@@ -83,14 +83,14 @@ fn compare(kernel: &str, found: &Tensor, expected: &[f64]) -> KernelCheck {
         Vec::<f64>::try_from(found.to_kind(Kind::Double).to_device(tch::Device::Cpu).contiguous().view(-1));
     let found = found.unwrap_or_default();
     let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs())).max(1e-30);
-    // A number that is none is an infinite difference.
+    // NaN counts as an infinite difference.
     let differences = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs());
     let worst = differences.map(|d| if d.is_nan() { f64::INFINITY } else { d }).fold(0.0, f64::max);
     let relative_error = if found.len() == expected.len() { worst / largest } else { f64::INFINITY };
     KernelCheck { kernel: kernel.to_owned(), relative_error }
 }
 
-/// Tensors on the device.
+/// Creates tensors on the device.
 struct To<'a>(&'a Accelerator);
 
 impl To<'_> {
@@ -112,8 +112,8 @@ impl To<'_> {
 }
 
 fn check_table_rows(accelerator: &Accelerator, rng: &mut ChaCha8Rng) -> Result<KernelCheck> {
-    // Features of 40 ids: hashed to many rows, as they are, hashed to one row, in a table elsewhere. The third has
-    // none.
+    // Four features of 40 ids: hashed to many rows, not hashed, hashed to one row, and in a table on other ranks.
+    // The third of the five features has no ids.
     let tables = [
         [0, 1_000_000_007, 1],
         [1_000_000_007, 500, 0],
@@ -141,7 +141,7 @@ fn check_table_rows(accelerator: &Accelerator, rng: &mut ChaCha8Rng) -> Result<K
 /// A table of each type, on the device.
 struct Tables {
     weights: Weights,
-    /// The same as libtorch reads them, `[rows, D]`, in the order in which the device numbers rows.
+    /// The same weights, as libtorch reads them, `[rows, D]`, in the order of the device's row numbers.
     values: Vec<f32>,
 }
 
@@ -152,7 +152,7 @@ impl Tables {
         let tables = Self::TYPES.map(|dtype| (sizes.table_rows, dtype));
         let weights = Weights::zeros(to.0, &Stored::whole(&tables), sizes.dim)?;
         for table in 0..3 {
-            // It takes the nearest number of the type.
+            // The copy rounds to the nearest value of the type.
             weights.table(table).copy_(&to.matrix(&floats(rng, sizes.table_rows * sizes.dim), sizes.dim));
         }
         Ok(Self { values: Self::values(&weights), weights })
@@ -170,7 +170,7 @@ fn check_gather(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -
     let (to, dim) = (To(accelerator), sizes.dim as usize);
     let tables = Tables::new(&to, rng, sizes)?;
     let mut rows = ints(rng, sizes.elements, tables.weights.rows());
-    // A row that is elsewhere.
+    // A row on another rank.
     rows[0] = -1;
     let found = accelerator.gather(&tables.weights, &to.ints(&rows))?;
     let value = |row: i32, column| if row < 0 { 0.0 } else { tables.values[row as usize * dim + column] };
@@ -246,7 +246,7 @@ fn check_expand(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -
     let (to, width, samples) = (To(accelerator), sizes.dim as usize, sizes.elements as usize);
     let values = floats(rng, sizes.rows * sizes.dim);
     let index = ints(rng, sizes.elements, sizes.rows);
-    // Columns 2.. of a wider matrix.
+    // Columns from 2 on of a wider matrix.
     let output = Tensor::full([sizes.elements, sizes.dim + 3], 9.0, (Kind::Float, accelerator.torch()));
     let columns = output.narrow(1, 2, sizes.dim);
     accelerator.expand(&to.matrix(&values, sizes.dim), Some(&to.ints(&index)), &columns)?;
@@ -269,7 +269,7 @@ fn check_expand(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -
     Ok([compare("expand", &output, &expected), compare("fold", &back, &folded)])
 }
 
-/// Vectors of random rows in three blocks of random columns, one of which stands apart from the others.
+/// Checks vectors of random rows in three blocks of random columns, with a gap after the first block.
 fn check_travel(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<[KernelCheck; 2]> {
     let (to, dim) = (To(accelerator), sizes.dim as usize);
     let mut parts = RouteParts::default();

@@ -1,4 +1,4 @@
-//! A GPU through CUDA's driver, which `cudarc` loads when the program runs: no toolkit is needed to build it.
+//! A GPU through CUDA's driver library. `cudarc` loads the library at run time, so the build needs no CUDA toolkit.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_uint, c_void};
@@ -17,34 +17,34 @@ use super::graph::{Graph, Recorder};
 use super::{Argument, Driver, KERNELS, Slot, failed, graph_failed, libtorch};
 use crate::{Result, cuda_library};
 
-/// Threads of a block.
+/// The number of threads per block.
 const BLOCK: u32 = 256;
 
-/// The names of all kernels.
+/// Returns the names of all kernels.
 pub(super) fn kernel_names() -> impl Iterator<Item = &'static str> {
     KERNELS.lines().filter_map(|line| line.strip_prefix("KERNEL ")?.split('(').next())
 }
 
-/// A GPU that libtorch uses too.
+/// A GPU, which libtorch uses too.
 #[derive(Debug)]
 pub(super) struct Cuda {
     device: Device,
     context: Arc<CudaContext>,
-    /// libtorch's: the default one.
+    /// libtorch's stream, which is the default stream.
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
     kernels: HashMap<&'static str, CudaFunction>,
-    /// What makes graphs, if that library is there.
+    /// The recorder of graphs, if its library is installed.
     recorder: Option<Recorder>,
     name: String,
 }
 
 impl Cuda {
-    /// Opens GPU `number`.
+    /// Opens the GPU with index `number`.
     pub(super) fn open(number: usize) -> Result<Self> {
         let device = Device::Cuda(number);
-        // SAFETY: it tries to load the driver's library, whose initialisers are written for that, and tells whether it
-        // could.
+        // SAFETY: it tries to load the driver's library, whose initializers are written for that, and returns
+        // whether it succeeded.
         if !unsafe { driver_sys::is_culib_present() } {
             return Err(failed(
                 device,
@@ -69,7 +69,7 @@ impl Cuda {
         Ok(Self { recorder, ..Self::new(device, number)? })
     }
 
-    /// GPU `number`, whose tensors libtorch has at `device`.
+    /// Opens the GPU with index `number`; its tensors are on the libtorch device `device`.
     fn new(device: Device, number: usize) -> Result<Self> {
         let wrong = |error: DriverError| driver_failed(device, "the driver cannot be used", error);
         let context = CudaContext::new(number).map_err(wrong)?;
@@ -115,9 +115,9 @@ fn load_kernels(
     kernel_names().map(|name| Ok((name, module.load_function(name).map_err(wrong)?))).collect()
 }
 
-/// Compiles the kernels to machine code for an architecture, as `sm_90`. The error is NVRTC's log.
+/// Compiles the kernels to machine code for an architecture such as `sm_90`. The error contains NVRTC's log.
 pub(super) fn compile(architecture: &str) -> Result<Vec<u8>, String> {
-    // SAFETY: as `is_culib_present` above.
+    // SAFETY: as for `is_culib_present` above.
     if !unsafe { nvrtc_sys::is_culib_present() } {
         return Err("`libnvrtc.so.13` cannot be loaded".to_owned());
     }
@@ -125,16 +125,16 @@ pub(super) fn compile(architecture: &str) -> Result<Vec<u8>, String> {
     let program =
         nvrtc::create_program(&source, Some(c"kernels.cu")).map_err(|error| format!("{error:?}"))?;
     let image = compile_program(program, architecture);
-    // SAFETY: `program` was made above, and is used no more.
+    // SAFETY: `program` was created above and is not used again.
     unsafe { nvrtc::destroy_program(program) }.map_err(|error| format!("{error:?}"))?;
     image
 }
 
 fn compile_program(program: nvrtc_sys::nvrtcProgram, architecture: &str) -> Result<Vec<u8>, String> {
     let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
-    // SAFETY: `program` is one that `create_program` made.
+    // SAFETY: `create_program` has created `program`.
     if let Err(error) = unsafe { nvrtc::compile_program(program, &options) } {
-        // SAFETY: likewise.
+        // SAFETY: as above.
         let log = unsafe { nvrtc::get_program_log(program) }.unwrap_or_default();
         let log: Vec<u8> = log.into_iter().map(|byte| byte as u8).collect();
         let log = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy).unwrap_or_default();
@@ -144,7 +144,7 @@ fn compile_program(program: nvrtc_sys::nvrtcProgram, architecture: &str) -> Resu
     // SAFETY: `program` was compiled; `size` is written to.
     unsafe { nvrtc_sys::nvrtcGetCUBINSize(program, &raw mut size) }.result().map_err(|e| format!("{e:?}"))?;
     let mut image = vec![0_u8; size];
-    // SAFETY: `image` has the bytes that NVRTC has just asked for.
+    // SAFETY: `image` has the size that NVRTC has just returned.
     unsafe { nvrtc_sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()) }
         .result()
         .map_err(|e| format!("{e:?}"))?;
@@ -172,10 +172,10 @@ impl Driver for Cuda {
         let values: Vec<[u8; 8]> = arguments.iter().map(Argument::bytes).collect();
         let mut pointers: Vec<*mut c_void> =
             values.iter().map(|value| value.as_ptr().cast_mut().cast()).collect();
-        // SAFETY: the function and the stream are of this context and live as long as `self`. Each pointer is to a
-        // value of as many bytes as the parameter has, which the driver copies before it returns. That the values are
-        // what the kernel takes is the caller's promise. Tensors outlive the kernel: libtorch gives their memory to
-        // others on this stream only.
+        // SAFETY: the function and the stream belong to this context and live as long as `self`. Each pointer
+        // refers to a value with the size of its parameter, which the driver copies before it returns. The caller
+        // guarantees that the values are valid for the kernel. The memory of tensors outlives the kernel, because
+        // libtorch reuses it on this stream only.
         unsafe {
             driver::launch_kernel(
                 function.cu_function(),
@@ -193,7 +193,7 @@ impl Driver for Cuda {
         let bytes = words * size_of::<u64>();
         let what = format!("{} of pinned memory for batches", format_bytes(bytes as u64));
         let wrong = |error| self.failed(&what, error);
-        // SAFETY: the words are written before they are read: `host` fills them with zeros below.
+        // SAFETY: the words are written before they are read: the next line fills them with zeros.
         let mut host = unsafe { self.context.alloc_pinned_with_flags::<u64>(words, 0) }.map_err(wrong)?;
         host.as_mut_slice().map_err(wrong)?.fill(0);
         let device = Tensor::f_empty([bytes as i64], (Kind::Uint8, self.device)).map_err(|error| {
@@ -210,7 +210,7 @@ impl Driver for Cuda {
             host,
             device,
         };
-        // What the memory was used for before ends before the first copy begins.
+        // The first copy waits for earlier uses of the memory.
         slot.used.record(&slot.compute).map_err(wrong)?;
         Ok(Box::new(slot))
     }
@@ -235,15 +235,15 @@ impl Driver for Cuda {
     }
 }
 
-/// Pinned memory, and as much on the GPU.
+/// Pinned host memory, and device memory of the same size.
 #[derive(Debug)]
 struct CudaSlot {
     torch: Device,
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
-    /// The last copy.
+    /// The end of the last copy.
     copied: CudaEvent,
-    /// What the last batch was used for.
+    /// The end of the last batch's computations.
     used: CudaEvent,
     host: PinnedHostSlice<u64>,
     device: Tensor,
@@ -269,9 +269,10 @@ impl Slot for CudaSlot {
     fn copy(&mut self, words: usize) -> Result<()> {
         let result = self.copies.wait(&self.used).and_then(|()| {
             let source = &self.host.as_slice()?[..words];
-            // SAFETY: the tensor has as many bytes as the pinned memory, and is on the context that `wait` has bound to
-            // this thread. Neither is freed (see `drop`) or written to (see `host`) before the copy is done; what reads
-            // the tensor waits for it (see `arrive`), and what has read it before is done (the wait above).
+            // SAFETY: the tensor has as many bytes as the pinned memory, and belongs to the context that `wait` has
+            // bound to this thread. Neither is freed (see `drop`) or written to (see `host`) before the copy is
+            // done. Work that reads the tensor waits for the copy (see `arrive`), and earlier work is done (the
+            // wait above).
             unsafe {
                 let target = self.device.data_ptr() as driver_sys::CUdeviceptr;
                 driver::memcpy_htod_async(target, source, self.copies.cu_stream())
@@ -296,7 +297,8 @@ impl Slot for CudaSlot {
 
 impl Drop for CudaSlot {
     fn drop(&mut self) {
-        // A copy under way ends before its memory is freed. If the GPU has failed, so it has already.
+        // Wait for a copy in progress before its memory is freed. If the GPU has failed, there is nothing to wait
+        // for.
         let _ = self.copied.synchronize();
     }
 }
@@ -307,7 +309,7 @@ mod tests {
     use super::super::{Accelerator, check_kernels};
     use super::*;
 
-    /// A GPU whose driver is `fake_driver.cpp`, and whose memory is this machine's.
+    /// Returns a GPU with the driver `fake_driver.cpp`, which uses host memory.
     fn fake() -> Cuda {
         load_fake_driver();
         libtorch::load_nvrtc(None);
@@ -339,13 +341,13 @@ mod tests {
         for round in 1..4 {
             slot.host().unwrap().fill(round);
             slot.copy(4).unwrap();
-            // The fake driver copies as late as it may.
+            // The fake driver copies as late as possible.
             assert_ne!(on_device(&*slot), [round as i64; 4]);
             slot.arrive().unwrap();
             assert_eq!(on_device(&*slot), [round as i64; 4]);
             slot.release().unwrap();
         }
-        // The host's memory is only given out again when the copy has left it.
+        // `host` returns only after the last copy has read the memory.
         slot.host().unwrap().fill(8);
         slot.copy(4).unwrap();
         slot.host().unwrap().fill(9);
@@ -356,7 +358,7 @@ mod tests {
     #[test]
     fn what_the_driver_refuses_is_an_error() {
         let cuda = fake();
-        // More than the fake GPU's host has.
+        // More than the fake driver provides.
         let error = cuda.slot(1 << 50).unwrap_err().to_string();
         assert!(error.contains("of pinned memory for batches: ") && error.contains("\n  hint: "), "{error}");
     }

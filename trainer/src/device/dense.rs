@@ -1,10 +1,10 @@
-//! What a step on a device decides by itself, so that the host need not wait: the gradients' norms, and whether a step
-//! may be taken at all.
+//! The decisions that the device makes during a step without waiting for the host: the norms of gradients, and
+//! whether the step may be taken.
 //!
 //! ```text
 //! gradients ─▶ square_sums ─▶ add_up ─▶ judge ─┬▶ divisor, refused ─▶ libtorch's dense optimizer
 //!                                loss ───▲     ├▶ permit ─▶ the tables' update
-//!                                              └▶ what the host reads when all is enqueued
+//!                                              └▶ results, which the host reads after it has enqueued the step
 //! ```
 
 use tch::{Device, Kind, Tensor};
@@ -13,59 +13,59 @@ use super::kernels::check;
 use super::{Accelerator, Argument};
 use crate::Result;
 
-/// Values of a tensor that one thread squares, where it has no more than [`MOST_SUMS`] times as many.
+/// The number of values per thread in `square_sums`, for tensors of up to [`MOST_SUMS`] times as many values.
 const VALUES_OF_A_SUM: i64 = 32;
-/// Sums that the squares of one tensor are added up to at first.
+/// The maximum number of threads, and of partial sums, per tensor.
 const MOST_SUMS: i64 = 1 << 16;
-/// Those that all sums are added up to before the last.
+/// The number of sums before the last reduction.
 const SUMS_OF_SUMS: i64 = 256;
 
-/// Whether the device takes a step, and how long its gradient is.
+/// The device's decision about a step, and the norms of its gradients.
 #[derive(Debug)]
 pub(crate) struct Verdict {
-    /// `[3]`, doubles: the loss, the norm of the dense gradient, the squares of the tables' gradients.
+    /// `[3]`, doubles: the loss, the norm of the dense gradient, the sum of the squares of the tables' gradients.
     found: Tensor,
-    /// `[1]`: what the dense gradient is divided by, at least 1.
+    /// `[1]`: the divisor of the dense gradient, at least 1.
     divisor: Tensor,
-    /// `[1]`: 1 if a number of `found` is not finite, 0 otherwise.
+    /// `[1]`, `float`: 1 if a value of `found` is not finite, 0 otherwise.
     refused: Tensor,
-    /// `[1]`, `int`: the opposite.
+    /// `[1]`, `int`: the opposite of `refused`.
     permit: Tensor,
 }
 
-/// What the host learns of a step.
+/// The results of a step that the host reads.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Learned {
-    /// L2 norm of the dense gradient, before it is scaled.
+    /// The L2 norm of the dense gradient, before scaling.
     pub(crate) norm: f64,
-    /// Those of the batch, in their order.
+    /// The logits of the batch, in the order of samples.
     pub(crate) logits: Vec<f32>,
-    /// The loss, and whether the other gradients are finite numbers, where the device has looked at them.
+    /// The loss, and whether the gradients of the tables are finite, if the device has checked them.
     pub(crate) outcome: Option<(f64, bool)>,
 }
 
 impl Verdict {
-    /// Whether the step may be taken, for kernels.
+    /// Returns whether the step may be taken, for our kernels.
     pub(crate) fn permit(&self) -> &Tensor {
         &self.permit
     }
 
-    /// What the dense gradient is divided by, for libtorch's optimizers.
+    /// Returns the divisor of the dense gradient, for libtorch's optimizers.
     pub(crate) fn divisor(&self) -> &Tensor {
         &self.divisor
     }
 
-    /// Whether the step may not be taken, for libtorch's optimizers.
+    /// Returns whether the step is refused, for libtorch's optimizers.
     pub(crate) fn refused(&self) -> &Tensor {
         &self.refused
     }
 
-    /// All of it: `[3]`, then three times `[1]`.
+    /// Returns all tensors: `[3]`, then three of `[1]`.
     pub(super) fn tensors(&self) -> [&Tensor; 4] {
         [&self.found, &self.divisor, &self.refused, &self.permit]
     }
 
-    /// Waits for the device, and reads what it found, and `logits`, in one piece.
+    /// Waits for the device, and reads the verdict and `logits` in one copy.
     pub(crate) fn read(&self, logits: &Tensor) -> Learned {
         let logits = logits.detach().to_kind(Kind::Double).reshape([-1]);
         let all = Tensor::cat(&[&self.found, &logits], 0).to_device(Device::Cpu);
@@ -76,8 +76,8 @@ impl Verdict {
 }
 
 impl Accelerator {
-    /// The sum of the squares of all values, `[1]`, a double. It is a finite number if they are: the square of a float
-    /// is no large double. Its order is fixed.
+    /// Returns the sum of the squares of all values as a double, `[1]`. It is finite if all values are finite,
+    /// because squares of floats do not overflow doubles. The order of summation is fixed.
     pub(crate) fn sum_of_squares(&self, tensors: &[Tensor]) -> Result<Tensor> {
         let threads_for = |tensor: &Tensor| {
             (tensor.numel() as u64).div_ceil(VALUES_OF_A_SUM as u64).min(MOST_SUMS as u64) as i64
@@ -94,7 +94,7 @@ impl Accelerator {
                 Argument::Long(threads),
                 Argument::Pointer(Some(&sums.narrow(0, first, threads))),
             ];
-            // SAFETY: the arguments are those of `square_sums`, whose lengths are the tensors'.
+            // SAFETY: the arguments match `square_sums`, with the lengths of the tensors.
             unsafe { self.launch("square_sums", threads, &arguments) }?;
             first += threads;
         }
@@ -102,7 +102,7 @@ impl Accelerator {
         self.added_up(&sums, 1)
     }
 
-    /// So many sums of doubles, every so many-th in one.
+    /// Reduces sums of doubles to `threads` sums; each adds every `threads`-th value.
     fn added_up(&self, sums: &Tensor, threads: i64) -> Result<Tensor> {
         let output = self.empty(&[threads], Kind::Double)?;
         let arguments = [
@@ -111,13 +111,14 @@ impl Accelerator {
             Argument::Long(threads),
             Argument::Pointer(Some(&output)),
         ];
-        // SAFETY: the arguments are those of `add_up`; `sum_of_squares` has made the sums, and here is the output.
+        // SAFETY: the arguments match `add_up`, with the lengths of `sums` and `output`.
         unsafe { self.launch("add_up", threads, &arguments) }?;
         Ok(output)
     }
 
-    /// Whether a step may be taken whose `loss` is this, and whose gradients have these sums of squares: of the dense
-    /// part, and of the tables' vectors. A dense gradient longer than `most` is scaled down to it.
+    /// Decides whether a step may be taken, given its loss and the sums of the squares of the dense gradient
+    /// (`dense`) and of the tables' gradients (`tables`). A dense gradient with a norm above `most` is scaled down
+    /// to `most`.
     pub(crate) fn judge(
         &self,
         loss: Option<&Tensor>,
@@ -143,7 +144,7 @@ impl Accelerator {
             Argument::Pointer(Some(&verdict.refused)),
             Argument::Pointer(Some(&verdict.permit)),
         ];
-        // SAFETY: the arguments are those of `judge`, and their lengths were checked or are given above.
+        // SAFETY: the arguments match `judge`; their lengths were checked or are set above.
         unsafe { self.launch("judge", 1, &arguments) }?;
         Ok(verdict)
     }

@@ -1,5 +1,6 @@
-// What `cuda.rs` calls of CUDA's driver, on the processor, for tests: the device's memory is the host's, kernels run when
-// they are launched, and copies happen as late as the driver may let them happen: when somebody waits for them.
+// A fake CUDA driver on the CPU, for tests, with the functions that `cuda.rs` calls. Device memory is host memory,
+// kernels run when they are launched, and copies happen as late as a driver may delay them: when they are waited
+// for.
 
 #include <cstdlib>
 #include <functional>
@@ -33,7 +34,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, I
 
 #define CALL(name, ...) extern "C" int name(__VA_ARGS__)
 #define LOCKED std::lock_guard<std::recursive_mutex> guard(mutex)
-// Streams, events and memory belong to a context, which has to be current.
+// Streams, events and memory belong to a context, which must be current.
 #define IN_CONTEXT if (current != &the_context) return INVALID_CONTEXT; LOCKED
 
 CALL(cuInit, unsigned) { return SUCCESS; }
@@ -42,7 +43,7 @@ CALL(cuDeviceGet, int *device, int number) { *device = number; return number ? I
 CALL(cuDeviceGetName, char *name, int size, int) { strncpy(name, "Fake GPU", size); return SUCCESS; }
 CALL(cuDeviceTotalMem_v2, size_t *bytes, int) { *bytes = size_t(3) << 30; return SUCCESS; }
 CALL(cuDeviceGetAttribute, int *value, int attribute, int) {
-    // The two halves of the compute capability, 9.0.
+    // The compute capability is 9.0: attribute 75 is the major version.
     *value = attribute == 75 ? 9 : 0;
     return SUCCESS;
 }
@@ -77,7 +78,7 @@ CALL(cuLaunchKernel, void *function, unsigned blocks, unsigned y, unsigned z, un
 
 CALL(cuStreamCreate, void **stream, unsigned flags) {
     IN_CONTEXT;
-    // Only a stream that does not block runs beside the default one.
+    // Only a non-blocking stream runs concurrently with the default stream.
     if (flags != 1) return INVALID_VALUE;
     *stream = new Stream;
     return SUCCESS;
@@ -87,7 +88,8 @@ CALL(cuStreamSynchronize, void *stream) { IN_CONTEXT; of(stream)->run(of(stream)
 CALL(cuStreamWaitEvent, void *stream, void *event, unsigned) {
     IN_CONTEXT;
     auto *waited = static_cast<Event *>(event);
-    // The default stream does all at once, and so does what it waits for. Others have nothing to wait for in it.
+    // The default stream does not delay work, so the work that it waits for runs now. Other streams never have to
+    // wait for the default stream.
     if (of(stream) == &default_stream && waited->stream) waited->stream->run(waited->until);
     return SUCCESS;
 }

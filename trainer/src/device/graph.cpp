@@ -1,6 +1,7 @@
-// CUDA graphs of what libtorch enqueues, for `graph.rs`. It is a part of `libonefold_cuda.so`, which `trainer/cuda.sh` builds.
+// CUDA graphs of the work that libtorch enqueues, for `graph.rs`. This file is part of `libonefold_cuda.so`, which
+// `trainer/cuda.sh` builds.
 //
-// A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this file.
+// Functions that can fail return null, or a message that `onefold_text_free` frees. No exception leaves this file.
 
 #include <cstring>
 #include <memory>
@@ -14,17 +15,17 @@ namespace {
 
 struct Graph {
   at::cuda::CUDAGraph graph;
-  // The stream that was libtorch's before, while something is recorded.
+  // During a recording, the stream that was libtorch's current stream before.
   std::optional<c10::cuda::CUDAStream> before;
 };
 
-// All graphs are recorded on one stream, so that what libtorch keeps by stream is made once.
+// Returns the stream on which all graphs are recorded, so that libtorch creates its resources per stream only once.
 c10::cuda::CUDAStream recording_stream(int device) {
   static const auto stream = c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
   return stream;
 }
 
-// What the second stream enqueues from now on waits for what the first one has.
+// Makes work that the second stream enqueues from now on wait for the work of the first stream.
 void order(c10::cuda::CUDAStream first, c10::cuda::CUDAStream second) {
   at::cuda::CUDAEvent done;
   done.record(first);
@@ -51,7 +52,8 @@ char* guarded(Work work) noexcept {
 
 extern "C" {
 
-// Makes another stream libtorch's in this thread, and begins to record what is enqueued there.
+// Makes another stream libtorch's current stream in this thread, and starts recording the work that is enqueued
+// there.
 char* onefold_graph_begin(int device, void** graph) noexcept {
   return guarded([&] {
     auto own = std::make_unique<Graph>();
@@ -70,7 +72,7 @@ char* onefold_graph_begin(int device, void** graph) noexcept {
   });
 }
 
-// Ends the recording, and makes the stream that was before libtorch's again.
+// Ends the recording, and restores libtorch's previous current stream.
 char* onefold_graph_end(void* graph) noexcept {
   return guarded([&] {
     auto& own = *static_cast<Graph*>(graph);
@@ -84,7 +86,7 @@ char* onefold_graph_end(void* graph) noexcept {
   });
 }
 
-// Enqueues what was recorded on libtorch's stream.
+// Enqueues the recorded work on libtorch's current stream.
 char* onefold_graph_replay(void* graph) noexcept {
   return guarded([&] { static_cast<Graph*>(graph)->graph.replay(); });
 }

@@ -1,4 +1,4 @@
-//! CUDA graphs: what libtorch enqueues is recorded once, and enqueued as one from then on.
+//! CUDA graphs: the work that libtorch enqueues is recorded once, and then enqueued as one unit.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -7,10 +7,10 @@ use libloading::os::unix::Library;
 use crate::cuda_library;
 use crate::shim::said;
 
-/// Work on tensors whose memory stays, which may be done again.
+/// Recorded work that can be repeated. Its tensors keep their memory.
 pub(crate) trait Graph: std::fmt::Debug {
-    /// Enqueues what was recorded. `again` does the same, and writes its results to the same tensors: for a device without
-    /// graphs, in tests.
+    /// Enqueues the recorded work. `again` does the same and writes its results to the same tensors; it is called
+    /// on devices without graphs, in tests.
     fn replay(&self, again: &mut dyn FnMut()) -> Result<(), String>;
 }
 
@@ -18,7 +18,7 @@ type Begin = unsafe extern "C" fn(c_int, *mut *mut c_void) -> *mut c_char;
 type Act = unsafe extern "C" fn(*mut c_void) -> *mut c_char;
 type Free = unsafe extern "C" fn(*mut c_void);
 
-/// What `graph.cpp` has.
+/// The functions of `graph.cpp`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Recorder {
     begin: Begin,
@@ -27,23 +27,23 @@ pub(super) struct Recorder {
     free: Free,
 }
 
-/// A graph of libtorch's.
+/// A CUDA graph of libtorch.
 #[derive(Debug)]
 struct Recorded {
     recorder: Recorder,
-    /// Of `onefold_graph_begin`.
+    /// The handle that `onefold_graph_begin` returned.
     graph: *mut c_void,
 }
 
 impl Recorder {
-    /// The one of the library, if that is there.
+    /// Opens the library's recorder; `None` if the library is not installed.
     pub(super) fn open() -> Result<Option<Self>, String> {
         cuda_library::open()?.map(Self::of).transpose()
     }
 
     fn of(library: &Library) -> Result<Self, String> {
         let wrong = |error: libloading::Error| format!("`{}`: {error}", cuda_library::NAME);
-        // SAFETY: the functions have these types in `graph.cpp`, and the library stays.
+        // SAFETY: the functions have these types in `graph.cpp`, and the library is never unloaded.
         unsafe {
             Ok(Self {
                 begin: *library.get::<Begin>(b"onefold_graph_begin").map_err(wrong)?,
@@ -54,15 +54,15 @@ impl Recorder {
         }
     }
 
-    /// Records what `work` enqueues through libtorch on GPU `device`; nothing of it is done.
+    /// Records the work that `work` enqueues through libtorch on GPU `device`, without executing it.
     pub(super) fn record(self, device: usize, work: &mut dyn FnMut()) -> Result<Box<dyn Graph>, String> {
         let mut graph = std::ptr::null_mut();
         // SAFETY: the function writes a graph, or returns a message.
         said(unsafe { (self.begin)(device as c_int, &raw mut graph) })?;
         let recorded = Recorded { recorder: self, graph };
-        // A recording that does not end would break all that follows.
+        // If the recording were not ended, all later work would fail.
         let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        // SAFETY: the graph was begun, and is ended once.
+        // SAFETY: the graph was begun above, and is ended once.
         let ended = said(unsafe { (self.end)(recorded.graph) });
         if let Err(panic) = worked {
             std::panic::resume_unwind(panic);
@@ -74,14 +74,14 @@ impl Recorder {
 
 impl Graph for Recorded {
     fn replay(&self, _: &mut dyn FnMut()) -> Result<(), String> {
-        // SAFETY: the graph is one that was ended.
+        // SAFETY: the recording of this graph has ended.
         said(unsafe { (self.recorder.replay)(self.graph) })
     }
 }
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        // SAFETY: the graph is this one's, and is used no more.
+        // SAFETY: the graph belongs to `self` and is not used again.
         unsafe { (self.recorder.free)(self.graph) }
     }
 }

@@ -1,5 +1,5 @@
-// The kernels as C++ on the processor, for tests: threads run one after the other, forwards or backwards, so that what one
-// would need of another shows. `replay.cpp` runs them at the same time.
+// The kernels as C++ on the CPU, for tests. Threads run one after the other, forwards or backwards, which reveals a
+// thread that needs the result of another. `replay.cpp` runs them concurrently.
 
 #include <cmath>
 #include <cstring>
@@ -32,7 +32,7 @@ static void call(void (*kernel)(A...), void **arguments, std::index_sequence<I..
     kernel(*static_cast<A *>(arguments[I])...);
 }
 
-// Every argument is at `arguments[i]`, as for `cuLaunchKernel`.
+// Runs all threads of a kernel; argument i is at `arguments[i]`, as for `cuLaunchKernel`.
 template <class... A>
 static void run(void (*kernel)(A...), i64 blocks, unsigned size, void **arguments, bool backwards) {
     blockDim.x = size;
@@ -45,7 +45,8 @@ static void run(void (*kernel)(A...), i64 blocks, unsigned size, void **argument
     }
 }
 
-// Gives `use` the kernel of this name that takes so many arguments (a negative number is any); whether there is one.
+// Calls `use` with the kernel of this name that takes `count` arguments (any number if negative). Returns whether
+// it exists.
 template <class Use>
 static bool with_kernel(const char *name, int count, Use use) {
     auto arity = []<class... A>(void (*)(A...)) { return static_cast<int>(sizeof...(A)); };
@@ -77,7 +78,7 @@ static bool with_kernel(const char *name, int count, Use use) {
     return false;
 }
 
-// Whether there is a kernel of this name, taking so many arguments; it has run then.
+// Runs the kernel of this name. Returns whether a kernel with this name and number of arguments exists.
 extern "C" int onefold_launch(const char *name, i64 blocks, unsigned size, void **arguments, int count, int backwards) {
     return with_kernel(name, count, [&](auto *kernel) { run(kernel, blocks, size, arguments, backwards != 0); });
 }

@@ -1,4 +1,4 @@
-//! The kernels on the processor, for tests: `kernels.cu` compiled as C++, with what it needs of CUDA in `host.cpp`.
+//! The kernels on the CPU, for tests: `kernels.cu` compiled as C++ with the CUDA definitions of `host.cpp`.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ type Launch = unsafe extern "C" fn(*const c_char, i64, c_uint, *mut *mut c_void,
 
 const BLOCK: u32 = 64;
 
-/// A device that is the processor.
+/// Returns an accelerator that runs on the CPU.
 pub(crate) fn emulated() -> Accelerator {
     host(None)
 }
@@ -26,7 +26,7 @@ fn host(recording: Option<Arc<Recording>>) -> Accelerator {
     Accelerator { driver: Arc::new(Host { backwards: AtomicBool::new(false), recording }) }
 }
 
-/// The launches of `work`.
+/// Records the kernel launches of `work`.
 pub(super) fn recorded(work: impl FnOnce(&Accelerator)) -> Recorded {
     let recording = Arc::new(Recording::new());
     let accelerator = host(Some(Arc::clone(&recording)));
@@ -37,19 +37,20 @@ pub(super) fn recorded(work: impl FnOnce(&Accelerator)) -> Recorded {
 
 #[derive(Debug)]
 struct Host {
-    /// Every other kernel runs from its last thread to its first: no thread may need another's result.
+    /// Whether the next kernel runs from its last thread to its first. It alternates, because no thread may need
+    /// the result of another.
     backwards: AtomicBool,
     recording: Option<Arc<Recording>>,
 }
 
-/// The compiled kernels.
+/// Returns the compiled kernels.
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| compile("host.cpp"))
 }
 
-/// Loads a driver for CUDA that runs on the processor, under the driver's name: whoever opens `libcuda.so` afterwards
-/// gets it.
+/// Loads a CUDA driver that runs on the CPU, under the soname of the real driver, so that later loads of
+/// `libcuda.so` return it.
 pub(super) fn load_fake_driver() {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| compile("fake_driver.cpp"));
@@ -60,11 +61,11 @@ fn compile(main: &str) -> Library {
     let soname = if main == "fake_driver.cpp" { "libcuda.so" } else { main };
     let soname = format!("-Wl,-soname,{soname}");
     let library = build(folder.path(), main, KERNELS, &["-O2", "-fPIC", "-shared", &soname]);
-    // SAFETY: it was compiled just now from sources that initialise nothing.
+    // SAFETY: the library was just compiled from sources without initializers.
     unsafe { Library::new(library) }.unwrap()
 }
 
-/// Compiles one of our sources, with these kernels, in a folder that is empty.
+/// Compiles one of our C++ sources with these kernels, in an empty folder. Returns the path of the binary.
 pub(super) fn build(folder: &Path, main: &str, kernels: &str, flags: &[&str]) -> PathBuf {
     let [source, binary] = [main, "binary"].map(|name| folder.join(name));
     let sources = [
@@ -82,7 +83,7 @@ pub(super) fn build(folder: &Path, main: &str, kernels: &str, flags: &[&str]) ->
     binary
 }
 
-/// The types of a kernel's parameters, from its source.
+/// Returns the types of a kernel's parameters, from its source.
 fn parameters(kernel: &str) -> Vec<&'static str> {
     let head = format!("KERNEL {kernel}(");
     let start = KERNELS.find(&head).unwrap_or_else(|| panic!("there is no kernel `{kernel}`")) + head.len();
@@ -119,8 +120,8 @@ impl Driver for Host {
         let backwards = c_int::from(self.backwards.fetch_xor(true, Ordering::Relaxed));
         let blocks = threads.unsigned_abs().div_ceil(u64::from(BLOCK)) as i64;
         let mut launch = || {
-            // SAFETY: `host.cpp` has this function, and finds the kernel by its name. Its arguments are of the kernel's
-            // types, as was asserted above; what they point to is the caller's promise.
+            // SAFETY: `host.cpp` has this function and finds the kernel by its name. The assertion above checks the
+            // types of the arguments; the caller guarantees that the pointers are valid.
             let known = unsafe {
                 let launch: Symbol<'_, Launch> = library().get(b"onefold_launch").unwrap();
                 launch(
@@ -170,7 +171,7 @@ impl Driver for Host {
     }
 }
 
-/// Work that is done again in a graph's place.
+/// A graph that executes the work again instead of replaying a recording.
 #[derive(Debug)]
 struct Again;
 
@@ -181,7 +182,7 @@ impl Graph for Again {
     }
 }
 
-/// Two pieces of memory, and a look at the order of calls: what is copied is there from `arrive` on, and not before.
+/// Host and device memory that checks the order of calls. The copied data is visible from `arrive` on, not earlier.
 #[derive(Debug)]
 struct HostSlot {
     host: Vec<u64>,
@@ -204,7 +205,7 @@ impl Slot for HostSlot {
     fn copy(&mut self, words: usize) -> Result<()> {
         assert!(self.released, "the last batch is still in use");
         (self.copied, self.arrived, self.released) = (Some(words), false, false);
-        // Until the copy arrives there is something else.
+        // Until the copy arrives, the memory contains other data.
         let _ = self.device.fill_(0xff);
         Ok(())
     }
@@ -217,7 +218,7 @@ impl Slot for HostSlot {
     }
 
     fn release(&mut self) -> Result<()> {
-        // A batch that was staged and never computed is given back without having arrived.
+        // A batch that was staged but never computed is released without `arrive`.
         (self.arrived, self.released) = (true, true);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Rows that may overlap, as kernels take them.
+//! Rows that may overlap, in the form that kernels expect.
 
 use std::ops::Range;
 
@@ -9,25 +9,25 @@ use super::Jagged;
 use super::parcel::{Parcel, Section, view};
 use super::samples_of_rows::SamplesOfRows;
 
-/// How one feature is laid out.
+/// The layout of one feature.
 pub(super) struct Layout {
-    /// The values that are in a row, as ranges without overlap.
+    /// The values that belong to rows, as disjoint ranges.
     pub(super) runs: Vec<Range<usize>>,
-    /// Where each row begins among these.
+    /// The offset of each row within these values.
     pub(super) offsets: Vec<i32>,
-    /// The rows that are not empty, by offset.
+    /// The rows that are not empty, ordered by offset.
     order: Vec<u32>,
-    /// The largest end of the rows up to each of these.
+    /// For each row of `order`, the largest end of the rows up to it.
     reach: Vec<i32>,
     longest: i32,
     pub(super) elements: usize,
 }
 
 impl Layout {
-    /// Of rows with these offsets and sizes.
+    /// Computes the layout of rows with these offsets and sizes.
     pub(super) fn new(offsets: &[i32], sizes: &[i32]) -> Self {
         let mut order: Vec<u32> = (0..sizes.len() as u32).filter(|&row| sizes[row as usize] > 0).collect();
-        // Most rows are in order already; the sort finds that out in one pass.
+        // Most rows are already in order, which the sort detects in one pass.
         order.sort_by_key(|&row| offsets[row as usize]);
         let mut new_offsets = vec![0; sizes.len()];
         let (mut runs, mut reach): (Vec<Range<usize>>, _) = (Vec::new(), Vec::with_capacity(order.len()));
@@ -50,13 +50,13 @@ impl Layout {
         Self { runs, offsets: new_offsets, order, reach, longest, elements }
     }
 
-    /// Of so many rows without elements.
+    /// Returns the layout of `rows` rows without elements.
     pub(super) fn empty(rows: usize) -> Self {
         Self::new(&vec![0; rows], &vec![0; rows])
     }
 }
 
-/// The numbers of rows that may overlap, while they are put together.
+/// Jagged rows under construction.
 #[derive(Default)]
 pub(super) struct JaggedParts {
     pub(super) offsets: Vec<i32>,
@@ -73,7 +73,7 @@ pub(super) struct JaggedSections {
 }
 
 impl JaggedParts {
-    /// Adds the order of a feature's rows, row r of which has the number `number(r)`, and whose elements begin at
+    /// Adds the order of a feature's rows. Row r has the index `number(r)`; the feature's elements begin at
     /// `first`.
     pub(super) fn add_order(&mut self, layout: &Layout, first: usize, number: impl Fn(u32) -> usize) {
         self.order.extend(layout.order.iter().map(|&row| number(row) as i32));
@@ -81,7 +81,7 @@ impl JaggedParts {
         self.longest = self.longest.max(layout.longest);
     }
 
-    /// Adds the rows of a feature, which have these sizes.
+    /// Adds the rows of a feature, with these sizes.
     pub(super) fn add_rows(&mut self, sizes: &[i32], layout: &Layout, first: usize) {
         let first_row = self.offsets.len();
         self.offsets.extend(layout.offsets.iter().map(|offset| offset + first as i32));
@@ -89,7 +89,7 @@ impl JaggedParts {
         self.add_order(layout, first, |row| first_row + row as usize);
     }
 
-    /// Adds a row for every sample: that of the feature which the sample has.
+    /// Adds one row per sample: the feature's row that the sample refers to.
     pub(super) fn add_samples(
         &mut self,
         feature: &Feature,
@@ -136,7 +136,7 @@ impl JaggedSections {
 mod tests {
     use super::*;
 
-    /// Rows 2..4, none, 1..3, 6..7, none: of eight values, 0, 4, 5 and 7 are in none.
+    /// Rows 2..4, empty, 1..3, 6..7, empty. The values 0, 4, 5 and 7 (of eight) are in no row.
     fn feature() -> Feature {
         Feature::try_new("x", (0..8).collect::<Vec<_>>(), vec![2, 5, 1, 6, 0], vec![2, 0, 2, 1, 0]).unwrap()
     }
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(parts.sizes, [2, 0, 2, 1, 0, 1, 2, 0, 2, 2]);
         assert_eq!([0, 2, 3].map(|row| parts.offsets[row]), [11, 10, 13]);
         assert_eq!([5, 6, 8, 9].map(|row| parts.offsets[row]), [23, 21, 20, 21]);
-        // By offset; the second five are samples.
+        // Ordered by offset; the second five rows are samples.
         assert_eq!(parts.order, [2, 0, 3, 8, 6, 9, 5]);
         assert_eq!((parts.reach, parts.longest), (vec![12, 13, 14, 22, 23, 23, 24], 2));
     }

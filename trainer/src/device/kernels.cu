@@ -1,14 +1,18 @@
-// The kernels of the tables on a GPU: lookup and pooling, the exact update, row index select (expansion) and its
-// backward (fold), and the same between the elements of overlapping windows and padded rows; and the dense optimizer's.
+// The GPU kernels of the tables: lookup and pooling, the exact update, row index select (expand) and its backward
+// pass (fold), the same between the elements of overlapping windows and padded rows, and kernels for the dense
+// optimizer.
 //
-// Weights are stored in three arrays by type, and table rows are numbered through all of them: those before `bf16_row` are
-// 32-bit floats, those before `fp16_row` the upper halves of such, and the rest IEEE 754's 16-bit floats.
+// Weights are stored in three arrays by type. Table rows are numbered across the arrays: rows before `bf16_row` are
+// 32-bit floats, rows before `fp16_row` are bfloat16 (the upper halves of 32-bit floats), and the others are 16-bit
+// floats of IEEE 754.
 //
-// NVRTC compiles this file when a GPU is opened. Tests compile it as C++ behind `host.cpp`, which runs threads one after
-// the other: so there is neither shared memory nor a barrier here. One thread has one value of the result, neighbours have
-// neighbouring columns, and every sum has a fixed order: a step gives the same bits whenever it is run.
+// NVRTC compiles this file when a GPU is opened. Tests compile it as C++ through `host.cpp`, which runs threads one
+// after the other, so kernels use neither shared memory nor barriers. Each thread computes one value of the result;
+// neighbouring threads compute neighbouring columns. Every sum has a fixed order, so a step always gives the same
+// bits.
 //
-// Arrays are row-major. `dim` is the tables' D. The rows of a table stand together, and have one type.
+// Arrays are row-major. `dim` is the number of columns of the tables, D. The rows of a table are contiguous and
+// have one type.
 
 #ifndef KERNEL
 #define KERNEL extern "C" __global__ void
@@ -20,10 +24,10 @@ typedef unsigned short u16;
 
 #define THREAD ((i64)blockIdx.x * blockDim.x + threadIdx.x)
 
-// Places that one thread sums before another goes on with the same table row.
+// The number of places that one thread sums; another thread sums the next chunk, even of the same table row.
 #define CHUNK 32
 
-// SigridHash with salt 0, before its modulus: Thomas Wang's mix, combined as in CityHash's Hash128to64
+// SigridHash with salt 0, before the modulus: Thomas Wang's mix, combined as in CityHash's Hash128to64
 // (`ikjt/src/hash.rs`).
 static __device__ u64 sigrid_mix(u64 k) {
     const u64 K = 0x9ddfea08eb382d69ULL;
@@ -41,9 +45,9 @@ static __device__ u64 sigrid_mix(u64 k) {
     return b * K;
 }
 
-// The table row of every id, `[count]`. Feature f has the ids from `starts[f]` on, and `tables[3 f ..]` are the first row of
-// its table, the table's rows, and whether ids are hashed; ids that are not have been checked. A first row of -1 says that
-// the table is elsewhere, and so does the row of each of its ids.
+// Computes the table row of every id, `[count]`. Feature f has the ids from `starts[f]` on. `tables[3 f ..]`
+// contains the first row of its table, the table's number of rows, and whether ids are hashed; other ids have been
+// checked. If the first row is -1, the table is on other ranks, and all its ids get the row -1.
 KERNEL table_rows(const i64 *ids, i64 count, const i64 *starts, const i64 *tables, int features, int *rows) {
     i64 i = THREAD;
     if (i >= count) return;
@@ -67,13 +71,14 @@ KERNEL table_rows(const i64 *ids, i64 count, const i64 *starts, const i64 *table
 
 static __device__ float widen_fp16(u16 stored) {
     unsigned sign = (stored & 0x8000u) << 16, magnitude = stored & 0x7fffu;
-    // Subnormal numbers are multiples of 2^-24, the others are floats but for where their bits stand.
+    // Subnormal numbers are multiples of 2^-24. The bits of other numbers are moved to their positions in a 32-bit
+    // float.
     if (magnitude < 0x400) return __uint_as_float(__float_as_uint(magnitude * 5.9604644775390625e-8f) | sign);
     unsigned special = magnitude >= 0x7c00 ? 0x7f800000u : 0;
     return __uint_as_float(((magnitude << 13) + (112u << 23)) | special | sign);
 }
 
-// A weight as a 32-bit float.
+// Returns a weight as a 32-bit float.
 static __device__ float load_weight(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row,
                                     int dim, i64 row, i64 column) {
     if (row < bf16_row) return fp32[row * dim + column];
@@ -81,7 +86,7 @@ static __device__ float load_weight(const float *fp32, const u16 *bf16, const u1
     return widen_fp16(fp16[(row - fp16_row) * dim + column]);
 }
 
-// `[count, dim]`: the weights of `rows`; zeros where the row is -1.
+// Writes the weights of `rows`, `[count, dim]`; zeros where the row is -1.
 KERNEL gather(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row, int dim, const int *rows,
               i64 count, float *output) {
     i64 i = THREAD;
@@ -90,7 +95,8 @@ KERNEL gather(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row,
     output[i] = row < 0 ? 0.0f : load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, row, i % dim);
 }
 
-// `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of the elements `offsets[b] .. offsets[b] + sizes[b]`.
+// Writes `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of elements
+// `offsets[b] .. offsets[b] + sizes[b]`.
 KERNEL pool(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row, int dim, const int *rows,
             const int *offsets, const int *sizes, const float *scales, i64 bags, float *output) {
     i64 i = THREAD;
@@ -104,8 +110,8 @@ KERNEL pool(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, i
     output[i] = scales[bag] * sum;
 }
 
-// `[count]`: of every element the place in `order` of the first row that may hold it: `reach[k]` is the largest end of the rows
-// up to the k-th.
+// Computes `[count]`: for every element, the position in `order` of the first row that may contain it. `reach[k]`
+// is the largest end of the rows up to position k.
 KERNEL first_rows(const int *reach, i64 rows, i64 count, int *output) {
     i64 element = THREAD;
     if (element >= count) return;
@@ -117,8 +123,8 @@ KERNEL first_rows(const int *reach, i64 rows, i64 count, int *output) {
     output[element] = (int)first;
 }
 
-// `[count, dim]`: the gradient of every element, summed over the bags that hold it, in `order`: that of their offsets.
-// `firsts` are of `first_rows`.
+// Computes `[count, dim]`: the gradient of every element, summed over the bags that contain it, in the order of
+// `order` (by offset). `firsts` is the result of `first_rows`.
 KERNEL unpool(const float *gradient, int dim, const int *offsets, const int *sizes, const float *scales,
               const int *order, const int *firsts, i64 bags, i64 count, float *output) {
     i64 i = THREAD;
@@ -133,7 +139,8 @@ KERNEL unpool(const float *gradient, int dim, const int *offsets, const int *siz
     output[i] = sum;
 }
 
-// Row index select: row r of the result, at `stride` floats from the one before, is row `index[r]` of `values`.
+// Row index select: row r of the result is row `index[r]` of `values`, or row r without an index. The result has a
+// row stride of `stride` floats.
 KERNEL expand(const float *values, const int *index, i64 count, i64 width, float *output, i64 stride) {
     i64 i = THREAD;
     if (i >= count * width) return;
@@ -142,8 +149,8 @@ KERNEL expand(const float *values, const int *index, i64 count, i64 width, float
     output[row * stride + column] = values[source * width + column];
 }
 
-// Its backward, `[rows, width]`: the sum of the rows `order[ends[r - 1] .. ends[r]]` of `values`, which are `stride` apart;
-// row r itself without an order.
+// The backward pass of `expand`, `[rows, width]`: row r is the sum of the rows `order[ends[r - 1] .. ends[r]]` of
+// `values`, or row r of `values` without an order. `values` has a row stride of `stride` floats.
 KERNEL fold(const float *values, i64 stride, const int *order, const int *ends, i64 rows, i64 width, float *output) {
     i64 i = THREAD;
     if (i >= rows * width) return;
@@ -157,14 +164,16 @@ KERNEL fold(const float *values, i64 stride, const int *order, const int *ends, 
     output[i] = sum;
 }
 
-// Vectors travel between ranks in blocks: block b has the vectors from `blocks[4 b]` on, which are the columns from
-// `blocks[4 b + 1]` on of their rows, `blocks[4 b + 2]` of them, and stand one after the other from float `blocks[4 b + 3]` on.
+// Returns the position of a vector in a message between ranks. Messages consist of blocks. Block b contains the
+// vectors from number `blocks[4 b]` on, one after the other, beginning at float `blocks[4 b + 3]`. Its vectors are
+// the `blocks[4 b + 2]` columns from column `blocks[4 b + 1]` on of their rows.
 static __device__ i64 travelling(const i64 *block, i64 vector) {
     return block[3] + (vector - block[0]) * block[2];
 }
 
-// Adds what came from other ranks to `output`, `[rows, dim]`: to row r `scales[r]` times the sum of its vectors, which are
-// `order[ends[r - 1] .. ends[r]]`; vector v is of block `of[v]`. Without scales they are ones.
+// Adds the vectors from other ranks to `output`, `[rows, dim]`. Row r gets `scales[r]` times the sum of its
+// vectors, which are `order[ends[r - 1] .. ends[r]]`; vector v is in block `of[v]`. Without scales, all scales are
+// 1.
 KERNEL collect(const float *values, const i64 *blocks, const int *of, const int *order, const int *ends, const float *scales,
                i64 rows, int dim, float *output) {
     i64 i = THREAD;
@@ -181,7 +190,8 @@ KERNEL collect(const float *values, const i64 *blocks, const int *of, const int 
     output[i] += scales ? scales[row] * sum : sum;
 }
 
-// Its backward: the gradient of vector v, which is of row `rows[v]`, from that of all rows, `[_, dim]`.
+// The backward pass of `collect`: writes the gradient of each vector v, given the gradient of all rows, `[_, dim]`.
+// Vector v belongs to row `rows[v]`.
 KERNEL spread(const float *gradient, const i64 *blocks, const int *of, const int *rows, const float *scales, i64 count, int dim,
               float *output) {
     i64 i = THREAD;
@@ -194,7 +204,7 @@ KERNEL spread(const float *gradient, const i64 *blocks, const int *of, const int
     output[travelling(block, vector) + column] = scales ? scales[row] * value : value;
 }
 
-// Jagged rows side by side, `[rows, longest, width]`, with zeros behind their ends.
+// Pads jagged rows to `[rows, longest, width]`, with zeros after their ends.
 KERNEL pad(const float *values, i64 width, const int *offsets, const int *sizes, i64 rows, i64 longest, float *output) {
     i64 i = THREAD;
     if (i >= rows * longest * width) return;
@@ -202,7 +212,8 @@ KERNEL pad(const float *values, i64 width, const int *offsets, const int *sizes,
     output[i] = position < sizes[row] ? values[(offsets[row] + position) * width + column] : 0.0f;
 }
 
-// Its backward, `[count, width]`: rows that overlap meet in their elements. `firsts` are of `first_rows`.
+// The backward pass of `pad`, `[count, width]`: the gradient of an element is the sum over all rows that contain
+// it. `firsts` is the result of `first_rows`.
 KERNEL unpad(const float *gradient, i64 width, const int *offsets, const int *sizes, const int *order, const int *firsts,
              i64 ordered, i64 longest, i64 count, float *output) {
     i64 i = THREAD;
@@ -218,13 +229,15 @@ KERNEL unpad(const float *gradient, i64 width, const int *offsets, const int *si
     output[i] = sum;
 }
 
-// A place is where an id was looked up; places are sorted by table row, `keys[i]`, and `order[i]` is the element's number.
+// A place is one lookup of an id. Places are sorted by table row, which is `keys[i]`; `order[i]` is the index of
+// the element.
 static __device__ bool is_first(const int *keys, i64 place) {
     return place == 0 || keys[place] != keys[place - 1];
 }
 
-// The gradients of the places of one table row within each chunk are summed into `sums[place]` of the first of them.
-// Those of the first `pooled` elements are in `first`, the others in `second`.
+// Sums the gradients of each table row within each chunk of places, and writes the sum to `sums[place]` of the
+// row's first place in the chunk. The gradients of the first `pooled` elements are in `first`, the others in
+// `second`.
 KERNEL sum_chunks(const int *keys, const i64 *order, i64 count, const float *first, i64 pooled, const float *second,
                   int dim, float *sums) {
     i64 i = THREAD;
@@ -244,7 +257,7 @@ KERNEL sum_chunks(const int *keys, const i64 *order, i64 count, const float *fir
     }
 }
 
-// The sums of a table row's chunks, in that of its first place.
+// Adds the sums of all chunks of a table row, and writes the total to the row's first place.
 KERNEL sum_rows(const int *keys, i64 count, int dim, float *sums) {
     i64 i = THREAD;
     if (i >= count * dim) return;
@@ -263,7 +276,7 @@ KERNEL clip_rows(const int *keys, i64 count, int dim, float most, float *sums) {
     float *own = sums + place * dim, squares = 0.0f;
     for (int column = 0; column < dim; column++) squares += own[column] * own[column];
     float norm = sqrtf(squares);
-    // The square of a gradient that is not infinite itself may be.
+    // The square may overflow although the gradient is finite.
     if (!(squares <= 3.402823466e38f)) {
         double wide = 0.0;
         for (int column = 0; column < dim; column++) wide += (double)own[column] * own[column];
@@ -274,8 +287,8 @@ KERNEL clip_rows(const int *keys, i64 count, int dim, float most, float *sums) {
     for (int column = 0; column < dim; column++) own[column] *= scale;
 }
 
-// Row-wise Adagrad's accumulator, one a table row: it grows by the mean of the squared gradient. `steps[place]` is what the
-// row's gradient is taken times. Where `permit` is given and 0, nothing changes.
+// Row-wise Adagrad: adds the mean of the squared gradient to the accumulator of each table row, and writes the
+// factor of the row's gradient to `steps[place]`. If `permit` is given and 0, nothing changes.
 KERNEL accumulate_rows(const int *keys, i64 count, int dim, const float *sums, float rate, float eps, float *state,
                        float *steps, const int *permit) {
     i64 place = THREAD;
@@ -290,7 +303,8 @@ KERNEL accumulate_rows(const int *keys, i64 count, int dim, const float *sums, f
     steps[place] = rate / (sqrtf(accumulated) + eps);
 }
 
-// The finalizer of SplitMix64, one step on (`kernels/element.rs`, as all of the rounding).
+// Advances SplitMix64 by one step and applies its finalizer (see `kernels/element.rs`, also for the rounding
+// below).
 static __device__ u64 mixed(u64 bits) {
     bits += 0x9e3779b97f4a7c15ULL;
     bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -298,8 +312,8 @@ static __device__ u64 mixed(u64 bits) {
     return bits ^ (bits >> 31);
 }
 
-// 32 random bits for a weight: `noise` is the step's, and row t of `tables` is the first row of a table or a shard of one, the
-// table's number, and the row and column of the whole table that the first weight has.
+// Returns 32 random bits for a weight. `noise` is the key of the step. Row t of `tables` contains the first row of
+// a table or of a shard, the index of the table, and the row and column of its first weight within the whole table.
 static __device__ unsigned random_bits(u64 noise, const i64 *tables, int count, i64 row, i64 column) {
     int table = 0, end = count;
     while (end - table > 1) {
@@ -314,16 +328,17 @@ static __device__ unsigned random_bits(u64 noise, const i64 *tables, int count, 
     return bits ^ (bits >> 16);
 }
 
-// Rounds up with a probability of the part that is cut off: `noise` has 16 bits.
+// Rounds to bfloat16, up with a probability equal to the truncated fraction; `noise` has 16 bits.
 static __device__ u16 narrow_bf16(float value, unsigned noise) {
     unsigned sign = __float_as_uint(value) & 0x80000000u, magnitude = __float_as_uint(value) & 0x7fffffffu;
     unsigned kept = magnitude + noise < 0x7f7fffffu ? magnitude + noise : 0x7f7fffffu;
-    // A quiet bit keeps what is no number from becoming infinite.
+    // The quiet bit keeps a NaN from becoming infinity when its lower bits are cut off.
     if (magnitude >= 0x7f800000u) kept = magnitude > 0x7f800000u ? magnitude | 0x400000u : magnitude;
     return (u16)((sign | kept) >> 16);
 }
 
-// The same, `noise` having 13 bits. Below the least normal number, 2^-14, that is added, so that steps are of one size.
+// Rounds to fp16 in the same way; `noise` has 13 bits. The smallest normal number, 2^-14, is added to smaller
+// values, so that all their steps have the same size.
 static __device__ u16 narrow_fp16(float value, unsigned noise) {
     unsigned sign = (__float_as_uint(value) >> 16) & 0x8000u, magnitude = __float_as_uint(value) & 0x7fffffffu;
     unsigned shifted = magnitude, base = 112u << 23;
@@ -337,8 +352,9 @@ static __device__ u16 narrow_fp16(float value, unsigned noise) {
     return (u16)(sign | kept);
 }
 
-// What a table row's update takes from a weight (`kernels/update.rs` has the rules): `rule` 0 is SGD, 1 Adagrad, 2 row-wise
-// Adagrad, whose `step` is known, 3 Adam, with one minus the powers of its decays.
+// Returns the value that a table row's update subtracts from a weight (see `kernels/update.rs` for the rules).
+// `rule` is 0 for SGD, 1 for Adagrad, 2 for row-wise Adagrad with the given `step`, and 3 for Adam, where `unbias`
+// is one minus the powers of its decays.
 static __device__ float change(int rule, float rate, float eps, float beta1, float beta2, float unbias1, float unbias2,
                                float step, float g, float *state, int dim, i64 row, i64 column) {
     if (rule == 0) return rate * g;
@@ -356,8 +372,8 @@ static __device__ float change(int rule, float rate, float eps, float beta1, flo
     return rate * (m / unbias1) / (sqrtf(v / unbias2) + eps);
 }
 
-// Every table row's update, once. Where `marks` is given, rows that were updated are marked with a one. Where `permit` is
-// given and 0, nothing changes.
+// Updates every table row once. If `marks` is given, sets the mark of each updated row to 1. If `permit` is given
+// and 0, nothing changes.
 KERNEL update(const int *keys, i64 count, int dim, const float *sums, int rule, float rate, float eps, float beta1,
               float beta2, float unbias1, float unbias2, const float *steps, float *fp32, u16 *bf16, u16 *fp16,
               int bf16_row, int fp16_row, const i64 *tables, int table_count, i64 noise, float *state,
@@ -380,8 +396,8 @@ KERNEL update(const int *keys, i64 count, int dim, const float *sums, int rule, 
     else fp16[(row - fp16_row) * dim + column] = narrow_fp16(weight, bits >> 19);
 }
 
-// Thread t sums the squares of the values t, t + threads, and so on. The square of a float is exact as a double, and never
-// infinite: a sum is no finite number only if a value is none.
+// Thread t sums the squares of the values t, t + threads, t + 2 threads and so on. The square of a float is exact
+// as a double and never overflows, so a sum is finite unless a value is not.
 KERNEL square_sums(const float *values, i64 count, i64 threads, double *sums) {
     i64 i = THREAD;
     if (i >= threads) return;
@@ -390,7 +406,7 @@ KERNEL square_sums(const float *values, i64 count, i64 threads, double *sums) {
     sums[i] = sum;
 }
 
-// The same of sums.
+// Reduces sums in the same way, without squaring.
 KERNEL add_up(const double *sums, i64 count, i64 threads, double *output) {
     i64 i = THREAD;
     if (i >= threads) return;
@@ -399,10 +415,11 @@ KERNEL add_up(const double *sums, i64 count, i64 threads, double *output) {
     output[i] = sum;
 }
 
-// Whether a step may be taken: not with a loss or a gradient that is no finite number. `dense` and `tables` are the sums of
-// the squares of gradients; absent inputs count as finite. `found` has the loss, the norm of the dense gradient, and
-// `tables`; divided by `divisor` the dense gradient is as long as `most` if it is longer, as after
-// `torch.nn.utils.clip_grad_norm_`. `refused` and `permit` say the same: to libtorch's optimizers, and to ours.
+// Decides whether a step may be taken: not if its loss or a gradient is not finite. `dense` and `tables` are sums
+// of squared gradients; absent inputs count as finite. `found` receives the loss, the norm of the dense gradient,
+// and `tables`. Dividing the dense gradient by `divisor` limits its norm to `most`, like
+// `torch.nn.utils.clip_grad_norm_`. `refused` (for libtorch's optimizers) and `permit` (for our kernels) contain
+// the decision.
 KERNEL judge(const float *loss, const double *dense, const double *tables, float most, double *found, float *divisor,
              float *refused, int *permit) {
     if (THREAD > 0) return;
@@ -411,7 +428,7 @@ KERNEL judge(const float *loss, const double *dense, const double *tables, float
     found[1] = norm;
     found[2] = tables ? tables[0] : 0.0;
     int finite = 1;
-    // Only of finite numbers the difference is zero.
+    // The difference is zero for finite numbers only.
     for (int k = 0; k < 3; k++)
         if (!(found[k] - found[k] == 0.0)) finite = 0;
     *permit = finite;

@@ -1,7 +1,7 @@
-//! The kernels of `kernels.cu` but for the update's, each with what it assumes of its arguments.
+//! Launches of the kernels of `kernels.cu`, except those of the update.
 //!
-//! Shapes, types and places of tensors are checked here. What is in the index tensors was checked where they were
-//! made: rows and inverse indices by `Batch::try_new`, ids when they were staged.
+//! The functions check the shapes, types and devices of tensors. The contents of index tensors were checked when
+//! they were created: rows and inverse indices by `Batch::try_new`, ids when they were staged.
 
 use tch::{Kind, Tensor};
 
@@ -9,38 +9,38 @@ use super::weights::Weights;
 use super::{Accelerator, Argument};
 use crate::Result;
 
-/// Rows of values that may overlap: row r has the elements `offsets[r] .. offsets[r] + sizes[r]`.
+/// Rows of values that may overlap: row r contains the elements `offsets[r] .. offsets[r] + sizes[r]`.
 #[derive(Debug)]
 pub(crate) struct Jagged {
-    /// Rows.
+    /// The number of rows.
     pub(crate) rows: i64,
-    /// `[rows]`.
+    /// The first element of each row, `[rows]`.
     pub(crate) offsets: Tensor,
-    /// `[rows]`.
+    /// The number of elements of each row, `[rows]`.
     pub(crate) sizes: Tensor,
-    /// The rows that have elements, by their offsets.
+    /// The rows that are not empty, ordered by offset.
     pub(crate) order: Tensor,
-    /// The largest end of the rows up to each of `order`.
+    /// For each position in `order`, the largest end of the rows up to it.
     pub(crate) reach: Tensor,
-    /// Elements of the longest row.
+    /// The number of elements of the longest row, at least 1.
     pub(crate) longest: i64,
 }
 
 /// Rows that are pooled.
 #[derive(Debug)]
 pub(crate) struct Bags {
-    /// The rows.
+    /// The bags, as rows of elements.
     pub(crate) jagged: Jagged,
-    /// `[rows]`: the factor of each sum.
+    /// The factor of each sum, `[rows]`.
     pub(crate) scales: Tensor,
 }
 
-/// The samples of every row, for sums over them.
+/// The samples of every row, over which sums are computed.
 #[derive(Debug)]
 pub(crate) struct Sums {
-    /// `[B]`, samples by row.
+    /// The samples, ordered by row, `[B]`.
     pub(crate) order: Tensor,
-    /// `[U]`, where each row's samples end.
+    /// The end of each row's samples in `order`, `[U]`.
     pub(crate) ends: Tensor,
 }
 
@@ -62,7 +62,7 @@ impl Jagged {
 }
 
 impl Accelerator {
-    /// Of each of `elements` elements the first place in the rows' order that may hold it.
+    /// Returns for each of `elements` elements the first position in the rows' order whose row may contain it.
     fn first_rows(&self, rows: &Jagged, elements: i64) -> Result<Tensor> {
         let firsts = self.empty(&[elements], Kind::Int)?;
         let arguments = [
@@ -71,7 +71,7 @@ impl Accelerator {
             Argument::Long(elements),
             Argument::Pointer(Some(&firsts)),
         ];
-        // SAFETY: the arguments are those of `first_rows`; callers have checked that `reach` is as long as `order`.
+        // SAFETY: the arguments match `first_rows`; callers have checked that `reach` is as long as `order`.
         unsafe { self.launch("first_rows", elements, &arguments) }?;
         Ok(firsts)
     }
@@ -84,8 +84,9 @@ impl Accelerator {
     ///
     /// # Safety
     ///
-    /// The arguments are those of the kernel's parameters, in their order; tensors have the types that it reads
-    /// and writes, and no thread reaches outside them, neither by its number nor by an index that it reads.
+    /// The arguments match the kernel's parameters in order and type, tensors have the element types that it reads
+    /// and writes, and no thread accesses memory outside of them, neither by its thread index nor by an index that
+    /// it reads.
     pub(super) unsafe fn launch(
         &self,
         kernel: &'static str,
@@ -101,11 +102,12 @@ impl Accelerator {
         if threads == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's promise is the one that the driver asks for.
+        // SAFETY: the caller guarantees what the driver requires.
         unsafe { self.driver.launch(kernel, threads, arguments) }
     }
 
-    /// The table row of every id: `starts` are the features' first ids, `tables` three numbers each (see the kernel).
+    /// Returns the table row of every id. `starts` contains the first id of each feature, `tables` three numbers
+    /// per feature (see the kernel).
     pub(super) fn table_rows(&self, ids: &Tensor, starts: &Tensor, tables: &Tensor) -> Result<Tensor> {
         let (count, features) = (ids.numel() as i64, starts.numel() as i64);
         check(ids, Kind::Int64, count, "ids");
@@ -120,13 +122,12 @@ impl Accelerator {
             Argument::Int(features as i32),
             Argument::Pointer(Some(&rows)),
         ];
-        // SAFETY: the arguments are those of `table_rows`, their lengths were checked, and it has a thread for
-        // each id.
+        // SAFETY: the arguments match `table_rows`, their lengths were checked, and there is a thread for each id.
         unsafe { self.launch("table_rows", count, &arguments) }?;
         Ok(rows)
     }
 
-    /// The weights of table rows as floats, `[rows, D]`.
+    /// Returns the weights of table rows as 32-bit floats, `[rows, D]`; zeros for row -1.
     pub(super) fn gather(&self, weights: &Weights, rows: &Tensor) -> Result<Tensor> {
         let (dim, count) = (weights.dim(), rows.numel() as i64);
         check(rows, Kind::Int, count, "rows");
@@ -138,13 +139,13 @@ impl Accelerator {
             Argument::Pointer(Some(&output)),
         ];
         let arguments = [&weights.arguments()[..], &own].concat();
-        // SAFETY: the arguments are those of `gather`, their lengths were checked, and `rows` are rows of the
-        // tables: that is what `table_rows` gives for ids that were checked when they were staged.
+        // SAFETY: the arguments match `gather`, their lengths were checked, and `rows` are rows of the tables or
+        // -1, because `table_rows` computes them from ids that were checked when they were staged.
         unsafe { self.launch("gather", count * dim, &arguments) }?;
         Ok(output)
     }
 
-    /// `[bags, D]`.
+    /// Pools the weights of the elements of each bag, `[bags, D]`.
     pub(super) fn pool(&self, weights: &Weights, rows: &Tensor, bags: &Bags) -> Result<Tensor> {
         let (dim, count) = (weights.dim(), bags.jagged.rows);
         check(rows, Kind::Int, 0, "rows");
@@ -160,13 +161,15 @@ impl Accelerator {
             Argument::Pointer(Some(&output)),
         ];
         let arguments = [&weights.arguments()[..], &own].concat();
-        // SAFETY: the arguments are those of `pool`, and `check` has seen the lengths of the bags' tensors; rows
-        // are as for `gather`, and bags end where the rows do, as they were staged with them.
+        // SAFETY: the arguments match `pool`, and `check` has checked the lengths of the bags' tensors. Bags end within
+        // `rows`, because both were staged together. Pooled `rows` are rows of the tables (see `gather`), never -1,
+        // because features that other ranks pool have no elements.
         unsafe { self.launch("pool", count * dim, &arguments) }?;
         Ok(output)
     }
 
-    /// The gradient of each of `elements` elements, `[elements, D]`, from that of the bags, `[bags, D]`.
+    /// Returns the gradient of each of `elements` elements, `[elements, D]`, given the gradient of the bags,
+    /// `[bags, D]`.
     pub(super) fn unpool(&self, gradient: &Tensor, bags: &Bags, elements: i64) -> Result<Tensor> {
         let dim = gradient.size()[1];
         check(gradient, Kind::Float, bags.jagged.rows * dim, "gradient");
@@ -185,14 +188,14 @@ impl Accelerator {
             Argument::Long(elements),
             Argument::Pointer(Some(&output)),
         ];
-        // SAFETY: the arguments are those of `unpool`, their lengths were checked, and `order` holds numbers of
-        // bags, as it was staged with them.
+        // SAFETY: the arguments match `unpool`, their lengths were checked, and `order` contains indices of bags,
+        // because both were staged together.
         unsafe { self.launch("unpool", elements * dim, &arguments) }?;
         Ok(output)
     }
 
-    /// Row `index[r]` of `values`, `[U, width]`, becomes row r of `output`, a matrix or columns of one; row r itself
-    /// without an index.
+    /// Copies row `index[r]` of `values`, `[U, width]`, to row r of `output`, which is a matrix or some columns of
+    /// a matrix. Without an index, copies row r.
     pub(crate) fn expand(&self, values: &Tensor, index: Option<&Tensor>, output: &Tensor) -> Result<()> {
         let (count, width) = (output.size()[0], output.size()[1]);
         check(values, Kind::Float, if index.is_none() { count * width } else { 0 }, "values");
@@ -209,13 +212,13 @@ impl Accelerator {
             Argument::Pointer(Some(output)),
             Argument::Long(stride),
         ];
-        // SAFETY: the arguments are those of `expand`; lengths and strides were checked. `Batch::try_new` has
-        // checked that an inverse index holds numbers of the rows that `values` are of.
+        // SAFETY: the arguments match `expand`; lengths and strides were checked. `Batch::try_new` has checked that
+        // an inverse index contains only indices of rows.
         unsafe { self.launch("expand", count * width, &arguments) }
     }
 
-    /// The backward of [`expand`](Self::expand): writes `[U, width]` to `output` from `values`, a matrix or columns of
-    /// one.
+    /// Computes the backward pass of [`expand`](Self::expand): writes `[U, width]` to `output`, given `values`,
+    /// which is a matrix or some columns of a matrix.
     pub(crate) fn fold(&self, values: &Tensor, sums: Option<&Sums>, output: &Tensor) -> Result<()> {
         let (rows, width) = (output.size()[0], output.size()[1]);
         check(output, Kind::Float, rows * width, "sums");
@@ -236,12 +239,13 @@ impl Accelerator {
             Argument::Long(width),
             Argument::Pointer(Some(output)),
         ];
-        // SAFETY: the arguments are those of `fold`; lengths and strides were checked. `order` holds rows of `values`,
-        // and `ends` are ascending places in it: `SamplesOfRows` makes both from an inverse index, `Merged` from keys.
+        // SAFETY: the arguments match `fold`; lengths and strides were checked. `order` contains rows of `values`,
+        // and `ends` are ascending positions in it: `SamplesOfRows` computes both from an inverse index, `Merged`
+        // from keys.
         unsafe { self.launch("fold", rows * width, &arguments) }
     }
 
-    /// The rows of `values`, `[elements, width]`, side by side: `[rows, longest, width]`.
+    /// Pads the rows of `values`, `[elements, width]`, to `[rows, longest, width]`.
     pub(crate) fn pad(&self, values: &Tensor, rows: &Jagged) -> Result<Tensor> {
         let (width, longest) = (values.size()[1], rows.longest);
         check(values, Kind::Float, 0, "values");
@@ -256,13 +260,13 @@ impl Accelerator {
             Argument::Long(longest),
             Argument::Pointer(Some(&output)),
         ];
-        // SAFETY: the arguments are those of `pad`, and `check` has seen their lengths; rows end where `values`
-        // do, as they were staged with them.
+        // SAFETY: the arguments match `pad`, and `check` has checked their lengths. Rows end within `values`,
+        // because both were staged together.
         unsafe { self.launch("pad", rows.rows * longest * width, &arguments) }?;
         Ok(output)
     }
 
-    /// The backward of [`pad`](Self::pad): `[elements, width]` from `[rows, longest, width]`.
+    /// Computes the backward pass of [`pad`](Self::pad): `[elements, width]` from `[rows, longest, width]`.
     pub(crate) fn unpad(&self, gradient: &Tensor, rows: &Jagged, elements: i64) -> Result<Tensor> {
         let (width, longest) = (gradient.size()[2], rows.longest);
         check(gradient, Kind::Float, rows.rows * longest * width, "gradient");
@@ -281,8 +285,8 @@ impl Accelerator {
             Argument::Long(elements),
             Argument::Pointer(Some(&output)),
         ];
-        // SAFETY: the arguments are those of `unpad`, their lengths were checked, and `order` holds numbers of
-        // rows, none of which is longer than `longest`: they were staged together.
+        // SAFETY: the arguments match `unpad`, their lengths were checked, and `order` contains indices of rows,
+        // none of which is longer than `longest`: they were staged together.
         unsafe { self.launch("unpad", elements * width, &arguments) }?;
         Ok(output)
     }
@@ -295,7 +299,7 @@ impl Bags {
     }
 }
 
-/// Floats from one row of a matrix, or of columns of one, to the next.
+/// Returns the row stride, in floats, of a matrix or of some columns of a matrix.
 fn columns_stride(matrix: &Tensor) -> i64 {
     let strides = matrix.stride();
     assert!(matrix.kind() == Kind::Float && matrix.dim() == 2, "a matrix of floats is needed");

@@ -1,4 +1,4 @@
-//! libtorch's CUDA part, loaded when a GPU is asked for: the program itself needs only its CPU part.
+//! libtorch's CUDA part, which is loaded only if a GPU is used: the program links only the CPU part.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,20 +10,20 @@ use tch::Device;
 use super::failed;
 use crate::{Result, cuda_library};
 
-/// Where `libtorch_cuda.so` is, or the folder that it is in.
+/// The environment variable with the path of `libtorch_cuda.so` or of its folder.
 const PLACE: &str = "ONEFOLD_LIBTORCH_CUDA";
-/// The folder of NVRTC, if it is not beside libtorch.
+/// The environment variable with the folder of NVRTC, if NVRTC is not beside libtorch.
 const NVRTC_PLACE: &str = "ONEFOLD_NVRTC";
 const LIBRARY: &str = "libtorch_cuda.so";
-/// What the program was built with. Its CPU part and the CUDA part must be of one version.
+/// The libtorch version that the program was built with. The CPU and the CUDA part must have the same version.
 const VERSION: &str = "2.11.0";
 const CUDA: &str = "+cu13";
-/// NVRTC and what it opens by name, the latter first.
+/// NVRTC and the library that it opens by name; the latter is loaded first.
 const NVRTC: [&str; 2] = ["libnvrtc-builtins.so.13.0", "libnvrtc.so.13"];
 
 const HINT: &str = "install it with `pip install torch==2.11.0`, or name its folder in ONEFOLD_LIBTORCH_CUDA";
 
-/// Loads `libtorch_cuda.so` and NVRTC, once in a process.
+/// Loads `libtorch_cuda.so` and NVRTC, once per process.
 pub(super) fn load(device: Device) -> Result<()> {
     static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
@@ -36,18 +36,18 @@ pub(super) fn load(device: Device) -> Result<()> {
     loaded.clone().map_err(|message| failed(device, message, HINT))
 }
 
-/// Opens a library for the rest of the process, with its symbols for all others.
+/// Opens a library with global symbols for the rest of the process.
 fn open(path: &Path) -> Result<(), String> {
-    // SAFETY: initialisers of the libraries that are opened here register operators and allocate; they are written to
-    // be run by `dlopen`, as Python does, and `check_version` has seen that libtorch's belong to the parts that are
-    // loaded. The handle is leaked below, so nothing of it is ever unloaded.
+    // SAFETY: initializers of the libraries that are opened here register operators and allocate memory. They are
+    // written to be run by `dlopen`, as Python does, and `check_version` has checked that libtorch's parts have the
+    // same version. The handle is leaked below, so the library is never unloaded.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     let library = library.map_err(|error| format!("`{}` cannot be loaded: {error}", path.display()))?;
     std::mem::forget(library);
     Ok(())
 }
 
-/// Where the library is: as the environment says, beside the CPU part, or where Python has it.
+/// Finds the library: by the environment variable, beside the CPU part, or in Python's torch.
 fn find() -> Result<PathBuf, String> {
     if let Some(path) = cuda_library::named_by(PLACE, LIBRARY)? {
         return Ok(path);
@@ -59,7 +59,7 @@ fn find() -> Result<PathBuf, String> {
     })
 }
 
-/// The file of a library that is loaded.
+/// Returns the file of a loaded library.
 fn loaded_from(library: &str) -> Option<PathBuf> {
     let maps = fs_err::read_to_string("/proc/self/maps").ok()?;
     maps.lines().find_map(|line| {
@@ -68,7 +68,7 @@ fn loaded_from(library: &str) -> Option<PathBuf> {
     })
 }
 
-/// The library of the torch that `python3` would import; it is not imported.
+/// Returns the library of the torch that `python3` would import, without importing it.
 fn of_python() -> Option<PathBuf> {
     let program = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])";
     let output = Command::new("python3").args(["-c", program]).output().ok()?;
@@ -77,7 +77,7 @@ fn of_python() -> Option<PathBuf> {
     (output.status.success() && path.is_file()).then_some(path)
 }
 
-/// Refuses another version than the program's: what is exchanged between the two parts is not stable.
+/// Refuses a version other than the program's, because the interface between the two parts is not stable.
 fn check_version(library: &Path) -> Result<(), String> {
     let home = library.parent().and_then(Path::parent).unwrap_or(library);
     let version = version_of(home);
@@ -95,7 +95,7 @@ fn check_version(library: &Path) -> Result<(), String> {
     }
 }
 
-/// The version of an installed torch, or of a libtorch that was unpacked.
+/// Returns the version of an installed torch or of an unpacked libtorch.
 fn version_of(home: &Path) -> Option<String> {
     if let Ok(text) = fs_err::read_to_string(home.join("version.py")) {
         let line = text.lines().find_map(|line| line.strip_prefix("__version__ = "))?;
@@ -104,7 +104,8 @@ fn version_of(home: &Path) -> Option<String> {
     fs_err::read_to_string(home.join("build-version")).ok().map(|text| text.trim().to_owned())
 }
 
-/// Opens NVRTC by its path where it is known, so that it is found by its name afterwards; otherwise the system's is.
+/// Opens NVRTC by its path if the path is known, so that later lookups by name find it. Otherwise, the system's
+/// NVRTC is used.
 pub(super) fn load_nvrtc(libtorch: Option<&Path>) {
     let of_pip = |library: &Path| Some(library.ancestors().nth(3)?.join("nvidia/cu13/lib"));
     let folders = [
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_cpu_part_is_found_where_it_was_loaded_from() {
-        // Any operation, so that it is loaded.
+        // Any operation, so that the library is loaded.
         assert_eq!(tch::Tensor::from_slice(&[1.0_f32]).numel(), 1);
         assert!(loaded_from("libtorch_cpu.so").unwrap().is_file());
         assert!(loaded_from("libno-such-thing.so").is_none());

@@ -1,4 +1,4 @@
-//! Training on a GPU: the tables and their optimizer's state are in its memory, our kernels and libtorch run on one
+//! Training on a GPU: the tables and their optimizer state are in GPU memory; our kernels and libtorch run on one
 //! stream.
 //!
 //! ```text
@@ -6,15 +6,20 @@
 //! Batch ─▶ pinned host memory ═════════▶ device memory ─▶ table_rows ─▶ pool ─▶ … ─▶ sum, update
 //! ```
 //!
-//! [`Accelerator`] is an opened GPU: where libtorch allocates, and a `Driver`, which launches the kernels of
-//! `kernels.cu` and copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source,
-//! compiled as C++, on the processor (`host.cpp`; `replay` runs it again under sanitizers), and a driver for the real
-//! one to call (`fake_driver.cpp`). `kernels` is what may be launched, with its arguments checked, `update` those of the
-//! exact update, and `weights` the arrays that the tables are in, `dense` decides whether a step is taken. `stage` puts a batch where it can be copied while the one before it is computed; `tables` looks up and
-//! updates, and `travel` is what both need of the vectors that other ranks ask for and answer. The dense part on a device
-//! is [`crate::model`]'s, and `graph` records what libtorch enqueues for it.
+//! [`Accelerator`] is an opened GPU: the libtorch device, and a `Driver`, which launches the kernels of
+//! `kernels.cu` and copies batches. The modules are:
 //!
-//! All memory on the device is libtorch's, so that there is one allocator; a batch's own part of it is used by turns.
+//! - `cuda`: the driver for GPUs, based on `cudarc`. Tests use a driver that runs the same kernels, compiled as
+//!   C++, on the CPU (`host.cpp`; `replay` runs them again under sanitizers), and a fake CUDA driver library for
+//!   `cuda` (`fake_driver.cpp`).
+//! - `kernels`: launches kernels after checking their arguments; `update` launches the kernels of the exact update.
+//! - `weights`: the arrays that contain the tables. `dense`: the decision whether a step is taken.
+//! - `stage`: copies a batch to the device while the previous batch is computed. `tables`: looks up and updates.
+//! - `travel`: the vectors that ranks exchange for lookups and updates.
+//! - `graph`: records the work that libtorch enqueues for the dense part, which is in [`crate::model`].
+//!
+//! libtorch allocates all device memory, so there is one allocator. The device memory of batches is reused in
+//! turns.
 
 mod check;
 mod cuda;
@@ -58,25 +63,25 @@ pub(crate) use self::travel::{Merged, ReducedRows, Routes, RoutesParts, ServedPa
 pub(crate) use self::update::Update;
 use crate::{Error, Result};
 
-/// The source of the kernels.
+/// The source code of the kernels.
 const KERNELS: &str = include_str!("kernels.cu");
 
-/// A device as a person names it: `cpu`, or `cuda:0`.
+/// A device as written in a configuration: `cpu`, `cuda` or `cuda:0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceName {
-    /// The processor.
+    /// The CPU.
     #[default]
     Cpu,
-    /// A GPU, by its number among those that CUDA shows; without one that of this rank's number on its host.
+    /// A GPU by its index among the GPUs that CUDA shows; `None` for the GPU whose index is the rank's local rank.
     Cuda(Option<usize>),
 }
 
 impl DeviceName {
-    /// The device of the rank of this number, among so many on its host.
+    /// Returns the device of the rank with this local rank, out of `local_ranks` ranks on its host.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if ranks are to share a GPU.
+    /// [`Error::Fault`] if several ranks would share a GPU.
     pub fn of_rank(self, local_rank: u32, local_ranks: u32) -> Result<Self> {
         match self {
             Self::Cpu => Ok(self),
@@ -117,7 +122,7 @@ impl std::fmt::Display for DeviceName {
 /// One argument of a kernel.
 #[derive(Debug, Clone, Copy)]
 enum Argument<'a> {
-    /// The elements of a tensor on the device; a null pointer without one.
+    /// The address of a tensor's elements on the device; a null pointer for `None`.
     Pointer(Option<&'a Tensor>),
     /// `int`.
     Int(i32),
@@ -128,7 +133,7 @@ enum Argument<'a> {
 }
 
 impl Argument<'_> {
-    /// The value in as many of the first bytes as its type has.
+    /// Returns the value in the first bytes, as many as its type has.
     fn bytes(&self) -> [u8; 8] {
         let mut bytes = [0; 8];
         match *self {
@@ -144,57 +149,59 @@ impl Argument<'_> {
     }
 }
 
-/// What launches kernels and copies batches.
+/// A driver that launches kernels and copies batches.
 trait Driver: std::fmt::Debug + Send + Sync {
-    /// Where libtorch has the tensors that kernels work on.
+    /// Returns the libtorch device of the tensors that kernels work on.
     fn torch(&self) -> Device;
 
-    /// The device's name and memory, for people.
+    /// Returns the device's name and memory, for logs.
     fn describe(&self) -> String;
 
-    /// Enqueues a kernel on libtorch's stream, in `threads` threads or more.
+    /// Enqueues a kernel on libtorch's stream, with at least `threads` threads.
     ///
     /// # Safety
     ///
-    /// The arguments are of the kernel's types, in its order, and no thread may reach outside the tensors.
+    /// The arguments have the types of the kernel's parameters, in their order, and no thread accesses memory
+    /// outside the tensors.
     unsafe fn launch(&self, kernel: &'static str, threads: i64, arguments: &[Argument<'_>]) -> Result<()>;
 
-    /// New memory for batches of up to `words` eight bytes.
+    /// Allocates memory for batches of up to `words` words of eight bytes.
     fn slot(&self, words: usize) -> Result<Box<dyn Slot>>;
 
-    /// Waits until everything that was enqueued is done.
+    /// Waits until all enqueued work is done.
     fn synchronize(&self) -> Result<()>;
 
-    /// Free bytes of the device's memory, and all of them.
+    /// Returns the free and the total memory of the device, in bytes.
     fn memory(&self) -> Result<(u64, u64)>;
 
-    /// Whether [`record`](Self::record) can be called.
+    /// Returns whether [`record`](Self::record) can be called.
     fn records(&self) -> bool;
 
-    /// Records what `work` enqueues through libtorch; nothing of it is done before the graph is replayed.
+    /// Records the work that `work` enqueues through libtorch; a GPU executes it only when the graph is replayed.
     fn record(&self, work: &mut dyn FnMut()) -> Result<Box<dyn Graph>>;
 }
 
-/// Memory that a batch passes through, on the host and on the device. Its copies are ordered with what is computed by
-/// events: the host waits until the last copy has left, a copy waits until the device needs the last batch no longer,
-/// and computing waits for the copy.
+/// Memory for a batch on the host and on the device. Events order copies and computations: the host waits until the
+/// last copy has read the host memory, a copy waits until the device no longer needs the last batch, and
+/// computations wait for the copy.
 trait Slot: std::fmt::Debug + Send {
-    /// Words that it has room for.
+    /// Returns the capacity in words.
     fn capacity(&self) -> usize;
 
-    /// The host's memory, once the last copy has left it.
+    /// Returns the host memory, after waiting for the last copy.
     fn host(&mut self) -> Result<&mut [u64]>;
 
-    /// Begins to copy the first `words` to the device.
+    /// Starts copying the first `words` words to the device.
     fn copy(&mut self, words: usize) -> Result<()>;
 
-    /// Makes what is enqueued on libtorch's stream from now on wait for the copy.
+    /// Makes all work that is enqueued on libtorch's stream from now on wait for the copy.
     fn arrive(&mut self) -> Result<()>;
 
-    /// Says that nothing will be enqueued that reads this batch: the next copy waits for what is.
+    /// Declares that no more work that reads this batch will be enqueued. The next copy waits for the work enqueued
+    /// so far.
     fn release(&mut self) -> Result<()>;
 
-    /// The device's memory, bytes.
+    /// Returns the device memory as bytes.
     fn device(&self) -> &Tensor;
 }
 
@@ -205,12 +212,13 @@ pub struct Accelerator {
 }
 
 impl Accelerator {
-    /// Opens the device of this name: loads CUDA and libtorch's part of it, and compiles the kernels. `None` for the
-    /// processor. To be called before anything else of libtorch: it looks for its CUDA part once.
+    /// Opens the device of this name: loads CUDA and libtorch's CUDA part, and compiles the kernels. Returns `None`
+    /// for the CPU. Must be called before any other use of libtorch, because libtorch looks for its CUDA part only
+    /// once.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`], with what is missing.
+    /// [`Error::Fault`] if a driver, library or GPU is missing, or if the kernels cannot be compiled.
     pub fn open(name: DeviceName) -> Result<Option<Self>> {
         match name {
             DeviceName::Cpu => Ok(None),
@@ -220,48 +228,48 @@ impl Accelerator {
         }
     }
 
-    /// The device's name and memory, for people.
+    /// Returns the device's name and memory, for logs.
     pub fn describe(&self) -> String {
         self.driver.describe()
     }
 
-    /// Where libtorch has this device's tensors.
+    /// Returns the libtorch device of this GPU's tensors.
     pub fn torch(&self) -> Device {
         self.driver.torch()
     }
 
-    /// Waits until everything that was enqueued is done.
+    /// Waits until all enqueued work is done.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for what has failed meanwhile.
+    /// [`Error::Fault`] if enqueued work has failed.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize()
     }
 
-    /// Whether work can be recorded as a graph.
+    /// Returns whether work can be recorded as a graph.
     pub(crate) fn records(&self) -> bool {
         self.driver.records()
     }
 
-    /// Records what `work` enqueues through libtorch, and what it returns; nothing of it is done before the graph is
-    /// replayed.
+    /// Records the work that `work` enqueues through libtorch, and returns the graph with the result of `work`. A
+    /// GPU executes the work only when the graph is replayed.
     pub(crate) fn record<T>(&self, mut work: impl FnMut() -> T) -> Result<(Box<dyn Graph>, T)> {
         let mut returned = None;
         let graph = self.driver.record(&mut || returned = Some(work()))?;
         Ok((graph, returned.expect("work was called")))
     }
 
-    /// Enqueues what was recorded; `again` does the same where a device has no graphs.
+    /// Enqueues the recorded work. `again` does the same work on a device without graphs.
     pub(crate) fn replay(&self, graph: &dyn Graph, mut again: impl FnMut()) -> Result<()> {
         graph.replay(&mut again).map_err(|message| graph_failed(self.torch(), &message))
     }
 
-    /// Refuses a model that does not fit.
+    /// Checks that a model of `needed` bytes fits in the free memory.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] with what is needed and what is free.
+    /// [`Error::Fault`] with the needed and the free memory if it does not fit.
     pub(crate) fn check_memory(&self, needed: u64) -> Result<()> {
         use onefold_base::units::format_bytes;
         let (free, total) = self.driver.memory()?;
@@ -276,12 +284,12 @@ impl Accelerator {
         ))
     }
 
-    /// A new tensor, whose elements are whatever was there.
+    /// Creates a tensor with unspecified elements.
     pub(crate) fn empty(&self, shape: &[i64], kind: Kind) -> Result<Tensor> {
         Tensor::f_empty(shape, (kind, self.torch())).map_err(|error| self.refused(shape, kind, &error))
     }
 
-    /// A new tensor of zeros.
+    /// Creates a tensor of zeros.
     pub(crate) fn zeros(&self, shape: &[i64], kind: Kind) -> Result<Tensor> {
         Tensor::f_zeros(shape, (kind, self.torch())).map_err(|error| self.refused(shape, kind, &error))
     }
@@ -308,7 +316,7 @@ fn graph_failed(device: Device, message: &str) -> Error {
     )
 }
 
-/// What a device could not do.
+/// Returns an error about a device.
 pub(crate) fn failed(device: Device, message: impl Into<Text>, hint: impl Into<Text>) -> Error {
     let device = match device {
         Device::Cuda(number) => format!("cuda:{number}"),
@@ -317,8 +325,8 @@ pub(crate) fn failed(device: Device, message: impl Into<Text>, hint: impl Into<T
     Error::device(device, message, hint)
 }
 
-/// Runs `work`, whose operations of libtorch panic where they fail: a full device, or memory that is used up, is an error
-/// that a person can act on.
+/// Runs `work` and converts panics of libtorch operations to errors that a user can act on, such as a failed GPU or
+/// exhausted memory. Other panics continue.
 pub(crate) fn guarded<T>(device: Device, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let panic = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
         Ok(result) => return result,
@@ -326,7 +334,7 @@ pub(crate) fn guarded<T>(device: Device, work: impl FnOnce() -> Result<T>) -> Re
     };
     let text = panic_text(&*panic);
     let Some(at) = text.find("CUDA") else {
-        // An exception of libtorch that was unwrapped is an error too, but no other panic.
+        // Unwrapped libtorch exceptions become errors too; other panics continue.
         if exhausted(text).is_some() || text.contains("Torch(\"") {
             return Err(Fault::of_panic(&*panic).into());
         }

@@ -1,18 +1,18 @@
-//! What is put into a slot: numbers of several types, one piece after the other.
+//! The contents of a slot: arrays of several types, one after the other.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
 
-/// Numbers in a slot: where, and how many.
+/// The position and length of an array in a slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Section {
     pub(super) word: usize,
     pub(super) count: usize,
 }
 
-/// What goes into a slot, one after the other on 16 bytes.
+/// Arrays to be written to a slot, one after the other, each aligned to 16 bytes.
 #[derive(Default)]
 pub(super) struct Parcel<'a> {
     pub(super) words: usize,
@@ -23,7 +23,7 @@ pub(super) enum Part<'a> {
     Ints(Vec<i32>),
     Longs(Vec<i64>),
     Floats(std::borrow::Cow<'a, [f32]>),
-    /// Chosen values of a feature.
+    /// The values of a feature in these ranges.
     Ids(&'a [i64], Vec<Range<usize>>),
 }
 
@@ -70,7 +70,8 @@ impl<'a> Parcel<'a> {
         self.add_unaligned(part, true)
     }
 
-    /// Ids of features stand side by side.
+    /// Adds an array, aligned to 16 bytes if `aligned`, otherwise directly after the previous array. The ids of
+    /// features are contiguous.
     pub(super) fn add_unaligned(&mut self, part: Part<'a>, aligned: bool) -> Section {
         if aligned {
             self.words = self.words.next_multiple_of(2);
@@ -85,7 +86,7 @@ impl<'a> Parcel<'a> {
         self.add(Part::Ints(values))
     }
 
-    /// Writes everything, in parallel.
+    /// Writes all arrays, in parallel.
     pub(super) fn write(&self, words: &mut [u64]) {
         let mut rest = words;
         let mut at = 0;
@@ -101,7 +102,7 @@ impl<'a> Parcel<'a> {
     }
 }
 
-/// The numbers of a section as a tensor, which shares the slot's memory.
+/// Returns a tensor that shares the slot's memory with the section.
 pub(super) fn view(device: &Tensor, section: Section, kind: Kind) -> Tensor {
     let bytes = section.count * kind.elt_size_in_bytes();
     device.narrow(0, (section.word * size_of::<u64>()) as i64, bytes as i64).view_dtype(kind)

@@ -1,10 +1,10 @@
-// Runs recorded launches of the kernels once more, for tests: every thread of a block in an operating system's thread of
-// its own, two blocks at a time, in random order. It is compiled with a sanitizer, so that races and accesses outside of
-// what a kernel was given are found.
+// Replays recorded kernel launches, for tests. Every thread of a block runs in a separate operating system thread;
+// two blocks run at a time, in random order. The program is compiled with a sanitizer, which finds races and
+// accesses outside of a kernel's buffers.
 //
-//   replay RECORDING SEED
+//     replay RECORDING SEED
 //
-// `replay.rs` writes the recording, and says what is in it. A launch must leave the bytes that were recorded.
+// `replay.rs` writes the recording and documents its format. A launch must leave the recorded bytes in its buffers.
 
 #include <pthread.h>
 
@@ -51,7 +51,7 @@ class Reader {
     std::ifstream file;
 };
 
-// Memory that a kernel was given, of exactly its size: what is beside it is the sanitizer's.
+// A buffer of a kernel, allocated with its exact size, so that the sanitizer detects accesses beside it.
 struct Buffer {
     std::unique_ptr<char, decltype(&free)> memory{nullptr, free};
     std::vector<char> expected;
@@ -62,7 +62,7 @@ struct Launch {
     i64 blocks;
     unsigned size;
     std::vector<Buffer> buffers;
-    // What `cuLaunchKernel` would be given: a value each.
+    // The values of the arguments, as for `cuLaunchKernel`.
     std::vector<u64> values;
 };
 
@@ -90,8 +90,9 @@ static Launch read_launch(Reader &from) {
     return launch;
 }
 
-// Threads that wait for launches. Nothing but a launch's begin and its end orders what they do. These are two barriers: at one
-// a thread that wakes up late would, for the sanitizer, come after those that have ended the launch already.
+// Threads that wait for launches. Only the begin and the end of a launch synchronize them, with two barriers. With
+// a single barrier, the sanitizer would consider a thread that wakes up late from the begin as ordered after the
+// threads that have already reached the end.
 class Pool {
   public:
     explicit Pool(unsigned size) : size(size), work(2 * size) {
@@ -106,7 +107,7 @@ class Pool {
         for (auto *barrier : {&begin, &end}) pthread_barrier_destroy(barrier);
     }
 
-    // Calls `kernel` in every thread of so many blocks.
+    // Calls `kernel` in every thread of `blocks` blocks.
     void run(i64 blocks, std::function<void()> kernel, std::mt19937_64 &random) {
         body = std::move(kernel);
         std::vector<unsigned> order(static_cast<size_t>(blocks)), of(size);
@@ -114,7 +115,7 @@ class Pool {
         for (unsigned i = 0; i < size; i++) of[i] = i;
         std::shuffle(order.begin(), order.end(), random);
         for (size_t i = 0; i < order.size(); i++) {
-            // Of two blocks, one in either half of the threads.
+            // Each half of the threads runs every second block.
             std::shuffle(of.begin(), of.end(), random);
             for (unsigned thread = 0; thread < size; thread++)
                 work[i % 2 * size + of[thread]].push_back({order[i], thread});
@@ -146,13 +147,13 @@ class Pool {
     unsigned size;
     bool ended = false;
     std::function<void()> body;
-    // By thread.
+    // The places that each thread runs.
     std::vector<std::vector<Place>> work;
     std::vector<std::thread> threads;
     pthread_barrier_t begin, end;
 };
 
-// Whether the launch leaves what was recorded.
+// Returns whether the launch leaves the recorded bytes.
 static bool replay(const Launch &launch, int number, Pool &pool, std::mt19937_64 &random) {
     std::vector<void *> arguments;
     for (const u64 &value : launch.values) arguments.push_back(const_cast<u64 *>(&value));
@@ -182,7 +183,7 @@ int main(int count, char **arguments) {
     unsigned size = 0;
     int launches = 0;
     bool same = true;
-    // What differs is no reason to end: a later launch may show why.
+    // A difference does not end the replay, because a later launch may show its cause.
     for (; !recording.ended(); launches++) {
         Launch launch = read_launch(recording);
         if (launch.size != size) pool = std::make_unique<Pool>(size = launch.size);

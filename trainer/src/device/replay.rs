@@ -1,15 +1,15 @@
-//! The kernels under sanitizers, for tests: launches are recorded, and `replay.cpp` runs them once more with a thread of
-//! the operating system for every thread of a block.
+//! The kernels under sanitizers, for tests: launches are recorded, and `replay.cpp` runs them again, with an
+//! operating system thread for every thread of a block.
 //!
-//! A recording is launch after launch, its numbers in this machine's order of bytes:
+//! A recording is a sequence of launches, in native byte order:
 //!
 //! ```text
 //! length u32, name │ blocks i64, size of a block u32 │ buffers u32, buffer… │ arguments u32, argument…
-//! buffer:   bytes u64, what it held before │ changed u8, what it held afterwards if that is 1
+//! buffer:   length u64, contents before │ changed u8, contents afterwards if changed is 1
 //! argument: buffer i32, offset u64; without a buffer -1, value u64
 //! ```
 //!
-//! A buffer is what tensors of the launch reach, no more; those that overlap are one buffer.
+//! A buffer is the memory that a launch's tensors cover; tensors that overlap share one buffer.
 
 use std::io::{BufWriter, Write as _};
 use std::ops::Range;
@@ -23,21 +23,21 @@ use super::Argument;
 use super::host::build;
 use crate::tensors;
 
-/// Launches, as they happen.
+/// A recording in progress.
 #[derive(Debug)]
 pub(super) struct Recording {
     folder: tempfile::TempDir,
     written: Mutex<(BufWriter<fs_err::File>, u64)>,
 }
 
-/// Launches that are all recorded.
+/// A finished recording.
 #[derive(Debug)]
 pub(super) struct Recorded {
     folder: tempfile::TempDir,
     launches: u64,
 }
 
-/// What the tensors of a launch hold: where it begins, and its bytes.
+/// The memory of a launch's tensors: its address and its bytes, `None` for other arguments.
 type Contents = Vec<Option<(usize, Vec<u8>)>>;
 
 impl Recording {
@@ -47,7 +47,7 @@ impl Recording {
         Self { folder, written: Mutex::new((BufWriter::new(file), 0)) }
     }
 
-    /// Calls `launch`, and records it.
+    /// Calls `launch` and records it.
     pub(super) fn during(
         &self,
         kernel: &str,
@@ -97,7 +97,7 @@ impl Recording {
     }
 }
 
-/// What the tensors among the arguments hold, from the first element of each to its last.
+/// Returns the memory of the tensors among the arguments, from each tensor's first to its last element.
 fn contents(arguments: &[Argument<'_>]) -> Contents {
     let contents = |tensor: &Tensor| {
         let last: i64 =
@@ -113,7 +113,7 @@ fn contents(arguments: &[Argument<'_>]) -> Contents {
     arguments.iter().map(contents).collect()
 }
 
-/// The memory of all tensors, by where it begins; what overlaps is one buffer.
+/// Returns the memory ranges of all tensors, ordered by address; overlapping ranges are merged.
 fn buffers(contents: &Contents) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> =
         contents.iter().flatten().map(|(start, bytes)| *start..start + bytes.len()).collect();
@@ -139,16 +139,16 @@ fn of_buffer(buffer: &Range<usize>, contents: &Contents) -> Vec<u8> {
     bytes
 }
 
-/// What looks for mistakes while a program runs.
+/// A sanitizer of the compiler.
 #[derive(Debug, Clone, Copy)]
 enum Sanitizer {
-    /// For races.
+    /// Finds data races.
     Thread,
-    /// For accesses outside of buffers, and undefined behaviour.
+    /// Finds accesses outside of buffers, and undefined behaviour.
     Address,
 }
 
-/// `replay.cpp` with these kernels, in `folder`.
+/// Compiles `replay.cpp` with these kernels in `folder`.
 fn program(folder: &Path, kernels: &str, sanitizer: Sanitizer) -> PathBuf {
     let flags: &[&str] = match sanitizer {
         Sanitizer::Thread => &["-fsanitize=thread"],
@@ -158,7 +158,7 @@ fn program(folder: &Path, kernels: &str, sanitizer: Sanitizer) -> PathBuf {
 }
 
 impl Recorded {
-    /// Runs all launches in an order that follows from `seed`.
+    /// Runs all launches, with threads in an order that follows from `seed`.
     fn replay(&self, program: &Path, seed: u64) -> Output {
         let run = |mut command: Command| {
             command.arg(self.folder.path().join("recording")).arg(seed.to_string());
@@ -168,7 +168,8 @@ impl Recorded {
         if !String::from_utf8_lossy(&output.stderr).contains("unexpected memory mapping") {
             return output;
         }
-        // Where addresses are random in more bits than the sanitizer of threads knows, it needs them as they always are.
+        // If the kernel randomizes more address bits than the thread sanitizer supports, it needs a process without
+        // randomization.
         let mut command = Command::new("setarch");
         command.arg("-R").arg(program);
         run(command)
@@ -209,7 +210,7 @@ mod tests {
         });
     }
 
-    /// Kernels that are broken on purpose.
+    /// Replays kernels that are broken on purpose.
     #[test]
     fn sanitizers_find_what_is_broken() {
         let recorded =
@@ -226,16 +227,16 @@ mod tests {
         let race = "ThreadSanitizer: data race";
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The threads of all chunks write to one place.
+                // The threads of all chunks write to the same address.
                 let right = "sums[begin * dim + column] = sum;";
                 let wrong = "sums[begin * dim + column] = sum; sums[column] = sum;";
                 find(Sanitizer::Thread, [right, wrong], &[race, "in sum_chunks"]);
-                // A thread reads what its neighbour writes.
+                // A thread reads a value that its neighbour writes.
                 let right = "    steps[place] = rate /";
                 let wrong = "    steps[place] = (place ? steps[place - 1] : 0.0f) + rate /";
                 find(Sanitizer::Thread, [right, wrong], &[race, "in accumulate_rows"]);
             });
-            // The last row has one sample more.
+            // The last row reads one sample too many.
             let right = "k < ends[row]; k++) sum += values[order[k]";
             let wrong = "k <= ends[row]; k++) sum += values[order[k]";
             find(Sanitizer::Address, [right, wrong], &["AddressSanitizer: heap-buffer-overflow", "in fold"]);

@@ -1,16 +1,16 @@
-//! The samples of every row of a group: the inverse of its inverse index.
+//! The samples of every row of a group: the inverse of the inverse index.
 
 /// The samples of every row of a group.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SamplesOfRows {
-    /// Samples by row.
+    /// The samples, ordered by row.
     pub(crate) order: Vec<i32>,
-    /// Where those of each row end.
+    /// The end of each row's samples in `order`.
     pub(crate) ends: Vec<i32>,
 }
 
 impl SamplesOfRows {
-    /// Those of `rows` rows, by a counting sort.
+    /// Computes the samples of `rows` rows by a counting sort.
     pub(crate) fn new(inverse: &[i32], rows: usize) -> Self {
         let mut next = vec![0_i32; rows + 1];
         inverse.iter().for_each(|&row| next[row as usize + 1] += 1);
@@ -23,12 +23,12 @@ impl SamplesOfRows {
             order[*place as usize] = sample as i32;
             *place += 1;
         }
-        // Each row's next place is where it ends.
+        // After the loop, each row's next position is its end.
         next.truncate(rows);
         Self { order, ends: next }
     }
 
-    /// Those of a row, in their order.
+    /// Returns the samples of a row, ascending.
     pub(crate) fn of(&self, row: usize) -> &[i32] {
         let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.order[start as usize..self.ends[row] as usize]

@@ -1,4 +1,4 @@
-//! Memory that parcels pass through on their way to the device, used by turns.
+//! Reusable memory through which parcels are copied to the device.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,15 +8,15 @@ use super::parcel::Parcel;
 use super::{Accelerator, Slot};
 use crate::Result;
 
-/// Slots for parcels of one kind, so that they differ little in size.
+/// A pool of slots for parcels of one kind, which have similar sizes.
 #[derive(Debug, Clone)]
 pub(crate) struct Slots {
     accelerator: Accelerator,
     free: Arc<Mutex<Vec<Box<dyn Slot>>>>,
 }
 
-/// A slot in use. Once it is dropped, another parcel may take its place when the device has done what was enqueued
-/// before.
+/// A slot in use. After it is dropped, the slot can be reused for another parcel, whose copy waits for the work
+/// that the device was given before.
 #[derive(Debug)]
 pub(super) struct Delivery {
     slot: Option<Box<dyn Slot>>,
@@ -28,22 +28,23 @@ impl Slots {
         Self { accelerator: accelerator.clone(), free: Arc::default() }
     }
 
-    /// A slot for so many words: a free one, or a new one. Two are in use where one batch is computed and one copied.
+    /// Returns a free slot with room for `words` words, or a new slot. Two slots are in use if one batch is copied
+    /// while another is computed.
     fn slot(&self, words: usize) -> Result<Box<dyn Slot>> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         match free.pop() {
             Some(slot) if slot.capacity() >= words => Ok(slot),
-            // A slot that is too small gives its memory back. Batches differ little: an eighth more will do for the
-            // next ones.
+            // Frees a slot that is too small. Batches have similar sizes, so an eighth more capacity suffices for
+            // the next ones.
             _ => self.accelerator.driver.slot((words + words / 8).max(1 << 10)),
         }
     }
 
-    /// Begins to copy a parcel to the device.
+    /// Starts copying a parcel to the device.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated.
     pub(super) fn send(&self, parcel: &Parcel<'_>) -> Result<Delivery> {
         let mut slot = self.slot(parcel.words)?;
         parcel.write(slot.host()?);
@@ -53,12 +54,12 @@ impl Slots {
 }
 
 impl Delivery {
-    /// The device's memory, bytes.
+    /// Returns the device memory as bytes.
     pub(super) fn device(&self) -> &Tensor {
         self.slot.as_ref().expect("a slot is there until it is dropped").device()
     }
 
-    /// Makes what is enqueued from now on wait for the parcel.
+    /// Makes all work that is enqueued from now on wait for the parcel.
     pub(super) fn arrive(&mut self) -> Result<()> {
         self.slot.as_mut().map_or(Ok(()), |slot| slot.arrive())
     }
@@ -67,7 +68,7 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         let Some(mut slot) = self.slot.take() else { return };
-        // A slot whose device has failed is of no use to another parcel.
+        // After a device failure, the slot is not reused.
         if slot.release().is_ok() {
             self.slots.free.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
         }

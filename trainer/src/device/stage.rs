@@ -1,8 +1,8 @@
-//! A batch on its way to the device: one piece of pinned memory, one copy.
+//! Staging of a batch: one copy from pinned memory to the device.
 //!
-//! The ids that are in a row are copied as they are, feature after feature: those that are pooled first, then sequences
-//! by the block that pools them. What the kernels need to know of rows is made here: where they begin, which of them
-//! hold an element, and which samples have them.
+//! All ids that belong to a row are copied unchanged, feature by feature: first the features that are pooled by sum
+//! or mean, then sequences, grouped by the block that pools them. The host computes the metadata of rows for the
+//! kernels: the position of each row, the rows that contain each element, and the samples of each row.
 
 use std::sync::Arc;
 
@@ -22,93 +22,94 @@ use crate::{Error, Result};
 /// The blocks that pool sequences, in the order in which their elements are staged.
 const BLOCKS: [Pooling; 3] = [Pooling::Attention, Pooling::Encoder, Pooling::Din];
 
-/// A batch on the device, from the begin of its copy until its step is done.
+/// A batch on the device, from the start of its copy until the end of its step.
 #[derive(Debug)]
 pub(crate) struct Staged {
-    /// Samples.
+    /// The number of samples.
     size: i64,
     delivery: Delivery,
-    /// `[T]`.
+    /// The ids of all elements, `[T]`.
     pub(super) ids: Tensor,
-    /// The first id of every feature.
+    /// The index of the first id of every feature.
     pub(super) starts: Tensor,
-    /// Three numbers for every feature, as `table_rows` has them.
+    /// Three numbers for every feature, as the kernel `table_rows` expects them.
     pub(super) tables: Tensor,
-    /// Where every feature's rows and values are, in the order of features.
+    /// The positions of every feature's rows and values, in the order of features.
     pub(crate) places: Vec<FeaturePlace>,
-    /// Elements of features that pool by sum or mean; those of sequences follow.
+    /// The number of elements of features that are pooled by sum or mean; the elements of sequences follow.
     pub(crate) pooled_elements: i64,
-    /// The rows of features that pool by sum or mean: `[U, F]` of every group, group after group.
+    /// The rows of features that are pooled by sum or mean: `[U, F]` for every group, group by group.
     pub(crate) bags: Option<Bags>,
-    /// The sequences of every block that has any.
+    /// The sequences of every block that has sequences.
     pub(crate) sequences: Vec<StagedSequences>,
-    /// What each feature that pools by `din` attends with, in their order.
+    /// The target of each feature that is pooled by `din`, in the order of these features.
     pub(crate) targets: Vec<Target>,
     /// The groups of the batch.
     pub(crate) groups: Vec<StagedGroup>,
-    /// `[B, dense features]`.
+    /// The dense features, `[B, dense features]`.
     pub(crate) dense: Option<Tensor>,
-    /// `[B, labels]`, if the batch has samples and labels.
+    /// The labels, `[B, labels]`, if the batch has labels.
     pub(crate) labels: Option<Tensor>,
-    /// `[B]`, if samples have weights.
+    /// The sample weights, `[B]`, if the batch has weights.
     pub(crate) weights: Option<Tensor>,
 }
 
 /// All sequences that one block pools.
 #[derive(Debug)]
 pub(crate) struct StagedSequences {
-    /// The block.
+    /// The block that pools them.
     pub(crate) pooling: Pooling,
-    /// The first of their elements among those of all sequences.
+    /// The index of their first element among the elements of all sequences.
     pub(crate) first: i64,
-    /// So many.
+    /// The number of their elements.
     pub(crate) elements: i64,
-    /// Their rows, feature after feature, over these elements: the groups' rows, and by `din` one for every sample.
+    /// Their rows, feature by feature, with offsets into these elements: the rows of the group or, with `din`, one
+    /// row per sample.
     pub(crate) rows: Jagged,
 }
 
-/// A feature whose pooled vector others attend with.
+/// A pooled feature that is the target of `din` attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Its group.
+    /// The index of its group.
     pub(crate) group: usize,
-    /// Its number among those of the group that pool by sum or mean.
+    /// Its index among the group's features that are pooled by sum or mean.
     pub(crate) feature: i64,
 }
 
-/// A group's rows and which samples have them.
+/// The rows of a group, and the samples of each row.
 #[derive(Debug)]
 pub(crate) struct StagedGroup {
-    /// U.
+    /// The number of rows, U.
     pub(crate) rows: i64,
-    /// F, of features that pool by sum or mean.
+    /// The number of features that are pooled by sum or mean, F.
     pub(crate) pooled: i64,
-    /// Where their rows begin among all that are pooled.
+    /// The index of the group's first row among all pooled rows (bags).
     pub(crate) first_bag: i64,
-    /// How the others pool, in their order.
+    /// The pooling of each sequence feature, in order.
     pub(crate) sequences: Vec<Pooling>,
-    /// The row of every sample, `[B]`, and the samples of every row.
+    /// The inverse index, `[B]`, and the samples of every row; `None` if every sample is a row.
     pub(crate) inverse: Option<(Tensor, Sums)>,
 }
 
 impl Staged {
-    /// Makes what is enqueued from now on wait for the batch.
+    /// Makes all work that is enqueued from now on wait for the batch.
     pub(crate) fn arrive(&mut self) -> Result<()> {
         self.delivery.arrive()
     }
 
-    /// Samples.
+    /// Returns the number of samples.
     pub(crate) fn size(&self) -> i64 {
         self.size
     }
 }
 
-/// A feature and its number, which that of its configuration is.
+/// A feature with its layout.
 struct Planned<'a> {
     feature: &'a Feature,
     group: usize,
     number: usize,
-    /// The first row of its table; `None` if other ranks have it.
+    /// The first row of its table in the array of all local tables; `None` if the table is on other ranks.
     first_row: Option<i64>,
     layout: Layout,
 }
@@ -121,14 +122,14 @@ fn plan<'a>(
     first_row: Option<i64>,
 ) -> Result<Planned<'a>> {
     if config.ids == IdPolicy::Checked {
-        // The largest as an unsigned number: negative ids are larger than all others.
+        // Compares as unsigned numbers: negative ids are larger than all others.
         let wrong =
             feature.values().par_iter().with_min_len(1 << 15).find_first(|&&id| id as u64 >= config.rows);
         if let Some(&id) = wrong {
             return Err(Error::id(feature.name(), id, config.rows));
         }
     }
-    // What other ranks pool has no elements here.
+    // Features that other ranks pool have no elements here.
     let layout = match first_row {
         None if !config.pooling.is_sequence() => Layout::empty(feature.rows()),
         _ => Layout::new(feature.offsets(), feature.sizes()),
@@ -149,7 +150,8 @@ fn plan_all<'a>(
         .collect()
 }
 
-/// A group's sections: its inverse index, samples by row, ends.
+/// A group's sections in the parcel: its inverse index, its samples ordered by row, and the end of each row's
+/// samples.
 struct GroupSections {
     rows: usize,
     pooled: usize,
@@ -158,7 +160,7 @@ struct GroupSections {
     inverse: Option<[Section; 3]>,
 }
 
-/// The sections of a block's sequences, and where their elements are.
+/// The sections of a block's sequences, and the range of their elements.
 struct SequenceSections {
     pooling: Pooling,
     first: usize,
@@ -166,7 +168,7 @@ struct SequenceSections {
     rows: JaggedSections,
 }
 
-/// Puts batches into slots.
+/// Copies batches to the device.
 #[derive(Debug)]
 pub(super) struct Stage {
     accelerator: Accelerator,
@@ -179,12 +181,12 @@ impl Stage {
         Self { accelerator: accelerator.clone(), threads, slots: Slots::new(accelerator) }
     }
 
-    /// Begins to copy a batch to the device. `first_rows` are the tables' first rows in the array of all that are here;
-    /// `None` for those that other ranks have.
+    /// Starts copying a batch to the device. `first_rows` contains the first row of every feature's table in the
+    /// array of all local tables; `None` for tables on other ranks.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for an id that its table has no row for, and if memory cannot be had.
+    /// [`Error::Fault`] if an id has no row in its table, or if memory cannot be allocated.
     pub(super) fn stage(
         &self,
         batch: &Batch,
@@ -258,7 +260,8 @@ impl Stage {
     }
 }
 
-/// All ids, the first id of every feature, and three numbers for its table.
+/// Adds all ids to the parcel, the index of the first id of every feature, and three numbers for every feature's
+/// table.
 fn add_ids<'a>(
     parcel: &mut Parcel<'a>,
     features: impl Iterator<Item = &'a &'a Planned<'a>>,
@@ -280,7 +283,7 @@ fn add_ids<'a>(
     (ids, parcel.add(Part::Longs(starts)), parcel.add(Part::Longs(tables)))
 }
 
-/// The rows that are pooled, `[U, F]` of every group, and what their sums are taken times.
+/// Adds the rows that are pooled by sum or mean, `[U, F]` for every group, and the scale of each sum.
 fn add_bags(
     parcel: &mut Parcel<'_>,
     groups: &[Group],
@@ -327,7 +330,8 @@ fn samples_of_rows(group: &Group) -> Option<SamplesOfRows> {
     group.inverse().map(|inverse| SamplesOfRows::new(inverse, group.rows()))
 }
 
-/// The rows of the sequences of every block that has any; `samples` are those of every group.
+/// Adds the rows of the sequences of every block that has sequences; `samples` contains the samples of every
+/// group's rows.
 fn add_sequences(
     parcel: &mut Parcel<'_>,
     groups: &[Group],
@@ -353,7 +357,7 @@ fn add_sequences(
     sections
 }
 
-/// Where the rows and values of every feature are.
+/// Returns the positions of every feature's rows and values.
 fn places(planned: &[Planned<'_>], configs: &[FeatureConfig], groups: &[GroupSections]) -> Vec<FeaturePlace> {
     let is_sequence = |planned: &Planned<'_>| configs[planned.number].pooling.is_sequence();
     let mut places: Vec<Option<FeaturePlace>> = planned.iter().map(|_| None).collect();
@@ -374,7 +378,7 @@ fn places(planned: &[Planned<'_>], configs: &[FeatureConfig], groups: &[GroupSec
     places.into_iter().flatten().collect()
 }
 
-/// What each table that pools by `din` attends with.
+/// Returns the target of each feature that is pooled by `din`.
 fn targets(groups: &[Group], configs: &[FeatureConfig]) -> Vec<Target> {
     let mut pooled: Vec<(&str, Target)> = Vec::new();
     let mut rest = configs;
@@ -391,7 +395,7 @@ fn targets(groups: &[Group], configs: &[FeatureConfig]) -> Vec<Target> {
     configs.iter().filter(|config| config.pooling == Pooling::Din).map(target).collect()
 }
 
-/// Which samples have which rows.
+/// Adds the inverse indices, and the samples of every row.
 fn add_groups(
     parcel: &mut Parcel<'_>,
     groups: &[Group],

@@ -1,4 +1,4 @@
-//! Tables and shards of tables of one width in a device's memory.
+//! Tables and shards of tables, all with the same number of columns, in a device's memory.
 
 use std::sync::Arc;
 
@@ -12,63 +12,64 @@ use super::weights::{Stored, Weights};
 use super::{Accelerator, ServedRows, Staged};
 use crate::Result;
 
-/// A table, or a rectangle of one, that is on the device.
+/// A table, or a rectangle of a table, that is on the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// The table's number in its model.
+    /// The index of the table in the model.
     pub(crate) table: usize,
-    /// Rows that are here.
+    /// The number of rows on the device.
     pub(crate) rows: u64,
     pub(crate) dtype: DataType,
-    /// The first row and column of the whole table.
+    /// The first row and column within the whole table.
     pub(crate) origin: [u64; 2],
 }
 
 impl Held {
-    /// All of a table.
+    /// Returns all of a table.
     #[cfg(test)]
     pub(crate) fn whole(table: usize, config: &FeatureConfig) -> Self {
         Self { table, rows: config.rows, dtype: config.dtype, origin: [0, 0] }
     }
 }
 
-/// Tables of one width and their optimizer's state.
+/// Tables with the same number of columns, and their optimizer state.
 #[derive(Debug)]
 pub(crate) struct DeviceTables {
     accelerator: Accelerator,
     weights: Weights,
-    /// `[R, state width]`, R being the rows of all tables.
+    /// The optimizer state, `[R, state width]`, where R is the number of rows of all tables.
     state: Tensor,
-    /// A byte for every row: whether it was updated since that was last asked.
+    /// A byte per row: whether it was updated since the last call of `take_touched`.
     marks: Tensor,
-    /// What is here, by number.
+    /// The tables and rectangles on the device.
     held: Vec<Held>,
-    /// The features of batches, in their order.
+    /// The features of batches, in order.
     features: Vec<FeatureConfig>,
-    /// By feature: the first row of its table, if all of it is here.
+    /// The first row of each feature's table, if the whole table is here.
     first_rows: Vec<Option<i64>>,
     stage: Stage,
 }
 
-/// What was looked up for a batch.
+/// The result of a batch's lookup.
 #[derive(Debug)]
 pub(crate) struct LookedUp {
-    /// The row of every element; -1 where other ranks have it.
+    /// The table row of every element; -1 if the table is on other ranks.
     pub(crate) rows: Tensor,
-    /// `[bags, D]`; zeros where other ranks have the table.
+    /// The pooled vectors, `[bags, D]`; zeros if the table is on other ranks.
     pub(crate) pooled: Option<Tensor>,
-    /// The vectors of every sequence's elements, `[T, D]`; zeros where other ranks have the table.
+    /// The vectors of the sequences' elements, `[T, D]`; zeros if the table is on other ranks.
     pub(crate) sequences: Option<Tensor>,
 }
 
 impl DeviceTables {
-    /// Memory for what is held, `width` columns of each, with weights and state of zero. Batches have these `features`,
-    /// and `local` says for each which of the held tables it looks up, if all of its table is here. `threads` put
-    /// batches together.
+    /// Allocates zero weights and state for `held`, with `width` columns. `features` are the features of batches;
+    /// `local` contains for each feature the index in `held` of its table, if the whole table is here. `threads`
+    /// stage batches.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if the device lacks the memory, or the tables have 2^31 rows.
+    /// [`Error::Fault`](crate::Error::Fault) if the device lacks memory, or the tables together have 2^31 rows or
+    /// more.
     pub(crate) fn new(
         accelerator: &Accelerator,
         (held, width): (&[Held], usize),
@@ -96,38 +97,37 @@ impl DeviceTables {
         })
     }
 
-    /// Columns.
+    /// Returns the number of columns.
     pub(crate) fn width(&self) -> usize {
         self.weights.dim() as usize
     }
 
-    /// The first row of a table, by its number, among those of all.
+    /// Returns the first row of a table (an index in `held`) in the array of all local tables.
     pub(crate) fn first_row(&self, table: usize) -> i64 {
         self.weights.rows_of(table).start
     }
 
-    /// A table's weights, `[rows, D]` of its type, and state, `[rows, width]`, which share the memory of all tables.
+    /// Returns views of a table's weights, `[rows, D]` in its type, and of its state, `[rows, width]`.
     pub(crate) fn table(&self, table: usize) -> [Tensor; 2] {
         let rows = self.weights.rows_of(table);
         [self.weights.table(table), self.state.narrow(0, rows.start, rows.end - rows.start)]
     }
 
-    /// The rows of a table that were updated since the last call for it, ascending.
+    /// Returns the rows of a table that were updated since the previous call, ascending, and resets the marks.
     pub(crate) fn take_touched(&self, table: usize) -> Vec<u32> {
-        // Another handle of the same memory.
+        // A view of the same memory.
         let mut marks = self.marks.narrow(0, self.first_row(table), self.held[table].rows as i64);
-        // Rows that were not told would be missing in the next checkpoint.
+        // A failure here must not be ignored: rows that are not returned would be missing in the next checkpoint.
         let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).expect("a vector of 64-bit integers");
         let _ = marks.zero_();
         rows.into_iter().map(|row| row as u32).collect()
     }
 
-    /// Begins to copy a batch to the device, which may be looked up later.
+    /// Starts copying a batch to the device, to be looked up later.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) for an id that its table has no row for, and if memory cannot be
-    /// had.
+    /// [`Error::Fault`](crate::Error::Fault) if an id has no row in its table, or if memory cannot be allocated.
     pub(crate) fn stage(&self, batch: &Batch) -> Result<Staged> {
         self.stage.stage(batch, &self.features, &self.first_rows)
     }
@@ -136,7 +136,7 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn look_up(&self, batch: &Staged) -> Result<LookedUp> {
         let rows = self.accelerator.table_rows(&batch.ids, &batch.starts, &batch.tables)?;
         let pooled = batch.bags.as_ref().map(|bags| self.accelerator.pool(&self.weights, &rows, bags));
@@ -147,11 +147,12 @@ impl DeviceTables {
         Ok(LookedUp { pooled: pooled.transpose()?, sequences: sequences.transpose()?, rows })
     }
 
-    /// What others asked for: pooled lists, `[bags, width]`, and the vectors of single rows, `[n, width]`.
+    /// Computes the answers to the requests of other ranks: pooled lists, `[bags, width]`, and the vectors of
+    /// single rows, `[n, width]`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn serve(&self, served: &ServedRows) -> Result<[Tensor; 2]> {
         let [pooled, sequences] = &served.rows;
         let pooled = match &served.bags {
@@ -161,11 +162,12 @@ impl DeviceTables {
         Ok([pooled, self.accelerator.gather(&self.weights, sequences)?])
     }
 
-    /// The gradient of every element of pooled rows, `[elements, D]`, from that of the rows, `[bags, D]`.
+    /// Returns the gradient of every element of pooled rows, `[elements, D]`, given the gradient of the rows,
+    /// `[bags, D]`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn unpooled(&self, batch: &Staged, gradient: Option<&Tensor>) -> Result<Tensor> {
         match (&batch.bags, gradient) {
             (Some(bags), Some(gradient)) => self.accelerator.unpool(gradient, bags, batch.pooled_elements),
@@ -173,11 +175,12 @@ impl DeviceTables {
         }
     }
 
-    /// The rows that others looked up, with their gradients, from those of what [`serve`](Self::serve) gave.
+    /// Returns the rows that other ranks looked up, and their gradients, given the gradients of the results of
+    /// [`serve`](Self::serve).
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn gradients_of(
         &self,
         served: &ServedRows,
@@ -191,13 +194,13 @@ impl DeviceTables {
         Ok((Tensor::cat(&served.rows, 0), Tensor::cat(&[pooled, sequences], 0)))
     }
 
-    /// Updates every row that was looked up, once: `rows` are those of all elements, whose gradients are those of
-    /// `gradients[0]` first, then those of `gradients[1]`. `marked` rows are found by
-    /// [`take_touched`](Self::take_touched).
+    /// Updates every row that was looked up, once. `rows` contains the table row of every element; `gradients[0]`
+    /// contains the gradients of the first elements, `gradients[1]` those of the rest. If `marked`,
+    /// [`take_touched`](Self::take_touched) will return the updated rows.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn update(
         &mut self,
         rows: &Tensor,
@@ -211,7 +214,7 @@ impl DeviceTables {
     }
 }
 
-/// Matrices of `width` columns below each other; one of them needs no copy.
+/// Concatenates matrices of `width` columns vertically. A single matrix is not copied.
 pub(crate) fn concatenated(accelerator: &Accelerator, parts: &[Tensor], width: i64) -> Result<Tensor> {
     match parts {
         [] => accelerator.empty(&[0, width], Kind::Float),

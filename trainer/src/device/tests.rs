@@ -1,4 +1,4 @@
-//! The kernels and the driver, as far as they go without a GPU.
+//! Tests of the kernels and the driver that need no GPU.
 
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
 use onefold_kernels::update::Rule;
@@ -10,7 +10,7 @@ use super::weights::{Stored, Weights};
 use super::*;
 use crate::tensors;
 
-/// Those of the processor as well, where tensors are in memory.
+/// CPU exceptions are errors too, because tensors may be in host memory.
 #[test]
 fn exceptions_of_libtorch_are_errors() {
     let product = || {
@@ -42,7 +42,7 @@ proptest! {
 
     #[test]
     fn updates_do_not_depend_on_the_order_of_threads(seed: u64) {
-        // The emulated device turns the order of threads round from kernel to kernel.
+        // The emulated device alternates the order of threads from kernel to kernel.
         let accelerator = emulated();
         let run = || {
             let tables = [(20, DataType::Fp32), (20, DataType::Bf16), (10, DataType::Fp16)];
@@ -62,7 +62,7 @@ proptest! {
             Vec::<f32>::try_from(Tensor::cat(&all, 0).view(-1)).unwrap()
         };
         let first = run();
-        // Once more, to have another parity.
+        // One more kernel, so that the second run begins with the other order.
         accelerator.expand(&Tensor::zeros([1, 1], (Kind::Float, Device::Cpu)), None, &Tensor::zeros([1, 1], (Kind::Float, Device::Cpu))).unwrap();
         prop_assert_eq!(first, run());
     }
@@ -95,7 +95,7 @@ fn nvrtc_compiles_every_kernel() {
         let image = cuda::compile(architecture).unwrap_or_else(|message| {
             panic!("{architecture}: {message}\n  `make test-rust` runs this test with ONEFOLD_NVRTC=$(trainer/nvrtc.sh)")
         });
-        // An ELF file that has every kernel's code.
+        // The image is an ELF file with the code of every kernel.
         assert!(image.starts_with(b"\x7fELF"), "{architecture}");
         let has = |name: &str| {
             let section = format!(".text.{name}\0");
@@ -159,7 +159,7 @@ fn configs() -> [FeatureConfig; 4] {
     ]
 }
 
-/// Whole tables.
+/// Returns whole tables.
 fn tables_of(configs: &[FeatureConfig], state_width: usize) -> DeviceTables {
     let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
     let held: Vec<Held> =
@@ -183,7 +183,7 @@ fn batch_of(groups: Vec<Group>) -> Batch {
     Batch::try_new(parts).unwrap()
 }
 
-/// Two groups of seven samples, in which lists repeat and slide.
+/// Two groups of seven samples, with lists that repeat and slide.
 fn groups() -> impl Strategy<Value = Vec<Group>> {
     let lists = || {
         let random = prop::collection::vec(prop::collection::vec(0_i64..12, 0..6), 7);
@@ -201,7 +201,7 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
     })
 }
 
-/// What a table row of `config` is for `id`.
+/// Returns the table row of `id`.
 fn row_of(config: &FeatureConfig, id: i64) -> usize {
     match config.ids {
         IdPolicy::Checked => id as usize,
@@ -233,7 +233,7 @@ proptest! {
         let jagged = &staged.sequences[0].rows;
         let sequence_rows = Vec::<i32>::try_from(&jagged.offsets).unwrap().into_iter().zip(Vec::<i32>::try_from(&jagged.sizes).unwrap()).collect::<Vec<_>>();
 
-        // The gradient of a sample's vector of feature f is 1 + f everywhere; of each element likewise.
+        // The gradient of a sample's vector of feature f is 1 + f in all columns, also for elements of sequences.
         let mut gradient = vec![0.0_f32; pooled.len()];
         let mut element_gradient = vec![0.0_f32; elements.len()];
         let mut expected = weights.clone();
@@ -289,7 +289,7 @@ proptest! {
         for (table, expected) in expected.iter().enumerate() {
             let found = Vec::<f32>::try_from(tables.table(table)[0].to_kind(Kind::Float).view(-1)).unwrap();
             for (found, expected) in found.iter().zip(expected) {
-                // Types of 16 bits are rounded to a neighbour.
+                // 16-bit types are rounded to a neighbour.
                 let step = match configs[table].dtype {
                     DataType::Fp32 => 0.0,
                     DataType::Bf16 => expected.abs() / 128.0,
@@ -317,7 +317,7 @@ fn slots_are_used_in_turns_and_wrong_ids_are_refused() {
     for i in 0..batches.len() {
         let mut staged = upcoming.take().unwrap();
         staged.arrive().unwrap();
-        // As training does it: the next batch is copied while this one is computed.
+        // Like training: the next batch is copied while this batch is computed.
         upcoming = batches.get(i + 1).map(|next| tables.stage(next).unwrap());
         let rows = Vec::<i64>::try_from(&staged.ids).unwrap();
         assert_eq!(rows[..2], [[0, 3], [1, 3], [2, 3], [4, 3]][i]);

@@ -1,14 +1,15 @@
-//! What a batch on the device needs to know of the vectors that other ranks send it, and of those that it sends them.
+//! The vectors that ranks exchange for a batch, as the device needs them.
 //!
 //! ```text
-//! this rank asked     answers ═▶ collect ─▶ pooled rows, elements of sequences   (Routes)
-//!                     their gradients ─▶ spread ═▶ owners
-//! others asked        rows of the shards here ─▶ pool, gather ═▶ whoever asked   (ServedRows)
-//!                     gradients ═▶ unpool ─▶ update
-//! of copies           gradients ═▶ sums ═▶ all ranks ─▶ update                    (ReducedRows)
+//! requests of this rank      answers ═▶ collect ─▶ pooled rows, elements of sequences   (Routes)
+//!                            their gradients ─▶ spread ═▶ owners
+//! requests of other ranks    rows of the shards here ─▶ pool, gather ═▶ requesting rank  (ServedRows)
+//!                            gradients ═▶ unpool ─▶ update
+//! replicated tables          gradients ═▶ sums ═▶ all ranks ─▶ update                    (ReducedRows)
 //! ```
 //!
-//! A double arrow is an exchange. Who gets which part of a message is known to the host; here are only places.
+//! A double arrow is an exchange between ranks. The host knows which part of a message belongs to which rank; this
+//! module has only the positions of vectors.
 
 use tch::{Kind, Tensor};
 
@@ -20,20 +21,20 @@ use super::slots::{Delivery, Slots};
 use super::{Accelerator, Argument, Bags, Sums};
 use crate::Result;
 
-/// Vectors that travel between ranks, and the rows of a matrix on this one that they belong to.
+/// Vectors that travel between ranks, and the rows of a local matrix that they belong to.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// Four numbers for every block, as kernels take them: of answers, and of gradients.
+    /// Four numbers per block, as kernels expect them: for answers, and for gradients.
     blocks: [Tensor; 2],
-    /// `[vectors]`, the block of each.
+    /// The block of each vector, `[vectors]`.
     of: Tensor,
-    /// `[vectors]`, the row of each.
+    /// The row of each vector, `[vectors]`.
     rows: Tensor,
     /// The vectors of every row.
     sums: Sums,
 }
 
-/// A route while it is put together.
+/// A route under construction.
 #[derive(Debug, Default)]
 pub(crate) struct RouteParts {
     blocks: [Vec<i64>; 2],
@@ -47,8 +48,8 @@ struct RouteSections {
 }
 
 impl RouteParts {
-    /// Adds a block of vectors that belong to these rows and are `width` columns from `column` on. They stand one after
-    /// the other from float `starts[0]` on among the answers, and from `starts[1]` on among the gradients.
+    /// Adds a block of vectors that belong to `rows` and contain `width` columns from `column` on. The vectors are
+    /// contiguous: they begin at float `starts[0]` of the answers, and at float `starts[1]` of the gradients.
     pub(crate) fn add(
         &mut self,
         rows: impl Iterator<Item = i32>,
@@ -64,7 +65,7 @@ impl RouteParts {
         self.of.resize(self.rows.len(), number as i32);
     }
 
-    /// `None` without vectors; of a matrix of `rows` rows.
+    /// Adds the route to a parcel; `None` if it has no vectors. The matrix has `rows` rows.
     fn pack(self, parcel: &mut Parcel<'_>, rows: usize) -> Option<RouteSections> {
         if self.rows.is_empty() {
             return None;
@@ -75,7 +76,7 @@ impl RouteParts {
         Some(RouteSections { blocks, rest })
     }
 
-    /// A route of its own with some vectors, for checks.
+    /// Copies a non-empty route to the device on its own, for checks.
     pub(super) fn alone(self, accelerator: &Accelerator, rows: usize) -> Result<(Route, Delivery)> {
         let mut parcel = Parcel::default();
         let sections = self.pack(&mut parcel, rows).expect("a route of its own has vectors");
@@ -93,7 +94,7 @@ impl RouteSections {
     }
 }
 
-/// Places in the order of their keys, and where those of each key end.
+/// Positions ordered by key, and the end of each key's positions.
 #[derive(Debug, Default)]
 pub(crate) struct Merged {
     order: Vec<i32>,
@@ -101,7 +102,7 @@ pub(crate) struct Merged {
 }
 
 impl Merged {
-    /// Of keys, each with the number of a place; places of one key keep their order.
+    /// Orders positions by key; positions with equal keys keep their order.
     pub(crate) fn new<K: Ord>(mut places: Vec<(K, i32)>) -> Self {
         places.sort_by(|(key, _), (other, _)| key.cmp(other));
         let ends =
@@ -120,34 +121,35 @@ fn sums_of(sections: [Section; 2], device: &Tensor) -> Sums {
     Sums { order, ends }
 }
 
-/// Where the vectors stand that a batch asked other ranks for.
+/// The positions of the vectors that a batch requested from other ranks.
 #[derive(Debug)]
 pub(crate) struct Routes {
     delivery: Delivery,
-    /// Of the pooled rows, `[bags, D]`.
+    /// The route of the pooled rows, `[bags, D]`.
     pub(crate) pooled: Option<Route>,
-    /// Of the sequences' elements, `[T, D]`.
+    /// The route of the sequences' elements, `[T, D]`.
     pub(crate) sequences: Option<Route>,
-    /// Of tables that every rank has a copy of: the elements of every table row, pooled ones and then sequences', in the
-    /// order in which the rows' gradients are sent.
+    /// For replicated tables: the elements of every table row (pooled elements, then elements of sequences), in the
+    /// order in which the gradients of rows are sent.
     pub(crate) replicas: Option<Sums>,
 }
 
-/// The same while it is put together.
+/// [`Routes`] under construction.
 #[derive(Debug, Default)]
 pub(crate) struct RoutesParts {
     pub(crate) pooled: RouteParts,
     pub(crate) sequences: RouteParts,
-    /// Numbers are elements.
+    /// The positions are indices of elements.
     pub(crate) replicas: Merged,
 }
 
 impl RoutesParts {
-    /// Begins to copy it to the device; a batch of `bags` pooled rows and `elements` elements of sequences asked.
+    /// Starts copying the routes to the device. The batch has `bags` pooled rows and `elements` elements of
+    /// sequences.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated.
     pub(crate) fn send(self, slots: &Slots, bags: usize, elements: usize) -> Result<Routes> {
         let mut parcel = Parcel::default();
         let pooled = self.pooled.pack(&mut parcel, bags);
@@ -165,38 +167,38 @@ impl RoutesParts {
 }
 
 impl Routes {
-    /// Makes what is enqueued from now on wait for it.
+    /// Makes all work that is enqueued from now on wait for the routes.
     pub(crate) fn arrive(&mut self) -> Result<()> {
         self.delivery.arrive()
     }
 }
 
-/// What all ranks look up in the shards of one width that are here.
+/// The rows that all ranks request from the local shards of one width.
 #[derive(Debug)]
 pub(crate) struct ServedRows {
     _delivery: Delivery,
-    /// Row numbers of pooled elements, and of sequences' elements.
+    /// The table rows of pooled elements, and of the elements of sequences.
     pub(super) rows: [Tensor; 2],
-    /// Lists of the pooled elements.
+    /// The lists of the pooled elements.
     pub(super) bags: Option<Bags>,
 }
 
-/// The rows of tables that every rank has a copy of, whose gradients ranks sum and give to all.
+/// The rows of replicated tables whose gradients are summed across ranks.
 #[derive(Debug)]
 pub(crate) struct ReducedRows {
     _delivery: Delivery,
-    /// `[rows]`, the row numbers, by the rank that sums the gradients.
+    /// The table rows, `[rows]`, ordered by the rank that sums their gradients.
     pub(crate) rows: Tensor,
-    /// Which of the gradients that arrive are those of one row that this rank sums.
+    /// The gradients that arrive for each row that this rank sums.
     pub(crate) sums: Sums,
 }
 
 impl ReducedRows {
-    /// Copies it to the device.
+    /// Copies the rows to the device.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated.
     pub(crate) fn send(arriving: Merged, rows: Vec<i32>, slots: &Slots) -> Result<Self> {
         let mut parcel = Parcel::default();
         let rows = parcel.ints(rows);
@@ -208,7 +210,7 @@ impl ReducedRows {
     }
 }
 
-/// The same while it is put together.
+/// [`ServedRows`] under construction.
 #[derive(Default)]
 pub(crate) struct ServedParts {
     rows: [Vec<i32>; 2],
@@ -216,7 +218,7 @@ pub(crate) struct ServedParts {
 }
 
 impl ServedParts {
-    /// Adds lists over a shard whose first row is `first_row` here.
+    /// Adds lists of rows of a shard; `first_row` is the shard's first row on the device.
     pub(crate) fn add_pooled(
         &mut self,
         first_row: i64,
@@ -236,11 +238,11 @@ impl ServedParts {
         self.rows[1].extend(table_rows.iter().map(|&row| (first_row + i64::from(row)) as i32));
     }
 
-    /// Copies it to the device.
+    /// Copies the rows to the device.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated.
     pub(crate) fn send(self, slots: &Slots) -> Result<ServedRows> {
         let mut parcel = Parcel::default();
         let rows = self.rows.map(|rows| parcel.ints(rows));
@@ -260,7 +262,8 @@ impl ServedParts {
 }
 
 impl Accelerator {
-    /// Adds to each row of `output`, `[rows, D]`, the vectors among `values` that belong to it, times its scale.
+    /// Adds to each row of `output`, `[rows, D]`, the vectors of `values` that belong to the row, times the row's
+    /// scale.
     pub(crate) fn collect(
         &self,
         values: &Tensor,
@@ -283,13 +286,13 @@ impl Accelerator {
             Argument::Int(dim as i32),
             Argument::Pointer(Some(output)),
         ];
-        // SAFETY: the arguments are those of `collect`, and their lengths were checked. A route is made from what the
-        // batch asked for: its vectors are as many as the answers have, and of rows of this matrix.
+        // SAFETY: the arguments match `collect`, and their lengths were checked. A route is created from the
+        // requests of the batch: it has as many vectors as the answers, and refers to rows of this matrix.
         unsafe { self.launch("collect", rows * dim, &arguments) }
     }
 
-    /// Writes the gradients of the vectors of a route to `output`, from those of the rows, `[rows, D]`, times their
-    /// scales.
+    /// Writes the gradients of a route's vectors to `output`, given the gradients of the rows, `[rows, D]`, times
+    /// their scales.
     pub(crate) fn spread(
         &self,
         gradient: &Tensor,
@@ -312,11 +315,11 @@ impl Accelerator {
             Argument::Int(dim as i32),
             Argument::Pointer(Some(output)),
         ];
-        // SAFETY: the arguments are those of `spread`, and their lengths were checked; for the route see `collect`.
+        // SAFETY: the arguments match `spread`, and their lengths were checked; for the route see `collect`.
         unsafe { self.launch("spread", count * dim, &arguments) }
     }
 
-    /// The sums of rows of `values` that belong together, `[sums, D]`.
+    /// Returns the sums of the rows of `values` that `sums` combines, `[sums, D]`.
     pub(crate) fn summed(&self, values: &Tensor, sums: &Sums) -> Result<Tensor> {
         let output = self.empty(&[sums.ends.numel() as i64, values.size()[1]], Kind::Float)?;
         if values.size()[0] > 0 {

@@ -1,4 +1,4 @@
-//! The exact update: an id's gradients are summed over its places, then its row is updated once.
+//! The exact update: an id's gradients are summed over its lookups, then its table row is updated once.
 
 use onefold_kernels::update::Rule;
 use tch::{Kind, Tensor};
@@ -11,40 +11,40 @@ use crate::Result;
 /// `CHUNK` of `kernels.cu`.
 const CHUNK: u64 = 32;
 
-/// Places of a batch, sorted by table row.
+/// The lookups of a batch, sorted by table row.
 #[derive(Debug)]
 pub(crate) struct Places {
-    /// `[count]`, table rows.
+    /// The table rows, `[count]`.
     keys: Tensor,
-    /// `[count]`, elements.
+    /// The elements, `[count]`.
     order: Tensor,
     count: i64,
 }
 
-/// The update of every row that was looked up.
+/// The parameters of the update of all rows that were looked up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Update<'a> {
-    /// How a row follows its gradient.
+    /// The update rule.
     pub(crate) rule: Rule,
-    /// Learning rate.
+    /// The learning rate.
     pub(crate) rate: f32,
-    /// A row's summed gradient is scaled down to this L2 norm where it is longer.
+    /// The maximum L2 norm of a row's summed gradient; longer gradients are scaled down.
     pub(crate) max_norm: Option<f32>,
     /// The key of this step's rounding noise: [`step_key`](onefold_kernels::element::step_key).
     pub(crate) noise: u64,
-    /// `[1]`, `int`: where it is 0, nothing changes.
+    /// `[1]`, `int`: if it is 0, the update changes nothing.
     pub(crate) permit: Option<&'a Tensor>,
 }
 
 impl Accelerator {
-    /// Elements by the table rows that they were looked up from, `[elements]`.
+    /// Sorts elements by their table rows; `rows` is `[elements]`.
     pub(super) fn places(rows: &Tensor) -> Places {
         let (keys, order) = rows.sort_stable(true, 0, false);
         Places { count: rows.numel() as i64, keys, order }
     }
 
-    /// Updates every table row among the places, once. The gradients of elements are those of `pooled` first, then
-    /// those of `others`, `[_, D]` both. Marks, where there are any, are a byte for each row.
+    /// Updates every table row among the places, once. `gradients` contains the gradients of the pooled elements,
+    /// and of the other elements, `[_, D]` both. `marks` contains a byte per table row.
     pub(super) fn update(
         &self,
         places: &Places,
@@ -67,7 +67,7 @@ impl Accelerator {
         let rows = [Argument::Pointer(Some(&places.keys)), length, width];
         if let Some(most) = update.max_norm {
             let arguments = [&rows[..], &[Argument::Float(most), Argument::Pointer(Some(&sums))]].concat();
-            // SAFETY: the arguments are those of `clip_rows`; keys and sums have `count` rows.
+            // SAFETY: the arguments match `clip_rows`; keys and sums have `count` rows.
             unsafe { self.launch("clip_rows", count, &arguments) }?;
         }
         let (sums, state) = (Argument::Pointer(Some(&sums)), Argument::Pointer(Some(state)));
@@ -78,8 +78,8 @@ impl Accelerator {
             let steps = steps.insert(self.empty(&[count], Kind::Float)?);
             let own = [sums, rate, eps, state, Argument::Pointer(Some(steps)), permit];
             let arguments = [&rows[..], &own].concat();
-            // SAFETY: the arguments are those of `accumulate_rows`; keys, sums and steps have `count` rows, and
-            // the state has a value for every table row. Keys are table rows: `places` has sorted those that were
+            // SAFETY: the arguments match `accumulate_rows`; keys, sums and steps have `count` rows, and the state
+            // has a value for every table row. Keys are table rows, because `places` sorted the rows that were
             // looked up.
             unsafe { self.launch("accumulate_rows", count, &arguments) }?;
         }
@@ -89,12 +89,12 @@ impl Accelerator {
         let last = [Argument::Long(update.noise as i64), state, Argument::Pointer(marks), permit];
         let tables = [&weights.arguments()[..], &weights.numbers()].concat();
         let arguments = [&rows[..], &own, &moments, &tables, &last].concat();
-        // SAFETY: the arguments are those of `update`; keys, sums and steps have `count` rows, and weights, state
-        // and marks have what the rule needs of every table row. Keys are table rows, as above.
+        // SAFETY: the arguments match `update`; keys, sums and steps have `count` rows, and weights, state and
+        // marks have entries for every table row. Keys are table rows, as above.
         unsafe { self.launch("update", count * dim, &arguments) }
     }
 
-    /// `[count, D]`: the sum of each table row's gradients, in that of its first place.
+    /// Returns `[count, D]`: at the first place of each table row, the sum of the row's gradients.
     fn sum_places(&self, places: &Places, [pooled, others]: [&Tensor; 2], dim: i64) -> Result<Tensor> {
         let (count, pooled_elements) = (places.count, pooled.size()[0]);
         check(pooled, Kind::Float, pooled_elements * dim, "gradients");
@@ -113,16 +113,17 @@ impl Accelerator {
             target,
         ];
         let threads = (count as u64).div_ceil(CHUNK) as i64 * dim;
-        // SAFETY: the arguments are those of `sum_chunks`; keys, order and sums have `count` rows. `places` made
-        // `order`, a permutation of the elements, and the gradients were checked to be of as many together.
+        // SAFETY: the arguments match `sum_chunks`; keys, order and sums have `count` rows. `order` is a
+        // permutation of the elements (see `places`), and the checks above ensure that both gradients together have
+        // `count` rows.
         unsafe { self.launch("sum_chunks", threads, &arguments) }?;
-        // SAFETY: the arguments are those of `sum_rows`; keys and sums have `count` rows.
+        // SAFETY: the arguments match `sum_rows`; keys and sums have `count` rows.
         unsafe { self.launch("sum_rows", count * dim, &[keys, length, width, target]) }?;
         Ok(sums)
     }
 }
 
-/// A rule as the kernel takes it.
+/// A rule, encoded for the kernel.
 struct Numbers {
     rule: i32,
     eps: f32,

@@ -9,38 +9,38 @@ use tch::{Kind, Tensor};
 use super::{Accelerator, Argument, failed};
 use crate::Result;
 
-/// The types in the order in which their rows are numbered.
+/// The storage types, in the order in which table rows are numbered.
 const TYPES: [DataType; 3] = [DataType::Fp32, DataType::Bf16, DataType::Fp16];
 
-/// Three arrays, one for each type, whose rows are numbered one array after the other; the rows of a table stand
-/// together.
+/// Three arrays, one per type. Table rows are numbered across the arrays, one array after the other. The rows of a
+/// table are contiguous.
 #[derive(Debug)]
 pub(super) struct Weights {
     dim: i64,
-    /// `[rows, D]` of each of [`TYPES`].
+    /// One array `[rows, D]` for each of [`TYPES`].
     arrays: [Tensor; 3],
     /// The first row of each type, and the end.
     starts: [i64; 4],
-    /// The rows of each table.
+    /// The range of rows of each table.
     tables: Vec<Range<i64>>,
-    /// Four numbers for every table, by the first row, as `update` takes them.
+    /// Four numbers per table, ordered by first row, as the kernel `update` expects them.
     numbers: Tensor,
 }
 
-/// What is stored of a table: all of it, or a rectangle.
+/// A stored table, or a stored rectangle of a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stored {
-    /// Rows.
+    /// The number of stored rows.
     pub(super) rows: i64,
     pub(super) dtype: DataType,
-    /// The table's number in its model.
+    /// The index of the table in the model.
     pub(super) table: i64,
-    /// The first row and column of the whole table.
+    /// The first row and column within the whole table.
     pub(super) origin: [i64; 2],
 }
 
 impl Stored {
-    /// All of tables of so many rows and these types.
+    /// Returns whole tables with these row counts and types.
     pub(super) fn whole(tables: &[(i64, DataType)]) -> Vec<Self> {
         let stored = |(table, &(rows, dtype)): (i64, &_)| Self { rows, dtype, table, origin: [0, 0] };
         (0..).zip(tables).map(stored).collect()
@@ -56,11 +56,12 @@ fn kind(dtype: DataType) -> Kind {
 }
 
 impl Weights {
-    /// Zeros for these tables, which have `dim` columns.
+    /// Allocates zeros for these tables, which have `dim` columns.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if the device lacks the memory, or the tables have 2^31 rows or more.
+    /// [`Error::Fault`](crate::Error::Fault) if the device lacks memory, or the tables together have 2^31 rows or
+    /// more.
     pub(super) fn zeros(accelerator: &Accelerator, tables: &[Stored], dim: i64) -> Result<Self> {
         let (mut starts, mut ranges, mut numbers) = ([0; 4], vec![0..0; tables.len()], Vec::new());
         let mut end = 0_i64;
@@ -87,37 +88,37 @@ impl Weights {
         })
     }
 
-    /// D.
+    /// Returns the number of columns, D.
     pub(super) fn dim(&self) -> i64 {
         self.dim
     }
 
-    /// Of all tables.
+    /// Returns the number of rows of all tables.
     pub(super) fn rows(&self) -> i64 {
         self.starts[3]
     }
 
-    /// The rows of a table.
+    /// Returns the range of rows of a table.
     pub(super) fn rows_of(&self, table: usize) -> Range<i64> {
         self.tables[table].clone()
     }
 
-    /// A table's weights, `[rows, D]` of its type, which share the memory of all.
+    /// Returns a view of a table's weights, `[rows, D]`, in its type.
     pub(super) fn table(&self, table: usize) -> Tensor {
         let rows = self.rows_of(table);
         let dtype = (1..3).rev().find(|&i| self.starts[i] <= rows.start).unwrap_or(0);
         self.arrays[dtype].narrow(0, rows.start - self.starts[dtype], rows.end - rows.start)
     }
 
-    /// The arrays and their first rows, as kernels take them.
+    /// Returns the arrays and their first rows, as kernels expect them.
     pub(super) fn arguments(&self) -> [Argument<'_>; 5] {
         let [fp32, bf16, fp16] = self.arrays.each_ref().map(|array| Argument::Pointer(Some(array)));
-        // That rows fit was seen when they were numbered.
+        // `zeros` has checked that row numbers fit.
         let [_, bf16_row, fp16_row, _] = self.starts.map(|row| Argument::Int(row as i32));
         [fp32, bf16, fp16, bf16_row, fp16_row]
     }
 
-    /// The numbers of tables by their first rows, as `update` takes them: the array, and how many.
+    /// Returns the four numbers per table that the kernel `update` expects: the array, and the number of tables.
     pub(super) fn numbers(&self) -> [Argument<'_>; 2] {
         [Argument::Pointer(Some(&self.numbers)), Argument::Int(self.tables.len() as i32)]
     }
@@ -140,7 +141,7 @@ mod tests {
             let found = weights.table(table);
             assert_eq!((found.size(), found.kind()), (vec![rows, 6], kind(dtype)));
             assert_eq!(found.kind().elt_size_in_bytes() as u64, dtype.bytes());
-            // Each is a part of its own.
+            // Each table has its own memory.
             let _ = found.shallow_clone().fill_(table as f64 + 1.0);
         }
         for table in 0..5 {

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::Result;
 
-/// A job of one rank: what it sends, it receives. Its tensors may be on any device.
+/// The collectives of a job of one rank, which receives the data that it sends. Tensors may be on any device.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Alone;
 

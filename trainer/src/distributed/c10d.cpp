@@ -1,9 +1,9 @@
-// What `c10d.rs` calls of torch's c10d: a TCPStore, a ProcessGroupGloo and the works that it gives. A ProcessGroupNCCL comes
-// from `nccl.cpp`, and is used through the same functions.
+// Functions of torch's c10d for `c10d.rs`: a TCPStore, a ProcessGroupGloo and its works. A ProcessGroupNCCL is
+// created by `nccl.cpp`, and used through the same functions.
 //
-// A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this
-// file. Tensors are `at::Tensor*`, as tch holds them. The object behind an out parameter belongs to the caller,
-// and the function named `..._free` ends it.
+// A function that can fail returns null on success, or else a message that `onefold_text_free` frees. No
+// exception leaves this file. Tensors are passed as `at::Tensor*`, as tch stores them. The caller owns the
+// object behind an out parameter, and frees it with the function named `..._free`.
 
 #include <algorithm>
 #include <chrono>
@@ -24,7 +24,7 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
-// Calls through the base class are virtual, so they need no definition of a class of Gloo (see `declarations`).
+// Calls through the base class are virtual, so they need no definitions of Gloo's classes (see `declarations`).
 using GroupPointer = c10::intrusive_ptr<c10d::Backend>;
 
 char* text(const char* message) {
@@ -61,7 +61,7 @@ Options with_timeout(int64_t milliseconds) {
   return options;
 }
 
-// Starts an operation and gives its work to the caller.
+// Starts an operation and returns its work to the caller.
 template <typename Start>
 char* started(void* group, void** work, Start start) noexcept {
   return guarded([&] { *work = new WorkPointer(start(**static_cast<GroupPointer*>(group))); });
@@ -75,11 +75,11 @@ void onefold_text_free(char* message) {
   free(message);
 }
 
-// Hosts a store on the listening socket `listener`, or connects to one if it is negative.
+// Hosts a store on the listening socket `listener`, or connects to a store if `listener` is negative.
 char* onefold_store_open(
     const char* host, uint16_t port, int listener, const char* prefix, int64_t timeout, void** store) {
   return guarded([&] {
-    // c10d logs each lost connection with a stack trace, between the errors that say what it means.
+    // c10d logs each lost connection with a stack trace, which would hide the errors that explain the loss.
     if (getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
       FLAGS_caffe2_log_level = std::max<int>(FLAGS_caffe2_log_level, c10::GLOG_FATAL);
     }
@@ -108,12 +108,12 @@ char* onefold_store_add(void* store, const char* key, int64_t amount, int64_t* s
   return guarded([&] { *sum = store_of(store)->add(key, amount); });
 }
 
-// Whether there is a value.
+// Sets `found` to whether the key has a value.
 char* onefold_store_check(void* store, const char* key, int* found) {
   return guarded([&] { *found = store_of(store)->check({key}) ? 1 : 0; });
 }
 
-// A value that is there. The caller frees it with `onefold_text_free`.
+// Reads an existing value. The caller frees it with `onefold_text_free`.
 char* onefold_store_get(void* store, const char* key, char** value, size_t* length) {
   return guarded([&] {
     auto bytes = store_of(store)->get(key);
@@ -127,8 +127,8 @@ char* onefold_store_get(void* store, const char* key, char** value, size_t* leng
   });
 }
 
-// `address` binds to the interface of that address, otherwise `interfaces` (names, separated by commas) says to
-// which; if both are null, Gloo takes that of the host's name.
+// Binds to the interface with the address `address`, or else to `interfaces` (names, separated by commas). If
+// both are null, Gloo uses the interface of the host's name.
 char* onefold_gloo_open(
     void* store,
     int rank,
@@ -158,12 +158,12 @@ char* onefold_gloo_open(
   });
 }
 
-// Ends all works of a group on a device, while other threads may wait for them.
+// Aborts all works of a group on a device; other threads may wait for them.
 void onefold_group_abort(void* group) {
   free(guarded([&] { (*static_cast<GroupPointer*>(group))->abort(); }));
 }
 
-// Ends a group whose works have ended.
+// Shuts down a group whose works have ended.
 void onefold_group_shut_down(void* group) {
   free(guarded([&] { (*static_cast<GroupPointer*>(group))->shutdown(); }));
 }
@@ -220,8 +220,8 @@ char* onefold_group_barrier(void* group, int64_t timeout, void** work) {
   });
 }
 
-// Waits at most `patience` milliseconds, at least one. `ended` says whether the work has ended; the message is its
-// error.
+// Waits at most `patience` milliseconds, at least one. Sets `ended` to whether the work has ended; the message
+// is the work's error.
 char* onefold_work_wait(void* work, int64_t patience, int* ended) {
   *ended = 0;
   return guarded([&] {
@@ -241,12 +241,13 @@ char* onefold_work_wait(void* work, int64_t patience, int* ended) {
   });
 }
 
-// Makes what is enqueued from now on wait for a work on a device, and the host for one in main memory. The message is its error.
+// On a device, makes all subsequently enqueued operations wait for the work; in main memory, waits for the
+// work. The message is the work's error.
 char* onefold_work_order(void* work) {
   return guarded([&] { (*static_cast<WorkPointer*>(work))->wait(); });
 }
 
-// Whether a work has ended. The message is its error.
+// Sets `ended` to whether the work has ended. The message is the work's error.
 char* onefold_work_check(void* work, int* ended) {
   return guarded([&] {
     c10d::Work& checked = **static_cast<WorkPointer*>(work);

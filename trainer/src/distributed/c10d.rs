@@ -1,6 +1,6 @@
-//! torch's c10d through `c10d.cpp`: a store, a process group, and the works that it starts.
+//! Bindings of torch's c10d through `c10d.cpp`: a store, a process group, and its asynchronous works.
 //!
-//! Errors are c10d's own messages; who calls this says what they mean.
+//! Errors are c10d's own messages; the callers explain them.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::net::TcpListener;
@@ -15,10 +15,10 @@ use tch::Tensor;
 use super::Reduce;
 use crate::shim::said;
 
-/// What c10d says of an error.
+/// A result with an error message of c10d.
 pub(super) type Said<T> = Result<T, String>;
 
-/// A tensor of a call, as `c10d.cpp` takes it.
+/// A pointer to a tensor, as `c10d.cpp` expects it.
 type TensorPointer = *const torch_sys::C_tensor;
 
 unsafe extern "C" {
@@ -97,7 +97,7 @@ unsafe extern "C" {
     fn onefold_work_free(work: *mut c_void);
 }
 
-/// Calls a function that makes an object, and takes the object.
+/// Calls a function that creates an object, and takes ownership of the object.
 fn made(make: impl FnOnce(*mut *mut c_void) -> *mut c_char) -> Said<NonNull<c_void>> {
     let mut object = null_mut();
     said(make(&mut object))?;
@@ -112,20 +112,20 @@ fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).max(1)
 }
 
-/// A client of a TCPStore, and in one process its server too. Its keys are under a prefix.
+/// A client of a TCPStore, which in one process is also the server. Its keys have a prefix.
 ///
-/// A call waits for the server's answer without a limit, so calls are made on threads that may hang.
+/// A call waits for the server's answer without a time limit, so callers use threads that may hang.
 #[derive(Debug)]
 pub(super) struct Store(NonNull<c_void>);
 
-// SAFETY: it is an `intrusive_ptr<c10d::Store>`, whose count is atomic, to a PrefixStore over a TCPStore, which
-// takes a lock in every call; the object is freed once, by `Drop`.
+// SAFETY: the pointer is an `intrusive_ptr<c10d::Store>`, whose count is atomic, to a PrefixStore over a
+// TCPStore, which takes a lock in every call; `Drop` frees the object once.
 unsafe impl Send for Store {}
 // SAFETY: as above; no call changes the pointer itself.
 unsafe impl Sync for Store {}
 
 impl Store {
-    /// Hosts a store on `listener`, or without one connects to that at `host` and `port`, for at most `timeout`.
+    /// Hosts a store on `listener`, or without one connects to the store at `host` and `port` within `timeout`.
     pub(super) fn open(
         host: &str,
         port: u16,
@@ -134,10 +134,10 @@ impl Store {
         timeout: Duration,
     ) -> Said<Self> {
         let (host, prefix) = (c_string(host)?, c_string(prefix)?);
-        // The server owns the socket from here on.
+        // The server takes ownership of the socket.
         let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
         let timeout = milliseconds(timeout);
-        // SAFETY: both strings live during the call; the socket is open and belongs to nobody else.
+        // SAFETY: both strings live during the call; the socket is open and has no other owner.
         let store = made(|store| unsafe {
             onefold_store_open(host.as_ptr(), port, listener, prefix.as_ptr(), timeout, store)
         })?;
@@ -147,12 +147,11 @@ impl Store {
     /// Sets the value of a key.
     pub(super) fn set(&self, key: &str, value: &[u8]) -> Said<()> {
         let key = c_string(key)?;
-        // SAFETY: the store is alive; key and value live during the call, and `value` has the length that is
-        // given.
+        // SAFETY: the store is alive; key and value live during the call, and the length is that of `value`.
         said(unsafe { onefold_store_set(self.0.as_ptr(), key.as_ptr(), value.as_ptr(), value.len()) })
     }
 
-    /// Adds to the number of a key, from 0 on. Returns the sum.
+    /// Adds to the number of a key, which starts at 0. Returns the sum.
     pub(super) fn add(&self, key: &str, amount: i64) -> Said<i64> {
         let (key, mut sum) = (c_string(key)?, 0);
         // SAFETY: the store is alive; key and sum live during the call.
@@ -160,7 +159,7 @@ impl Store {
         Ok(sum)
     }
 
-    /// Whether a key has a value.
+    /// Returns whether a key has a value.
     pub(super) fn has(&self, key: &str) -> Said<bool> {
         let (key, mut found) = (c_string(key)?, 0);
         // SAFETY: the store is alive; key and found live during the call.
@@ -168,16 +167,16 @@ impl Store {
         Ok(found != 0)
     }
 
-    /// The value of a key, if it has one.
+    /// Returns the value of a key, if it has one.
     pub(super) fn get(&self, key: &str) -> Said<Option<Vec<u8>>> {
         if !self.has(key)? {
             return Ok(None);
         }
         let (key, mut value, mut length) = (c_string(key)?, null_mut(), 0);
-        // SAFETY: the store is alive; what is pointed to lives during the call.
+        // SAFETY: the store is alive; the pointers are valid during the call.
         said(unsafe { onefold_store_get(self.0.as_ptr(), key.as_ptr(), &mut value, &mut length) })?;
-        // SAFETY: without an error, `value` points to `length` bytes that belong to us, and that are freed once,
-        // here.
+        // SAFETY: after a successful call, `value` points to `length` bytes that the caller owns, and that are
+        // freed once, here.
         unsafe {
             let bytes = std::slice::from_raw_parts(value.cast::<u8>(), length).to_vec();
             onefold_text_free(value);
@@ -188,41 +187,41 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // SAFETY: the object is freed once, and nobody has it afterwards.
+        // SAFETY: the object is freed once and not used afterwards.
         unsafe { onefold_store_free(self.0.as_ptr()) }
     }
 }
 
-/// Which network interface a process group listens on.
+/// The network interface that a process group listens on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Interface {
-    /// That of this address.
+    /// The interface with this address.
     Address(String),
-    /// These, by their names, with commas in between.
+    /// The interfaces with these names, separated by commas.
     Names(String),
-    /// That which the host's name resolves to.
+    /// The interface that the host's name resolves to.
     OfHost,
 }
 
-/// A process group of c10d. Dropping it waits for the works that are under way.
+/// A process group of c10d. Dropping it waits for the pending works.
 #[derive(Debug)]
 pub(super) struct Group {
     handle: Handle,
-    /// One thread at a time starts a work.
+    /// Serializes the starts of works.
     starting: Mutex<()>,
 }
 
 #[derive(Debug)]
 struct Handle(NonNull<c_void>);
 
-// SAFETY: it is an `intrusive_ptr<c10d::Backend>`, whose count is atomic; a process group may be used on any
-// thread.
+// SAFETY: the pointer is an `intrusive_ptr<c10d::Backend>`, whose count is atomic; a process group may be used
+// on any thread.
 unsafe impl Send for Handle {}
-// SAFETY: as above; works are started by one thread at a time, which the mutex beside the handle sees to, and `abort`
-// may be called meanwhile: c10d's own watchdog does so.
+// SAFETY: as above; the mutex next to the handle serializes the starts of works, and `abort` may be called
+// concurrently, as c10d's own watchdog does.
 unsafe impl Sync for Handle {}
 
-/// `onefold_nccl_open` of `nccl.cpp`.
+/// The type of `onefold_nccl_open` in `nccl.cpp`.
 type OpenNccl = unsafe extern "C" fn(
     store: *mut c_void,
     rank: c_int,
@@ -232,12 +231,12 @@ type OpenNccl = unsafe extern "C" fn(
     group: *mut *mut c_void,
 ) -> *mut c_char;
 
-/// What makes process groups of NCCL: `nccl.cpp`, which is a library of its own.
+/// The constructor of NCCL process groups, from the separate library of `nccl.cpp`.
 #[derive(Debug)]
 pub(super) struct Shim(OpenNccl);
 
 impl Shim {
-    /// What the library has for it.
+    /// Looks up the constructor in the library.
     pub(super) fn of(library: &Library) -> Said<Self> {
         // SAFETY: the function has this type in `nccl.cpp`.
         let open = unsafe { library.get::<OpenNccl>(b"onefold_nccl_open") };
@@ -246,8 +245,8 @@ impl Shim {
 }
 
 impl Group {
-    /// Connects the ranks of a job through Gloo with `threads` threads for its works. Waits for all for at most
-    /// `timeout`.
+    /// Connects the ranks of a job through Gloo, with `threads` threads for its works. Waits for all ranks, at
+    /// most `timeout`.
     pub(super) fn gloo(
         store: &Store,
         (rank, size): (u32, u32),
@@ -277,7 +276,7 @@ impl Group {
         Ok(Self::of(group))
     }
 
-    /// Connects the ranks of a job through NCCL, each with GPU `device`. Waits for all.
+    /// Connects the ranks of a job through NCCL, each with GPU `device`. Waits for all ranks.
     pub(super) fn nccl(
         shim: &Shim,
         store: &Store,
@@ -286,7 +285,7 @@ impl Group {
         timeout: Duration,
     ) -> Said<Self> {
         let device = c_int::try_from(device).map_err(|_| format!("there is no GPU {device}"))?;
-        // SAFETY: the function is that of `nccl.cpp`, and the store is alive.
+        // SAFETY: the function comes from `nccl.cpp`, and the store is alive.
         let group = made(|group| unsafe {
             shim.0(store.0.as_ptr(), rank as c_int, size as c_int, device, milliseconds(timeout), group)
         })?;
@@ -297,29 +296,29 @@ impl Group {
         Self { handle: Handle(group), starting: Mutex::default() }
     }
 
-    /// Ends all works on a device. Other threads may wait for them, or be about to start one.
+    /// Aborts all works on a device. Other threads may wait for them or start a work concurrently.
     pub(super) fn abort(&self) {
         // SAFETY: the group is alive.
         unsafe { onefold_group_abort(self.handle.0.as_ptr()) }
     }
 
-    /// Ends the group, whose works have ended.
+    /// Shuts the group down; its works must have ended.
     pub(super) fn shut_down(self) {
-        // SAFETY: the group is alive, and nobody else has it.
+        // SAFETY: the group is alive and has no other user.
         unsafe { onefold_group_shut_down(self.handle.0.as_ptr()) }
     }
 
-    /// Starts a work. `start` gets the group and a place for the work.
+    /// Starts a work. `start` gets the group and a pointer for the result.
     fn start(&self, start: impl FnOnce(*mut c_void, *mut *mut c_void) -> *mut c_char) -> Said<Work> {
         let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Work(made(|work| start(self.handle.0.as_ptr(), work))?))
     }
 
-    /// Exchanges parts of one-dimensional tensors. The splits are in elements, a number for each rank.
+    /// Exchanges parts of one-dimensional tensors. The splits are numbers of elements per rank.
     ///
     /// # Panics
     ///
-    /// If the splits are of different lengths.
+    /// Panics if the splits have different lengths.
     pub(super) fn all_to_all(
         &self,
         (received, received_splits): (&Tensor, &[i64]),
@@ -347,29 +346,29 @@ impl Group {
     /// Reduces a tensor in place.
     pub(super) fn all_reduce(&self, tensor: &Tensor, operation: Reduce, timeout: Duration) -> Said<Work> {
         let maximum = c_int::from(operation == Reduce::Max);
-        // SAFETY: the tensor is alive; c10d takes a reference of its own.
+        // SAFETY: the tensor is alive; c10d takes its own reference.
         self.start(|group, work| unsafe {
             onefold_group_all_reduce(group, tensor.as_ptr(), maximum, milliseconds(timeout), work)
         })
     }
 
-    /// Gathers every rank's `tensor`.
+    /// Gathers every rank's `tensor` into `gathered`.
     pub(super) fn all_gather(&self, gathered: &Tensor, tensor: &Tensor, timeout: Duration) -> Said<Work> {
-        // SAFETY: both tensors are alive; c10d takes references of its own.
+        // SAFETY: both tensors are alive; c10d takes its own references.
         self.start(|group, work| unsafe {
             onefold_group_all_gather(group, gathered.as_ptr(), tensor.as_ptr(), milliseconds(timeout), work)
         })
     }
 
-    /// Gives the tensor of rank `root` to all.
+    /// Sends the tensor of rank `root` to all ranks.
     pub(super) fn broadcast(&self, tensor: &Tensor, root: u32, timeout: Duration) -> Said<Work> {
-        // SAFETY: the tensor is alive; c10d takes a reference of its own.
+        // SAFETY: the tensor is alive; c10d takes its own reference.
         self.start(|group, work| unsafe {
             onefold_group_broadcast(group, tensor.as_ptr(), root as c_int, milliseconds(timeout), work)
         })
     }
 
-    /// A work that ends when all ranks have started it.
+    /// Starts a work that ends when all ranks have started it.
     pub(super) fn barrier(&self, timeout: Duration) -> Said<Work> {
         // SAFETY: the group is alive.
         self.start(|group, work| unsafe { onefold_group_barrier(group, milliseconds(timeout), work) })
@@ -378,30 +377,31 @@ impl Group {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the object is freed once, and nobody has it afterwards.
+        // SAFETY: the object is freed once and not used afterwards.
         unsafe { onefold_group_free(self.0.as_ptr()) }
     }
 }
 
-/// Something that a process group does. c10d keeps its tensors until it has ended, whether it is waited for or
-/// not.
+/// An asynchronous operation of a process group. c10d keeps its tensors alive until it has ended, even if
+/// nothing waits for it.
 #[derive(Debug)]
 pub(super) struct Work(NonNull<c_void>);
 
-// SAFETY: it is an `intrusive_ptr<c10d::Work>`, whose count is atomic; c10d looks at works from threads of its own
-// while others wait for them.
+// SAFETY: the pointer is an `intrusive_ptr<c10d::Work>`, whose count is atomic; c10d's own threads access works
+// while other threads wait for them.
 unsafe impl Send for Work {}
 // SAFETY: as above; no call changes the pointer itself.
 unsafe impl Sync for Work {}
 
 impl Work {
-    /// Makes what is enqueued from now on wait for a work on a device; waits for one in main memory.
+    /// On a device, makes all subsequently enqueued operations wait for the work; in main memory, waits for the
+    /// work.
     pub(super) fn order(&self) -> Said<()> {
         // SAFETY: the work is alive.
         said(unsafe { onefold_work_order(self.0.as_ptr()) })
     }
 
-    /// Whether the work has ended; its error is its own.
+    /// Returns whether the work has ended. The error is the work's own.
     pub(super) fn has_ended(&self) -> Said<bool> {
         let mut ended = 0;
         // SAFETY: the work is alive, and so is `ended`.
@@ -409,7 +409,7 @@ impl Work {
         Ok(ended != 0)
     }
 
-    /// Waits for at most `patience`. Returns whether the work has ended; its error is its own.
+    /// Waits for at most `patience`. Returns whether the work has ended. The error is the work's own.
     pub(super) fn wait(&self, patience: Duration) -> Said<bool> {
         let mut ended = 0;
         // SAFETY: the work is alive, and so is `ended`.
@@ -420,7 +420,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // SAFETY: the object is freed once, and nobody has it afterwards.
+        // SAFETY: the object is freed once and not used afterwards.
         unsafe { onefold_work_free(self.0.as_ptr()) }
     }
 }

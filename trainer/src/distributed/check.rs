@@ -1,4 +1,4 @@
-//! Whether ranks get from each other what they should, on their devices.
+//! Checks the results of collective operations on the ranks' devices.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -7,15 +7,15 @@ use tch::{Device, Kind, Tensor};
 use super::{Collectives, Reduce};
 use crate::{Error, Result};
 
-/// Operations of each kind.
+/// The number of operations of each kind.
 const ROUNDS: usize = 20;
 
-/// Runs every operation on tensors on `device` with random numbers from `seed`, several at a time, and compares the
-/// results with what each rank can compute alone. Every rank calls it.
+/// Runs every operation on tensors on `device` with random numbers from `seed`, several operations
+/// concurrently, and compares the results with locally computed ones. Every rank must call it.
 ///
 /// # Errors
 ///
-/// [`Error::Collective`] for a result that is wrong, and the errors of the operations.
+/// [`Error::Collective`] for a wrong result; the errors of the operations.
 pub fn check_collectives(ranks: &dyn Collectives, device: Device, seed: u64) -> Result<()> {
     // All ranks draw the same numbers.
     let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -52,16 +52,16 @@ pub fn check_collectives(ranks: &dyn Collectives, device: Device, seed: u64) -> 
     ranks.barrier()
 }
 
-/// Small numbers, whose sums every kind can represent.
+/// Draws small numbers, whose sums all types represent exactly.
 fn draw(random: &mut ChaCha8Rng, length: usize) -> Vec<i64> {
     (0..length).map(|_| random.random_range(0..8)).collect()
 }
 
-/// Parts of all ranks' numbers, for all ranks.
+/// The parts of the ranks' numbers that this rank sends and receives.
 struct Exchange {
     sent: Vec<i64>,
     received: Vec<i64>,
-    /// Of what is sent, and of what is received.
+    /// The splits of the sent and of the received numbers.
     splits: [Vec<i64>; 2],
 }
 

@@ -1,6 +1,7 @@
-//! Which rank of which job this process is, as `torchrun` says it, and how it finds the others.
+//! The rank and the job of this process, as set by `torchrun`, and the connection to the other ranks.
 //!
-//! The variables are those of `torch.distributed`'s `init_method="env://"` (`torch/distributed/rendezvous.py`).
+//! The environment variables are those of `torch.distributed`'s `init_method="env://"`
+//! (`torch/distributed/rendezvous.py`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::str::FromStr;
@@ -17,22 +18,22 @@ use super::{Alone, Collectives};
 use crate::error::ranks;
 use crate::{Error, Result};
 
-/// Threads of a process on which Gloo works, so that one operation can overtake another.
+/// The number of Gloo threads per process. With two, one operation can overtake another.
 const THREADS: u32 = 2;
-/// How often is looked for ranks that join.
+/// The interval at which a rank checks whether others have joined.
 const POLL: Duration = Duration::from_millis(50);
-/// How long rank 0 stays with its store when it refuses the others.
+/// The time that rank 0 keeps its store open after it has rejected the other ranks.
 const LINGER: Duration = Duration::from_secs(1);
-/// What connecting may take longer than its limits before it counts as hanging: c10d tries once more when its time
-/// is over.
+/// The time that connecting may exceed its limits before it counts as hanging, because c10d retries once after
+/// a timeout.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// How long a rank waits for others.
+/// The times that a rank waits for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Until all ranks have joined.
+    /// The maximum time until all ranks have joined.
     pub join: Duration,
-    /// In one operation.
+    /// The maximum time of one operation.
     pub operation: Duration,
 }
 
@@ -42,51 +43,51 @@ impl Default for Timeouts {
     }
 }
 
-/// Which rank of which job this process is.
+/// The rank and the job of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
-    /// This process's rank: `RANK`, or 0.
+    /// The rank of this process: `RANK`, or 0.
     pub rank: u32,
     /// The number of ranks: `WORLD_SIZE`, or 1.
     pub world_size: u32,
-    /// The rank among those of this host: `LOCAL_RANK`, or 0.
+    /// The rank among the ranks of this host: `LOCAL_RANK`, or 0.
     pub local_rank: u32,
     /// The number of ranks on this host: `LOCAL_WORLD_SIZE`, or 1.
     pub local_world_size: u32,
-    /// The version of this program. Ranks of different versions are refused.
+    /// The version of this program. Ranks of different versions cannot join.
     pub version: String,
-    /// Where the ranks find each other; a job of one rank may have no such place.
+    /// The address of the job's store; a job of one rank may have none.
     meeting: Option<Meeting>,
-    /// `GLOO_SOCKET_IFNAME`.
+    /// The value of `GLOO_SOCKET_IFNAME`.
     interfaces: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Meeting {
-    /// `MASTER_ADDR`.
+    /// The value of `MASTER_ADDR`.
     host: String,
-    /// `MASTER_PORT`.
+    /// The value of `MASTER_PORT`.
     port: u16,
-    /// Whether rank 0 hosts the store there, and not what started the ranks: `TORCHELASTIC_USE_AGENT_STORE` is not
+    /// Whether rank 0 hosts the store, as opposed to the launcher: `TORCHELASTIC_USE_AGENT_STORE` is not
     /// `True`.
     hosted_by_rank_0: bool,
-    /// How often the job was restarted: `TORCHELASTIC_RESTART_COUNT`.
+    /// The number of restarts of the job: `TORCHELASTIC_RESTART_COUNT`.
     restarts: u64,
 }
 
-/// The ranks of a job that have come together.
+/// The ranks of a job after they have joined.
 #[derive(Debug)]
 pub struct Joined {
     environment: Environment,
     timeouts: Timeouts,
-    /// `None` for one rank.
+    /// The connection to the other ranks; `None` for one rank.
     gloo: Option<Arc<Gloo>>,
 }
 
-/// The values of environment variables.
+/// Returns the value of an environment variable.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// A number from an environment variable.
+/// Parses a number from an environment variable.
 fn number<T: FromStr>(variables: Variables<'_>, name: &str) -> Result<Option<T>> {
     let parse = |text: String| {
         text.trim().parse().map_err(|_| {
@@ -98,11 +99,11 @@ fn number<T: FromStr>(variables: Variables<'_>, name: &str) -> Result<Option<T>>
 }
 
 impl Environment {
-    /// Reads the variables of this process. Without `RANK` it is the only rank.
+    /// Reads the variables of this process. Without `RANK`, it is the only rank.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the variables contradict each other, or some are missing.
+    /// [`Error::Fault`] if variables are contradictory or missing.
     pub fn read() -> Result<Self> {
         Self::of(&|name| std::env::var(name).ok())
     }
@@ -151,16 +152,16 @@ impl Environment {
         Ok(Self { rank, world_size, local_rank, local_world_size, meeting, ..one })
     }
 
-    /// Whether something has started this process as a rank, be it the only one.
+    /// Returns whether a launcher has started this process as a rank, even as the only one.
     pub fn is_job(&self) -> bool {
         self.meeting.is_some()
     }
 
-    /// Brings the ranks together. All of them call it; it returns when all have.
+    /// Connects the ranks. All ranks must call it; it returns when all have joined.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of
+    /// [`Error::Fault`] if the port is in use, if not all ranks join within `timeouts.join`, or if they have
     /// different versions, which rank 0 reports.
     pub fn join(&self, timeouts: Timeouts) -> Result<Joined> {
         let meeting = self.meeting.clone().filter(|_| self.world_size > 1);
@@ -175,8 +176,8 @@ impl Environment {
         self.bounded(timeouts.join + timeouts.operation + SLACK, connect).map(Arc::new)
     }
 
-    /// Runs `connect` for at most `limit`. Calls of the store and of process groups can hang when another process does,
-    /// so they get a thread that may stay behind.
+    /// Runs `connect` for at most `limit`. Calls of the store and of process groups can hang when another
+    /// process hangs, so they run on a thread that may be left behind.
     fn bounded<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -184,7 +185,7 @@ impl Environment {
     ) -> Result<T> {
         let (sender, receiver) = mpsc::channel();
         std::thread::Builder::new().name("rank-connect".to_owned()).spawn(move || {
-            // Nobody listens any more after the limit.
+            // After the limit, nothing receives the result.
             let _ = sender.send(connect());
         })?;
         receiver.recv_timeout(limit).unwrap_or_else(|_| {
@@ -202,14 +203,14 @@ impl Environment {
         let versions = self.versions(&store).map_err(unreachable)?;
         self.check_versions(&versions).inspect_err(|_| {
             if meeting.hosted_by_rank_0 && self.rank == 0 {
-                // The others look at the versions now, in the store that ends with this rank.
+                // The other ranks read the versions now, from the store that ends with this rank.
                 std::thread::sleep(LINGER);
             }
         })?;
         let ranks = (self.rank, self.world_size);
         let interface = self.interface(meeting);
-        // All ranks are there. One that is lost from now on is missed by the others; a connection that waits must not
-        // keep them from looking at the store.
+        // All ranks are present. The others notice if one is lost from now on. The watch has its own connection
+        // to the store, so that a blocked connection attempt does not delay it.
         let own = self.open_store(meeting, None, timeouts.join)?;
         let watch = Watch::start(store, ranks, meeting.hosted_by_rank_0)?;
         let group = Group::gloo(&own, ranks, &interface, THREADS, timeouts.operation).map_err(|message| {
@@ -222,7 +223,8 @@ impl Environment {
         Ok(Gloo::new(group, watch, ranks, timeouts.operation))
     }
 
-    /// Where the other ranks reach this one: unless it is said, on the way to the job's store.
+    /// Returns the interface at which other ranks reach this one: the configured one, or the one on the route
+    /// to the store.
     fn interface(&self, meeting: &Meeting) -> Interface {
         if let Some(address) = meeting.loopback() {
             return Interface::Address(address.to_string());
@@ -231,7 +233,7 @@ impl Environment {
             return Interface::Names(names.clone());
         }
         let all_here = self.local_world_size == self.world_size;
-        // Some machines call themselves 127.0.1.1, which no other one can reach.
+        // Some machines resolve their own name to 127.0.1.1, which other machines cannot reach.
         match meeting.way().filter(|address| all_here || !address.is_loopback()) {
             Some(address) => Interface::Address(address.to_string()),
             None => Interface::OfHost,
@@ -244,16 +246,16 @@ impl Environment {
         listener: Option<TcpListener>,
         timeout: Duration,
     ) -> Result<Store> {
-        // Where each of torch's restarts has a store of its own, the prefix does no harm.
+        // If each restart has its own store, the prefix is not needed, but harmless.
         let prefix = prefix(meeting.restarts);
         let host = meeting.loopback().map_or_else(|| meeting.host.clone(), |address| address.to_string());
-        // c10d counts this limit in seconds.
+        // c10d counts this limit in whole seconds.
         let timeout = timeout.max(Duration::from_secs(1));
         Store::open(&host, meeting.port, listener, &prefix, timeout)
             .map_err(|message| meeting.unreachable(self.rank, &message))
     }
 
-    /// Says that this rank is here, and waits until all are.
+    /// Announces this rank, and waits until all ranks are present.
     fn wait_for_others(&self, store: &Store, deadline: Instant) -> Result<Result<()>, String> {
         store.set(&version_key(self.rank), self.version.as_bytes())?;
         if store.add(&joined_key(self.rank), 1)? > 1 {
@@ -287,7 +289,7 @@ impl Environment {
         }
     }
 
-    /// The versions of all ranks, when they are there.
+    /// Returns the versions of all ranks, which must be present.
     fn versions(&self, store: &Store) -> Result<Vec<String>, String> {
         let of_rank = |rank: u32| {
             let version = store.get(&version_key(rank))?.unwrap_or_default();
@@ -296,7 +298,7 @@ impl Environment {
         (0..self.world_size).map(of_rank).collect()
     }
 
-    /// Refuses ranks of other versions than that of rank 0, which reports it.
+    /// Rejects ranks with another version than rank 0, which reports it.
     fn check_versions(&self, versions: &[String]) -> Result<()> {
         let other = versions.iter().position(|version| *version != versions[0]);
         match other {
@@ -312,31 +314,32 @@ impl Environment {
     }
 }
 
-/// What the names of a job's keys begin with in its store.
+/// Returns the prefix of a job's keys in its store.
 pub(super) fn prefix(restarts: u64) -> String {
     format!("/worker/attempt_{restarts}/onefold")
 }
 
-/// The key where a launcher writes which rank has failed: those that wait for others to join wait no longer.
+/// The key under which a launcher records the rank that failed, so that other ranks stop waiting for it to
+/// join.
 pub(super) const ENDED: &str = "ended";
 
-/// The key of a rank that has joined.
+/// Returns the key of a rank that has joined.
 pub(super) fn joined_key(rank: u32) -> String {
     format!("joined/{rank}")
 }
 
-/// The key of a rank's version.
+/// Returns the key of a rank's version.
 fn version_key(rank: u32) -> String {
     format!("version/{rank}")
 }
 
 impl Joined {
-    /// Which rank of which job this process is.
+    /// Returns the rank and the job of this process.
     pub fn environment(&self) -> &Environment {
         &self.environment
     }
 
-    /// What the ranks do together on tensors in main memory.
+    /// Returns the collectives for tensors in main memory.
     pub fn collectives(&self) -> Arc<dyn Collectives> {
         match &self.gloo {
             Some(gloo) => Arc::clone(gloo) as Arc<dyn Collectives>,
@@ -344,12 +347,13 @@ impl Joined {
         }
     }
 
-    /// The same, and on tensors on GPUs, of which this rank has `device`. All ranks call it, once each has opened its
-    /// GPU. Of a job with one rank this is worth its while only to check NCCL; such a job has a meeting place, too.
+    /// Returns collectives for tensors in main memory and on GPUs; `device` is the GPU of this rank. All ranks
+    /// must call it, after each has opened its GPU. A job of one rank needs it only to check NCCL, and must
+    /// have a store, too.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if what NCCL needs is not found, or the GPUs do not find each other.
+    /// [`Error::Fault`] if the NCCL library is missing, or the GPUs cannot connect.
     pub fn on_device(&self, device: Device) -> Result<Arc<dyn Collectives>> {
         let Self { environment, timeouts, gloo } = self;
         let Device::Cuda(number) = device else { return Ok(self.collectives()) };
@@ -377,7 +381,7 @@ impl Joined {
 }
 
 impl Meeting {
-    /// The host's address if it is this machine's own.
+    /// Returns the host's address if it is a loopback address.
     fn loopback(&self) -> Option<IpAddr> {
         if self.host == "localhost" {
             return Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
@@ -385,18 +389,18 @@ impl Meeting {
         self.host.parse().ok().filter(IpAddr::is_loopback)
     }
 
-    /// The address of this machine from which packets to the store are sent.
+    /// Returns the address of this machine from which packets to the store are sent.
     fn way(&self) -> Option<IpAddr> {
         let store = (self.host.as_str(), self.port).to_socket_addrs().ok()?.next()?;
         let any: IpAddr =
             if store.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        // Nothing is sent: a socket for datagrams only looks up the route.
+        // Nothing is sent: connecting a datagram socket only looks up the route.
         let socket = UdpSocket::bind((any, 0)).ok()?;
         socket.connect(store).ok()?;
         Some(socket.local_addr().ok()?.ip())
     }
 
-    /// Listens where the store is to be.
+    /// Listens at the address of the store.
     fn listen(&self) -> Result<TcpListener> {
         let bound = match self.loopback() {
             Some(address) => TcpListener::bind((address, self.port)),
@@ -507,7 +511,7 @@ mod tests {
             ];
             of(&all.concat()).unwrap()
         };
-        // Rank 1 comes, and dies before it connects.
+        // Rank 1 joins, and dies before it connects.
         store.set(&version_key(1), environment("1").version.as_bytes()).unwrap();
         store.add(&joined_key(1), 1).unwrap();
         let join = |rank: &'static str| {
@@ -535,7 +539,8 @@ mod tests {
         assert!(here(interface(&[], "localhost")));
         let named = interface(&[("GLOO_SOCKET_IFNAME", "eth7")], "192.0.2.1");
         assert!(matches!(named, Interface::Names(names) if names == "eth7"));
-        // Addresses for documentation: there may be a route to them or not, but they are not this machine's.
+        // Addresses from the range for documentation. They may have a route, but they are not addresses of this
+        // machine.
         assert!(!here(interface(&[("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0")], "192.0.2.1")));
     }
 }

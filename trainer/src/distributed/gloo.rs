@@ -1,4 +1,4 @@
-//! Ranks that are processes, connected through c10d's Gloo.
+//! Collectives of ranks that are processes, connected through c10d's Gloo.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use super::{
 };
 use crate::Result;
 
-/// How long is waited for an operation before this rank looks at whether others have failed.
+/// The time to wait for an operation before this rank checks whether others have failed.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// The collectives of processes, on tensors in main memory: c10d's `ProcessGroupGloo`.
 ///
-/// [`Environment::join`](super::Environment::join) makes it.
+/// Created by [`Environment::join`](super::Environment::join).
 #[derive(Debug)]
 pub struct Gloo {
     rank: u32,
@@ -25,28 +25,28 @@ pub struct Gloo {
     job: Arc<Job>,
 }
 
-/// What operations under way share.
+/// The state that pending operations share.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// There until this is dropped.
+    /// The process group; present until drop.
     group: Option<Group>,
     watch: Watch,
-    /// How long an operation may take.
+    /// The maximum time of an operation.
     timeout: Duration,
 }
 
 impl Gloo {
-    /// The collectives of a group whose ranks are connected.
+    /// Creates the collectives of a group whose ranks are connected.
     pub(super) fn new(group: Group, watch: Watch, (rank, size): (u32, u32), timeout: Duration) -> Self {
         Self { rank, size, job: Arc::new(Job { group: Some(group), watch, timeout }) }
     }
 
-    /// What other collectives of the same ranks share with these.
+    /// Returns the state that other collectives of the same ranks share with these.
     pub(super) fn job(&self) -> &Arc<Job> {
         &self.job
     }
 
-    /// Starts an operation on `tensors`, which live until it ends.
+    /// Starts an operation on `tensors`, which are kept alive until it ends.
     fn start<const N: usize>(
         &self,
         operation: &'static str,
@@ -82,29 +82,31 @@ impl Job {
         }
     }
 
-    /// Who looks after the ranks.
+    /// Returns the watch over the ranks.
     pub(super) fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// How long an operation may take.
+    /// Returns the maximum time of an operation.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Tells the others that an operation took too long. Returns this rank's error.
+    /// Tells the other ranks that an operation took too long. Returns this rank's error.
     pub(super) fn late(&self, operation: &'static str) -> crate::Error {
         self.watch.fail(format!("`{operation}` had no answer within {:?}", self.timeout))
     }
 
-    /// Tells the others that an operation has failed. Returns this rank's error.
+    /// Tells the other ranks that an operation has failed. Returns this rank's error.
     pub(super) fn failed(&self, operation: &'static str, message: &str) -> crate::Error {
-        // "Timed out waiting …" where the time is over first, "Application timeout caused pair closure" elsewhere.
+        // The first rank that times out reports "Timed out waiting …", the others "Application timeout caused
+        // pair closure".
         if ["Timed out", "timeout"].iter().any(|text| message.contains(text)) {
             return self.late(operation);
         }
         self.watch.fail({
-            // Gloo puts its source's place in front: `[…/pair.cc:534] Connection closed by peer [127.0.0.1]:4711`.
+            // Gloo's messages start with a source location: `[…/pair.cc:534] Connection closed by peer
+            // [127.0.0.1]:4711`.
             let line = message.lines().next().unwrap_or_default();
             let text = line.split_once("] ").map_or(line, |(place, text)| match place.starts_with('[') {
                 true => text,
@@ -117,14 +119,16 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // The group waits for its works. When a rank is lost that can take long, and this process ends anyway.
+        // Dropping the group waits for its works. After the loss of a rank that can take long, and this process
+        // ends anyway.
         if self.watch.has_failed() {
             std::mem::forget(self.group.take());
         }
     }
 }
 
-/// A tensor's bytes, in the same memory. What only moves is moved as bytes, whatever its kind.
+/// Returns the bytes of a tensor, in the same memory. Operations without arithmetic transfer bytes, whatever
+/// the type.
 pub(super) fn bytes(tensor: &Tensor) -> Result<Tensor> {
     Ok(flat(tensor)?.f_view_dtype(Kind::Uint8)?)
 }

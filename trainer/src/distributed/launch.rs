@@ -1,4 +1,4 @@
-//! Starts the ranks of a job on this host, as `torchrun --nproc-per-node` does.
+//! Starts the ranks of a job on this host, like `torchrun --nproc-per-node`.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
@@ -16,33 +16,34 @@ use super::c10d::Store;
 use super::environment;
 use crate::{Error, Result};
 
-/// How long the other ranks have to end when one has failed, before they are killed.
+/// The time that the other ranks have to end after one has failed, before they are killed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often the ranks and the signals are looked at.
+/// The interval at which the ranks and the signals are polled.
 const POLL: Duration = Duration::from_millis(20);
 
-/// How a rank ended.
+/// The end of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit {
     /// The rank.
     pub rank: u32,
-    /// Its exit status.
+    /// The exit status.
     pub status: ExitStatus,
-    /// Whether it was killed because it did not end after another rank had failed.
+    /// Whether the rank was killed because it did not end after another rank had failed.
     pub killed: bool,
 }
 
-/// Runs `program` with `arguments` once for every rank, with the variables of [`Environment`](super::Environment),
-/// and waits until all have ended. Returns how they ended, in the order of ranks.
+/// Runs `program` with `arguments` once per rank, with the variables of [`Environment`](super::Environment),
+/// and waits until all have ended. Returns their exits, in the order of ranks.
 ///
-/// The ranks' stdin is empty, stdout and stderr are this process's. SIGTERM and SIGINT go to the ranks. When a
-/// rank fails, the others have `patience` to end. No rank outlives this process, nor the thread that calls this.
+/// The ranks have an empty stdin, and inherit stdout and stderr. SIGTERM and SIGINT are passed on to the ranks.
+/// When a rank fails, the others have `patience` to end. No rank outlives this process or the calling thread.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] or [`Error::Io`] if not all ranks could be started; those that were are killed. [`Error::Fault`]
-/// also if a signal that this process did not pass on ended a rank before all had joined: nobody else can say so.
+/// [`Error::Fault`] or [`Error::Io`] if not all ranks could be started; the started ones are killed.
+/// [`Error::Fault`] also if a signal, other than one that this process passed on, ended a rank before all had
+/// joined, because no rank can report that.
 pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Duration) -> Result<Vec<Exit>> {
     let failed = |message: String| {
         Error::ranks(
@@ -50,7 +51,7 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
             "see whether the loopback interface works (`ping 127.0.0.1`)",
         )
     };
-    // In this process, so that the death of no rank takes it along.
+    // The store is in this process, so that it survives the death of any rank.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(error.to_string()))?;
     let port = listener.local_addr()?.port();
     let timeout = Duration::from_secs(10);
@@ -67,7 +68,7 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
         })?;
         running.ranks.push((rank, child));
     }
-    // A store that does not answer is no more use than one without a note.
+    // An error is ignored: a store that does not answer is no worse than a store without the note.
     let failed = |rank: u32| drop(store.set(environment::ENDED, rank.to_string().as_bytes()));
     let exits = running.wait(&signals, patience, failed)?;
     let joined = || (0..ranks).all(|rank| store.has(&environment::joined_key(rank)).unwrap_or(true));
@@ -81,7 +82,7 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     }
 }
 
-/// The command of one rank.
+/// Returns the command that starts a rank.
 fn command(program: &Path, arguments: &[OsString], (rank, ranks): (u32, u32), port: u16) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
@@ -92,17 +93,17 @@ fn command(program: &Path, arguments: &[OsString], (rank, ranks): (u32, u32), po
     }
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
     command.env("TORCHELASTIC_USE_AGENT_STORE", "True").env("TORCHELASTIC_RESTART_COUNT", "0");
-    // A group of its own, so that a terminal's Ctrl-C reaches a rank once, through this process.
+    // With its own process group, a rank receives a terminal's Ctrl-C only once, through this process.
     command.process_group(0);
     let parent = std::process::id();
-    // SAFETY: between fork and exec only `prctl` and `getppid` are called, which are system calls and nothing
-    // else, and the errors allocate nothing.
+    // SAFETY: between fork and exec the closure only calls `prctl` and `getppid`, which are plain system calls,
+    // and creating the errors does not allocate.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 return Err(std::io::Error::last_os_error());
             }
-            // The parent may have died before.
+            // The parent may have died before the call of `prctl`.
             if u32::try_from(libc::getppid()) != Ok(parent) {
                 return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -112,9 +113,9 @@ fn command(program: &Path, arguments: &[OsString], (rank, ranks): (u32, u32), po
     command
 }
 
-/// SIGTERM and SIGINT, caught while this lives.
+/// A handler of SIGTERM and SIGINT, registered until it is dropped.
 struct Signals {
-    /// The last signal that has come, or 0.
+    /// The last received signal, or 0.
     last: Arc<AtomicUsize>,
     registered: Vec<SigId>,
 }
@@ -138,16 +139,16 @@ impl Drop for Signals {
     }
 }
 
-/// Ranks that may still run. They are killed when this is dropped.
+/// Ranks that may still be running. Dropping this kills them.
 struct Running {
     ranks: Vec<(u32, Child)>,
-    /// Whether a signal was passed on to them.
+    /// Whether a signal was passed on to the ranks.
     signalled: bool,
 }
 
 impl Running {
-    /// Waits for all, passes signals on, and kills those that do not end after another has failed. Calls `failed` with
-    /// the first that has.
+    /// Waits for all ranks, passes signals on, and kills ranks that do not end after another has failed. Calls
+    /// `failed` with the first rank that fails.
     fn wait(&mut self, signals: &Signals, patience: Duration, failed: impl Fn(u32)) -> Result<Vec<Exit>> {
         let mut exits: Vec<Exit> = Vec::new();
         let mut deadline: Option<Instant> = None;
@@ -185,7 +186,8 @@ impl Running {
 
     fn signal(&self, signal: libc::c_int) {
         for (_, child) in &self.ranks {
-            // SAFETY: a system call. The child has not been waited for, so that its id is not another process's.
+            // SAFETY: this is a system call. The child has not been waited for, so its id cannot belong to
+            // another process.
             unsafe { libc::kill(child.id() as libc::pid_t, signal) };
         }
     }
@@ -195,7 +197,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.signal(libc::SIGKILL);
         for (_, child) in &mut self.ranks {
-            // It was killed, so that this does not last.
+            // The rank was killed, so this returns soon.
             let _ = child.wait();
         }
     }

@@ -1,9 +1,10 @@
-//! Who is lost when an operation of all ranks fails.
+//! Determines which rank is lost when a collective operation fails.
 //!
-//! Every rank has a thread that looks at the store. A rank whose operation fails, or that ends with an error of
-//! its own, leaves a note there; the threads of the others see it and leave notes too, whatever their ranks are
-//! doing. A rank that has left none after [`SETTLE`] is lost; one that its launcher has seen end is not waited for. All
-//! ranks judge by the same notes, so that they agree, and that the lowest of those that are left reports it.
+//! Every rank has a thread that polls the store. A rank whose operation fails, or that ends with its own error,
+//! leaves a note in the store. The threads of the other ranks see it and leave notes too, independent of what
+//! their ranks are doing. A rank without a note after [`SETTLE`] is lost; a rank that its launcher has seen end
+//! is not waited for. All ranks judge by the same notes, so they reach the same verdict, and the lowest
+//! remaining rank reports it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,48 +14,50 @@ use super::c10d::{Said, Store};
 use super::environment;
 use crate::{Error, Result};
 
-/// How often the store is looked at.
+/// The interval at which the store is polled.
 const POLL: Duration = Duration::from_millis(250);
-/// How long the ranks have for their notes. Where much else runs, a rank may get no processor time for seconds.
+/// The time that ranks have to leave their notes. On a busy machine, a rank may get no processor time for
+/// seconds.
 const SETTLE: Duration = Duration::from_secs(10);
-/// How much longer a rank stays that hosts the store, so that the others can read the notes, or that ends with an
-/// error of its own, so that they can report it before `torchrun` sees that it has ended, and ends them too.
+/// The time that a rank stays after the verdict: if it hosts the store, so that the others can read the notes;
+/// if it ends with its own error, so that the others can report it before `torchrun` notices the end of the
+/// rank and ends them too.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long an operation may still take when another rank has failed. It may have ended well everywhere.
+/// The time that an operation may still take after another rank has failed. It may have succeeded on all ranks.
 const GRACE: Duration = Duration::from_secs(1);
-/// When no judgement is there after this time, the store does not answer.
+/// If there is no verdict after this time, the store does not answer.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// The key that says that some rank has left a note.
+/// The key that indicates that some rank has left a note.
 const FAILED: &str = "failed";
 
-/// What a rank says when an operation has failed, on it or on another.
+/// The note of a rank after an operation has failed, on this rank or on another one.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 struct Note {
     /// The training step.
     step: u64,
-    /// How many operations the rank has started.
+    /// The number of operations that the rank has started.
     operations: u64,
-    /// Whether it ends with an error of its own.
+    /// Whether the rank ends with its own error.
     ended: bool,
-    /// Its error, or what it saw; empty if it only follows others.
+    /// The rank's error or observation; empty if the rank only reacts to other notes.
     message: String,
 }
 
-/// What the notes say.
+/// The conclusion from the notes.
 #[derive(Debug, Clone, PartialEq)]
 enum Verdict {
-    /// A rank ended with an error of its own.
+    /// A rank ended with its own error.
     Ended { rank: u32, step: u64, message: String, reporter: u32 },
-    /// Ranks have left no note, or are behind the others.
+    /// Ranks have left no note, or have started fewer operations than the others.
     Lost { ranks: Vec<u32>, cause: String, reporter: u32 },
-    /// All ranks are there.
+    /// All ranks are alive and have started the same operations.
     Unexplained { message: String, reporter: u32 },
     /// The store, which no rank hosts, does not answer.
     StoreLost,
 }
 
-/// Looks after the ranks of a job, until it is dropped.
+/// Watches the ranks of a job until it is dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
     shared: Arc<Shared>,
@@ -74,16 +77,16 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What this rank has to say.
+    /// The note of this rank.
     note: Option<Note>,
-    /// When it was seen that something has failed.
+    /// The time at which a failure was noticed.
     noticed: Option<Instant>,
     verdict: Option<Verdict>,
     dropped: bool,
 }
 
 impl Watch {
-    /// Starts the thread that looks at `store`.
+    /// Starts the thread that polls `store`.
     pub(super) fn start(store: Store, (rank, size): (u32, u32), hosted_by_rank_0: bool) -> Result<Self> {
         let shared = Arc::new(Shared {
             rank,
@@ -95,12 +98,12 @@ impl Watch {
             changed: Condvar::new(),
         });
         let watched = Arc::clone(&shared);
-        // It may hang in a call of the store for good, so nobody waits for its end.
+        // The thread is not joined, because it may hang in a call of the store forever.
         std::thread::Builder::new().name("rank-watch".to_owned()).spawn(move || watched.watch(&store))?;
         Ok(Self { shared })
     }
 
-    /// Says in which training step this rank is.
+    /// Sets the training step of this rank.
     pub(super) fn set_step(&self, step: u64) {
         self.shared.step.store(step, Ordering::Relaxed);
     }
@@ -116,24 +119,24 @@ impl Watch {
         Ok(())
     }
 
-    /// Whether the job has failed, so that destructors must not wait for other ranks.
+    /// Returns whether the job has failed, so that destructors must not wait for other ranks.
     pub(super) fn has_failed(&self) -> bool {
         self.shared.lock().noticed.is_some()
     }
 
-    /// The error of an operation that is still under way, if another rank failed a while ago.
+    /// Returns the error of a pending operation if another rank failed more than [`GRACE`] ago.
     pub(super) fn overdue(&self) -> Option<Error> {
         let noticed = self.shared.lock().noticed?;
         (noticed.elapsed() > GRACE).then(|| self.shared.judged())
     }
 
-    /// Tells the others that an operation has failed. Returns this rank's error.
+    /// Tells the other ranks that an operation has failed. Returns this rank's error.
     pub(super) fn fail(&self, message: String) -> Error {
         self.shared.leave_note(message, false);
         self.shared.judged()
     }
 
-    /// Tells the others that this rank ends with an error of its own, and waits until they know.
+    /// Tells the other ranks that this rank ends with its own error, and waits until they know.
     pub(super) fn abort(&self, message: &str) {
         self.shared.leave_note(message.to_owned(), true);
         self.shared.judged();
@@ -166,7 +169,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits for the judgement. Returns this rank's error.
+    /// Waits for the verdict. Returns this rank's error.
     fn judged(&self) -> Error {
         let state = self.lock();
         let waited = self.changed.wait_timeout_while(state, SILENCE, |state| state.verdict.is_none());
@@ -176,7 +179,7 @@ impl Shared {
         self.error(&verdict)
     }
 
-    /// Looks at the store until a rank fails, then judges.
+    /// Polls the store until a rank fails, then determines the verdict.
     fn watch(&self, store: &Store) {
         loop {
             let state = self.lock();
@@ -203,7 +206,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Leaves this rank's note and reads the others'.
+    /// Writes this rank's note, and reads the notes of the other ranks.
     fn settle(&self, store: &Store) -> Said<Verdict> {
         let note = self.lock().note.get_or_insert_with(|| self.note(String::new(), false)).clone();
         let key = |rank: u32| format!("{FAILED}/{rank}");
@@ -213,7 +216,8 @@ impl Shared {
         notes[self.rank as usize] = Some(note);
         let deadline = Instant::now() + SETTLE;
         while notes.contains(&None) && Instant::now() < deadline {
-            // First: what a rank has left before its end is there by the time that its end is.
+            // This must be read first: a rank writes its note before it ends, so the note is there once the end
+            // is recorded.
             let ended = self.ended(store);
             for rank in 0..self.size {
                 let slot = &mut notes[rank as usize];
@@ -222,7 +226,8 @@ impl Shared {
                         Ok(note) => {
                             *slot = note.map(|note| serde_json::from_slice(&note).unwrap_or_default())
                         }
-                        // Rank 0 hosts the store, has judged and is gone: by then all notes were there.
+                        // Rank 0 hosts the store, has reached its verdict and has ended; by then all notes were
+                        // there.
                         Err(_) if notes[0].is_some() => return Ok(judge(&notes)),
                         Err(message) => return Err(message),
                     }
@@ -236,17 +241,17 @@ impl Shared {
         Ok(judge(&notes))
     }
 
-    /// The first rank that a launcher has seen fail and end. Only a launcher that hosts the store writes it there.
+    /// Returns the first rank that a launcher has seen fail. Only a launcher that hosts the store records it.
     fn ended(&self, store: &Store) -> Option<u32> {
         if self.hosted_by_rank_0 {
             return None;
         }
-        // A store that does not answer is noticed where notes are read.
+        // A store that does not answer is detected where the notes are read.
         let rank = store.get(environment::ENDED).ok()??;
         String::from_utf8_lossy(&rank).parse().ok()
     }
 
-    /// The judgement when the store does not answer.
+    /// Returns the verdict for a store that does not answer.
     fn store_lost(&self) -> Verdict {
         if self.hosted_by_rank_0 && self.rank != 0 {
             let cause = "its connections are closed, or it does not answer".to_owned();
@@ -255,7 +260,7 @@ impl Shared {
         Verdict::StoreLost
     }
 
-    /// The judgement as this rank's error.
+    /// Converts the verdict to this rank's error.
     fn error(&self, verdict: &Verdict) -> Error {
         let elsewhere = |rank: u32, reporter: u32| Error::ReportedElsewhere { rank, reporter };
         match verdict.clone() {
@@ -278,12 +283,13 @@ impl Shared {
     }
 }
 
-/// Whether no note will come any more: all are there, but perhaps that of a rank that has ended.
+/// Returns whether all notes are there, except possibly that of a rank that has ended, so that no more notes
+/// will come.
 fn are_complete(notes: &[Option<Note>], ended: Option<u32>) -> bool {
     (0..).zip(notes).all(|(rank, note)| note.is_some() || Some(rank) == ended)
 }
 
-/// What the notes say; those that are `None` were not left in time.
+/// Determines the verdict; notes that were not left in time are `None`.
 fn judge(notes: &[Option<Note>]) -> Verdict {
     let of_rank = || (0..).zip(notes);
     let reporter = |culprits: &[u32]| {
@@ -298,7 +304,7 @@ fn judge(notes: &[Option<Note>]) -> Verdict {
     let cause = said.unwrap_or("it does not answer").to_owned();
     let mut ranks: Vec<u32> = of_rank().filter(|(_, note)| note.is_none()).map(|(rank, _)| rank).collect();
     if ranks.is_empty() {
-        // A rank that came to fewer operations than the others keeps them waiting.
+        // A rank that has started fewer operations than the others makes them wait.
         let operations = |note: &&Note| note.operations;
         let most = notes.iter().flatten().map(|note| operations(&note)).max().unwrap_or(0);
         let behind =

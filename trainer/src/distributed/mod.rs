@@ -1,4 +1,4 @@
-//! What a job's ranks do together: [`Collectives`], and how a job is formed and ends.
+//! Collective operations of a job's ranks ([`Collectives`]), and the start and end of jobs.
 //!
 //! ```text
 //! onefold-train launch ─▶ RANK, WORLD_SIZE, … ─▶ Environment ─▶ join ─▶ Alone (one rank)
@@ -7,8 +7,8 @@
 //!                                        threads(n) ──────────────────▶ ThreadCollectives (tests)
 //! ```
 //!
-//! Every rank calls the same operations in the same order. An operation starts at its call and ends at
-//! [`Pending::wait`], so others can start in between.
+//! Every rank calls the same operations in the same order. An operation starts with its call and ends with
+//! [`Pending::wait`], so that other operations can start in between.
 
 mod alone;
 mod c10d;
@@ -34,43 +34,44 @@ pub use threads::{ThreadCollectives, threads};
 
 use crate::{Error, Result};
 
-/// How [`Collectives::all_reduce`] makes one element of the ranks' elements.
+/// The operation by which [`Collectives::all_reduce`] combines the ranks' elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {
-    /// Their sum.
+    /// The sum.
     Sum,
-    /// The largest of them.
+    /// The maximum.
     Max,
 }
 
-/// What a job's ranks do together. Every rank calls the same operations in the same order.
+/// The collective operations of a job's ranks. Every rank must call the same operations in the same order.
 ///
-/// Tensors are contiguous, in main memory or on the GPU of a rank that has one, and own their memory. Between the start
-/// of an operation and its end, nobody may write to a tensor that it sends, nor look at one that it receives into. On a
-/// GPU, "its end" is a place in libtorch's stream.
+/// Tensors must be contiguous and own their memory, in main memory or on the rank's GPU. Between the start and
+/// the end of an operation, a sent tensor must not be written, and a received tensor must not be read or
+/// written. On a GPU, the end of an operation is a point in libtorch's stream.
 ///
-/// Each operation fails with [`Error::Collective`] if its arguments do not fit, and with [`Error::RankLost`],
-/// [`Error::RankEnded`], [`Error::ReportedElsewhere`] or (the network, or the job's store) [`Error::Fault`] if not
-/// all ranks are there any more.
+/// Each operation fails with [`Error::Collective`] if its arguments are invalid. It fails with
+/// [`Error::RankLost`], [`Error::RankEnded`] or [`Error::ReportedElsewhere`] if ranks are no longer alive, and
+/// with [`Error::Fault`] for problems of the network or of the job's store.
 pub trait Collectives: fmt::Debug + Send + Sync {
-    /// This process's rank, 0 to [`size`](Self::size) - 1.
+    /// Returns this process's rank, from 0 to [`size`](Self::size) - 1.
     fn rank(&self) -> u32;
 
-    /// The number of ranks, W.
+    /// Returns the number of ranks, W.
     fn size(&self) -> u32;
 
-    /// The device that small messages' tensors are on.
+    /// Returns the device of the tensors for small messages.
     fn device(&self) -> Device {
         Device::Cpu
     }
 
-    /// Sends rows (of the first dimension) of `sent` to the ranks: the first `sent_splits[0]` to rank 0, the next
-    /// `sent_splits[1]` to rank 1, and so on; receives `received_splits[r]` rows from rank r into `received`, in
-    /// the order of ranks. Tensors of any kind; the splits have W elements and sum up to the tensors' rows.
+    /// Sends rows (along the first dimension) of `sent` to the ranks: the first `sent_splits[0]` rows to rank
+    /// 0, the next `sent_splits[1]` rows to rank 1, and so on. Receives `received_splits[r]` rows from rank r
+    /// into `received`, in the order of ranks. Tensors may have any type. The splits have W elements, and their
+    /// sums are the numbers of rows.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all operations.
     fn all_to_all(
         &self,
         received: &Tensor,
@@ -79,46 +80,47 @@ pub trait Collectives: fmt::Debug + Send + Sync {
         sent_splits: &[i64],
     ) -> Result<Pending>;
 
-    /// Replaces every rank's `tensor` by the sum or the maximum over the ranks. All ranks get the same bits.
+    /// Replaces every rank's `tensor` by the sum or the maximum over the ranks. The result is bit-identical on
+    /// all ranks.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all operations.
     fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending>;
 
     /// Fills `gathered` (W·n elements) with every rank's `tensor` (n elements), in the order of ranks.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all operations.
     fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending>;
 
-    /// Replaces every rank's `tensor` by that of rank `root`.
+    /// Replaces every rank's `tensor` by the tensor of rank `root`.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all operations.
     fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending>;
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all operations.
     fn barrier(&self) -> Result<()>;
 
-    /// Says which training step this rank is in, for the errors of all ranks.
+    /// Sets the training step of this rank, for the errors of all ranks.
     fn set_step(&self, _step: u64) {}
 
-    /// Tells the others that this rank ends with an error of its own, so that they end with [`Error::RankEnded`].
-    /// Returns when they know, or after a few seconds. No operation may follow.
+    /// Tells the other ranks that this rank ends with its own error, so that they end with
+    /// [`Error::RankEnded`]. Returns when they know, or after a few seconds. No operation may follow.
     fn abort(&self, _message: &str) {}
 
-    /// Gives every rank's bytes to every rank, in the order of ranks. For small messages of different lengths.
+    /// Returns every rank's bytes, in the order of ranks. For small messages, which may have different lengths.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all operations.
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let length = Tensor::f_from_slice(&[bytes.len() as i64])?.f_to_device(self.device())?;
         let lengths = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, self.device()))?;
@@ -140,11 +142,12 @@ pub trait Collectives: fmt::Debug + Send + Sync {
         Ok(lengths.iter().enumerate().map(of_rank).collect())
     }
 
-    /// Gives the bytes of rank `root` to every rank; those of the others are not looked at. For small messages.
+    /// Returns the bytes of rank `root` on every rank; the bytes of the other ranks are ignored. For small
+    /// messages.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all operations.
     fn broadcast_bytes(&self, bytes: &[u8], root: u32) -> Result<Vec<u8>> {
         let length = Tensor::f_from_slice(&[bytes.len() as i64])?.f_to_device(self.device())?;
         self.broadcast(&length, root)?.wait()?;
@@ -156,28 +159,28 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     }
 }
 
-/// An operation that is under way; [`wait`](Self::wait) ends it. It keeps the operation's tensors alive.
+/// A pending operation, which [`wait`](Self::wait) ends. It keeps the operation's tensors alive.
 ///
-/// One that is dropped ends as well: its results are there, but its error is lost.
+/// Dropping it also waits for the operation, but ignores an error.
 #[must_use = "an operation ends at `wait`"]
 pub struct Pending(Option<Box<dyn FnOnce() -> Result<()>>>);
 
 impl Pending {
-    /// An operation that `finish` ends. What `finish` owns lives until then.
+    /// Creates an operation that `finish` ends. The values that `finish` owns stay alive until then.
     pub fn new(finish: impl FnOnce() -> Result<()> + 'static) -> Self {
         Self(Some(Box::new(finish)))
     }
 
-    /// An operation that has ended.
+    /// Returns an operation that has ended.
     pub fn done() -> Self {
         Self(None)
     }
 
-    /// Waits until the tensors that were sent may be changed and those that are received are there.
+    /// Waits until sent tensors may be changed and received tensors are complete.
     ///
     /// # Errors
     ///
-    /// The operation's.
+    /// The errors of the operation.
     pub fn wait(mut self) -> Result<()> {
         self.0.take().map_or(Ok(()), |finish| finish())
     }
@@ -185,11 +188,11 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        // A panic must not wait for other ranks; whoever works on the tensors owns them too.
+        // After a panic, do not wait for other ranks; the running operation owns its tensors.
         if let Some(finish) = self.0.take()
             && !std::thread::panicking()
         {
-            // The next operation fails as well.
+            // An error can be ignored, because the next operation fails as well.
             let _ = finish();
         }
     }
@@ -202,7 +205,7 @@ impl fmt::Debug for Pending {
     }
 }
 
-/// The error of an operation whose arguments do not fit.
+/// Returns the error of an operation with invalid arguments.
 fn misused(operation: &'static str, message: String) -> Error {
     Error::collective(operation, message)
 }
@@ -219,7 +222,8 @@ fn check_tensor(operation: &'static str, name: &str, tensor: &Tensor, device: De
     Ok(())
 }
 
-/// Checks the tensors and splits of [`Collectives::all_to_all`]. Returns the splits in elements: (received, sent).
+/// Checks the tensors and splits of [`Collectives::all_to_all`]. Returns the splits in elements: (received,
+/// sent).
 fn check_all_to_all(
     (size, device): (u32, Device),
     (received, received_splits): (&Tensor, &[i64]),
@@ -270,7 +274,7 @@ fn check_broadcast((size, device): (u32, Device), tensor: &Tensor, root: u32) ->
     Ok(())
 }
 
-/// A contiguous tensor's elements in one dimension, in the same memory.
+/// Returns a flat view of a contiguous tensor.
 fn flat(tensor: &Tensor) -> Result<Tensor> {
     Ok(tensor.f_view([-1_i64].as_slice())?)
 }

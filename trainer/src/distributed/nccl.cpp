@@ -1,5 +1,6 @@
-// Makes a ProcessGroupNCCL, which `c10d.cpp` then uses as any other process group. It is a library of its own, built
-// by `trainer/cuda.sh`: the program is linked with libtorch's CPU part alone, and loads this one after `libtorch_cuda.so`.
+// Creates a ProcessGroupNCCL, which `c10d.cpp` then uses like any other process group. `trainer/cuda.sh` builds
+// it as a separate library, because the program is linked only with libtorch's CPU part, and loads this library
+// after `libtorch_cuda.so`.
 
 #include <chrono>
 #include <cstdint>
@@ -17,8 +18,8 @@ char* text(const char* message) {
 
 } // namespace
 
-// Connects the ranks of a job, each with its GPU `device`. The arguments are those of `onefold_gloo_open`: returns null,
-// or a message that `onefold_text_free` frees, and puts an `intrusive_ptr<c10d::Backend>*` into `group`.
+// Connects the ranks of a job, each with its GPU `device`. Like `onefold_gloo_open`, returns null or a message
+// that `onefold_text_free` frees, and stores an `intrusive_ptr<c10d::Backend>*` in `group`.
 extern "C" char* onefold_nccl_open(void* store, int rank, int size, int device, int64_t timeout, void** group) {
   try {
     using Nccl = c10d::ProcessGroupNCCL;
@@ -27,7 +28,7 @@ extern "C" char* onefold_nccl_open(void* store, int rank, int size, int device, 
     auto& shared = *static_cast<c10::intrusive_ptr<c10d::Store>*>(store);
     auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl", shared);
     auto nccl = c10::make_intrusive<Nccl>(std::move(own_keys), rank, size, std::move(options));
-    // At once, and not in the first operation, so that a rank that does not come is waited for where joining has a limit.
+    // Connects now, not in the first operation, so that the time limit for joining applies to a missing rank.
     at::Device own(at::kCUDA, static_cast<at::DeviceIndex>(device));
     nccl->setBoundDeviceId(own);
     nccl->eagerConnectSingleDevice(own);

@@ -1,10 +1,11 @@
-//! Ranks that are processes with a GPU each: what is in main memory goes through Gloo, what is on the GPU through
-//! c10d's NCCL.
+//! Collectives of ranks that are processes with one GPU each. Tensors in main memory are exchanged through
+//! Gloo, tensors on the GPU through c10d's NCCL.
 //!
-//! An operation on the GPU is enqueued on a stream of NCCL's; it begins when everything that was enqueued before it on
-//! libtorch's stream is done. [`Pending::wait`] makes libtorch's stream wait for it, and not the host. So a thread
-//! looks after the operations under way: when one lasts too long, or another rank has failed, it ends all of them, so
-//! that nothing waits for the GPU for good, and the next operation has the job's error.
+//! An operation on the GPU is enqueued on a stream of NCCL, and begins after all operations that were enqueued
+//! before it on libtorch's stream. [`Pending::wait`] makes libtorch's stream wait for it, not the host.
+//! Therefore a thread monitors the pending operations: if one takes too long, or another rank has failed, the
+//! thread aborts all of them, so that nothing waits for the GPU forever, and the next operation returns the
+//! job's error.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -19,25 +20,25 @@ use super::{
 };
 use crate::{Error, Result, cuda_library};
 
-/// How often the operations under way are looked at.
+/// The interval at which the pending operations are polled.
 const POLL: Duration = Duration::from_millis(20);
 
-/// The collectives of processes with a GPU each: c10d's `ProcessGroupGloo` and `ProcessGroupNCCL`, by where a tensor
-/// is.
+/// The collectives of processes with one GPU each. The device of a tensor selects c10d's `ProcessGroupGloo` or
+/// `ProcessGroupNCCL`.
 ///
-/// [`Joined::on_device`](super::Joined::on_device) makes it.
+/// Created by [`Joined::on_device`](super::Joined::on_device).
 #[derive(Debug)]
 pub struct Nccl {
     gloo: Arc<Gloo>,
     device: Device,
     shared: Arc<Shared>,
-    /// Looks after the operations under way.
+    /// The thread that monitors the pending operations.
     watcher: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// There until this is dropped.
+    /// The process group; present until drop.
     group: Option<Group>,
     job: Arc<Job>,
     state: Mutex<State>,
@@ -58,11 +59,11 @@ struct UnderWay {
     started: Instant,
 }
 
-/// Loads what makes process groups of NCCL; libtorch's CUDA part is there already.
+/// Loads the constructor of NCCL process groups. libtorch's CUDA part must be loaded already.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if it is not found, or is one for another libtorch.
+/// [`Error::Fault`] if the library is missing, or was built for another libtorch.
 pub(super) fn load() -> Result<Shim> {
     let wrong = |message: String| Error::ranks(message, cuda_library::HINT);
     let library = cuda_library::open().map_err(wrong)?;
@@ -73,7 +74,7 @@ pub(super) fn load() -> Result<Shim> {
 }
 
 impl Nccl {
-    /// The collectives of a group on `device` whose ranks are those of `gloo`.
+    /// Creates the collectives of a group on `device` with the ranks of `gloo`.
     pub(super) fn new(gloo: Arc<Gloo>, group: Group, device: Device) -> Result<Self> {
         let shared = Arc::new(Shared {
             group: Some(group),
@@ -87,12 +88,12 @@ impl Nccl {
         Ok(Self { gloo, device, shared, watcher: Some(watcher) })
     }
 
-    /// Whether a tensor goes through NCCL.
+    /// Returns whether a tensor is exchanged through NCCL.
     fn is_mine(&self, tensor: &Tensor) -> bool {
         tensor.device() == self.device
     }
 
-    /// Starts an operation on `tensors`, which live until it ends.
+    /// Starts an operation on `tensors`, which are kept alive until it ends.
     fn start<const N: usize>(
         &self,
         operation: &'static str,
@@ -120,7 +121,7 @@ impl Drop for Nccl {
     fn drop(&mut self) {
         self.shared.lock().dropped = true;
         self.shared.changed.notify_all();
-        // When a rank is lost the end can take long, and this process ends anyway.
+        // After the loss of a rank, joining can take long, and this process ends anyway.
         if !self.shared.job.watch().has_failed()
             && let Some(watcher) = self.watcher.take()
         {
@@ -134,7 +135,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks after the operations under way until all have ended and no other can begin, or one has failed.
+    /// Monitors the pending operations until all have ended and no other can begin, or one has failed.
     fn watch(&self) {
         loop {
             let mut state = self.lock();
@@ -152,7 +153,7 @@ impl Shared {
                     Ok(false) => {}
                     Ok(true) => ended.push(Arc::clone(&own.work)),
                     Err(_) => {
-                        // Who waits for the GPU goes on, and learns from the next operation what has happened.
+                        // Threads that wait for the GPU continue, and get the error from the next operation.
                         if let Some(group) = &self.group {
                             group.abort();
                         }
@@ -262,7 +263,7 @@ impl Collectives for Nccl {
     }
 }
 
-/// Gloo in NCCL's place: what is tested is all but NCCL itself.
+/// These tests use Gloo in place of NCCL, so they cover all code except NCCL itself.
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -272,7 +273,7 @@ mod tests {
     use super::super::loss::Watch;
     use super::*;
 
-    /// How long connecting may take, where much else runs.
+    /// The time limit for connecting, long enough for a busy machine.
     const CONNECT: Duration = Duration::from_secs(60);
 
     /// Runs `work` on each of two ranks, which are threads.
@@ -315,7 +316,8 @@ mod tests {
         }
     }
 
-    /// Nobody waits for the operation; the watcher ends it, and the next one has the job's error.
+    /// No thread waits for the operation; the monitor aborts it, and the next operation returns the job's
+    /// error.
     #[test]
     fn an_operation_that_another_rank_does_not_come_to_is_ended() {
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
@@ -324,7 +326,7 @@ mod tests {
             ranks.set_step(7);
             let sum = Tensor::from_slice(&[1_i64]);
             if ranks.rank() == 1 {
-                // It is there, but does not come.
+                // The rank is alive, but does not call the operation.
                 receiver.lock().unwrap().recv().unwrap();
                 return None;
             }

@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process.
+//! Collectives of ranks that are threads of one process.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +13,10 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// Makes the `size` ranks of a job whose ranks are threads of this process; each thread takes one. For tests.
+/// Creates the `size` ranks of a job whose ranks are threads of this process; each thread takes one. For tests.
 ///
-/// An operation that lasts longer than `timeout` fails. A rank that is dropped, or whose thread panics, is lost.
+/// An operation that takes longer than `timeout` fails. A rank that is dropped, or whose thread panics, is
+/// lost.
 pub fn threads(size: u32, timeout: Duration) -> Vec<ThreadCollectives> {
     let ranks = (0..size).map(|_| Rank::default()).collect();
     let state = Mutex::new(State { ranks, open: HashMap::new() });
@@ -25,16 +26,16 @@ pub fn threads(size: u32, timeout: Duration) -> Vec<ThreadCollectives> {
     (0..size).map(of_rank).collect()
 }
 
-/// A rank that is a thread. What it sends is copied at the start, and received in [`Pending::wait`].
+/// A rank that is a thread. Sent tensors are copied at the start, and received in [`Pending::wait`].
 #[derive(Debug)]
 pub struct ThreadCollectives {
     rank: u32,
     meeting: Arc<Meeting>,
-    /// Operations that this rank has started; the number of the next.
+    /// The number of operations that this rank has started, which is also the index of the next one.
     started: AtomicU64,
 }
 
-/// Where the ranks meet.
+/// The state that the ranks share.
 #[derive(Debug)]
 struct Meeting {
     size: u32,
@@ -46,7 +47,7 @@ struct Meeting {
 #[derive(Debug)]
 struct State {
     ranks: Vec<Rank>,
-    /// The operations, by their number, that some rank has started and some has not ended.
+    /// The open operations by index: at least one rank has started it, and not all ranks have ended it.
     open: HashMap<u64, Open>,
 }
 
@@ -56,7 +57,7 @@ struct Rank {
     ended: Option<Ended>,
 }
 
-/// How a rank ended.
+/// The end of a rank.
 #[derive(Debug)]
 enum Ended {
     Dropped,
@@ -66,20 +67,20 @@ enum Ended {
 
 #[derive(Debug)]
 struct Open {
-    /// What every rank has brought.
+    /// The deposit of every rank.
     deposits: Vec<Option<Deposit>>,
-    /// How many ranks have taken the others' deposits.
+    /// The number of ranks that have taken the deposits.
     taken: u32,
 }
 
-/// What a rank brings to an operation.
+/// The contribution of a rank to an operation.
 #[derive(Debug)]
 struct Deposit {
-    /// The operation's name and what of its arguments must be the same on all ranks.
+    /// The operation's name, and the arguments that must be the same on all ranks.
     call: String,
-    /// A copy of what is sent, in one dimension; nobody writes to it.
+    /// A copy of the sent tensor, in one dimension, which is not written.
     sent: Tensor,
-    /// Elements for each rank, in [`Collectives::all_to_all`].
+    /// The number of elements for each rank, in [`Collectives::all_to_all`].
     splits: Vec<i64>,
 }
 
@@ -103,7 +104,7 @@ impl Meeting {
                 }
                 return same_call(operation, deposits);
             };
-            // An aborted rank is the cause of the loss of others.
+            // A rank that aborts is the cause if other ranks are lost.
             let ended = state.ranks.iter().position(|rank| matches!(rank.ended, Some(Ended::Aborted(_))));
             let rank = ended.unwrap_or(missing);
             if let Some(ended) = &state.ranks[rank].ended {
@@ -160,7 +161,7 @@ impl Deposit {
 }
 
 impl ThreadCollectives {
-    /// Brings this rank's deposit; `finish` gets those of all ranks, in the order of ranks.
+    /// Deposits this rank's contribution; `finish` gets the deposits of all ranks, in the order of ranks.
     fn start(
         &self,
         operation: &'static str,
@@ -171,7 +172,7 @@ impl ThreadCollectives {
         let sent = tch::no_grad(|| copied(&flat(sent)?))?;
         let deposit = Deposit { call: format!("`{operation}` {arguments}"), sent, splits };
         let mut state = self.meeting.lock();
-        // Under the lock, so that a number belongs to the deposit that is made first.
+        // Under the lock, so that indices are in the order of deposits.
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let size = self.meeting.size as usize;
         let open = state
@@ -231,7 +232,7 @@ impl Collectives for ThreadCollectives {
         let call = format!("({operation:?}) of {:?} {:?}", tensor.kind(), tensor.size());
         let result = flat(tensor)?;
         self.start("all_reduce", call, (tensor, Vec::new()), move |deposits| {
-            // In the order of ranks, so that all ranks get the same bits.
+            // In the order of ranks, so that the result is bit-identical on all ranks.
             let mut reduced = copied(&deposits[0].sent)?;
             for deposit in &deposits[1..] {
                 let next = match operation {

@@ -1,4 +1,4 @@
-//! The shards that one rank holds, in a device's memory.
+//! The shards of one rank in a device's memory.
 
 use std::cell::{Ref, RefCell};
 use std::io;
@@ -17,7 +17,7 @@ use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, DeviceTables, Held, LookedUp, Slots, Staged, Update, failed, guarded};
 use crate::{Result, tensors};
 
-/// Bytes of a table that pass through this machine's memory at a time.
+/// The maximum number of bytes of a table that are copied through host memory at a time.
 const PIECE: usize = 64 << 20;
 
 const HELD: &str = "the shard is one that this rank holds";
@@ -26,25 +26,25 @@ const HELD: &str = "the shard is one that this rank holds";
 #[derive(Debug)]
 pub(crate) struct DeviceStore {
     accelerator: Accelerator,
-    /// The whole tables.
+    /// The configurations of the whole tables.
     configs: Vec<TableConfig>,
     /// The plan's shards.
     shards: Vec<Shard>,
-    /// By shard of the plan: which of `tables` has it, and its number there.
+    /// For each shard of the plan: the index in `tables`, and its index there, if it is on this rank.
     places: Vec<Option<(usize, usize)>>,
-    /// By width, the last ones as wide as the model's vectors.
+    /// The tables by width; the last ones are as wide as the model's vectors.
     tables: Vec<DeviceTables>,
-    /// Values of optimizer state per row, likewise.
+    /// The number of values of optimizer state per row, by width.
     state_widths: Vec<usize>,
-    /// For what is looked up for other ranks, likewise.
+    /// The slots for requests of other ranks, by width.
     served: Vec<Slots>,
-    /// For the places of what other ranks look up for this one.
+    /// The slots for the positions of the vectors that other ranks look up for this rank.
     routes: Slots,
-    /// For the rows of copies whose gradients ranks sum.
+    /// The slots for the rows of replicated tables whose gradients are summed.
     copies: Slots,
-    /// Of the noise that weights of 16 bits are rounded with.
+    /// The seed of the rounding noise of 16-bit weights.
     seed: u64,
-    /// By shard of the plan: how its rows are used, as far as the device was asked.
+    /// For each shard of the plan, the usage of its rows, as of the last time it was read from the device.
     usage: RefCell<Vec<Option<Usage>>>,
 }
 
@@ -52,14 +52,14 @@ pub(crate) struct DeviceStore {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableStep<'a> {
     pub(crate) optimizer: &'a TableOptimizerConfig,
-    /// Its number, from 1.
+    /// The number of the step, counted from 1.
     pub(crate) number: u64,
-    /// `[1]`, `int`, on the device: where it is 0, nothing changes.
+    /// `[1]`, `int`, on the device: if it is 0, nothing changes.
     pub(crate) permit: Option<&'a Tensor>,
 }
 
-/// The gradients of a batch's lookups on the device: of the pooled rows `[bags, D]`, and of the sequences' elements
-/// `[T, D]`.
+/// The gradients of a batch's lookups on the device: `[bags, D]` for the pooled rows, and `[T, D]` for the
+/// sequences' elements.
 #[derive(Debug)]
 pub(crate) struct DeviceGradients {
     pub(crate) pooled: Option<Tensor>,
@@ -67,12 +67,11 @@ pub(crate) struct DeviceGradients {
 }
 
 impl DeviceStore {
-    /// The shards of `rank` with the initial weights that they have in this machine's memory; `threads` prepare
-    /// batches.
+    /// Creates the shards of `rank` with the same initial weights as in host memory; `threads` stage batches.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if the device lacks the memory, or the tables differ in their dimension.
+    /// [`Error::Fault`](crate::Error::Fault) if the device lacks memory, or the tables differ in their dimension.
     pub(super) fn new(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
@@ -85,7 +84,7 @@ impl DeviceStore {
         store.seed = seed;
         let tables = store.configs.clone();
         for (number, shard) in shards.iter().enumerate().filter(|(_, shard)| shard.rank == rank) {
-            // One shard at a time is in this machine's memory.
+            // Only one shard at a time is in host memory.
             let table = threads.install(|| Table::of_shard(&tables[shard.table], seed, shard, 0));
             let mut weights = store.buffer(number, 0);
             guarded(accelerator.torch(), || {
@@ -96,11 +95,11 @@ impl DeviceStore {
         Ok(store)
     }
 
-    /// The same with weights that are all zero.
+    /// Creates the same shards with zero weights.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     fn of_zeros(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
@@ -140,7 +139,7 @@ impl DeviceStore {
         };
         let local: Vec<Option<usize>> = table_of.into_iter().map(place).collect();
         let tables = widths.iter().zip(&held).zip(&state_widths).map(|((&width, held), &state_width)| {
-            // Batches are looked up where whole tables are.
+            // Batches are looked up in the tables of the model's width, which include all whole tables.
             let looked_up = if width == dim as usize { (features, &local[..]) } else { (&[][..], &[][..]) };
             DeviceTables::new(accelerator, (held, width), looked_up, state_width, Arc::clone(threads))
         });
@@ -161,32 +160,32 @@ impl DeviceStore {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     pub(crate) fn accelerator(&self) -> &Accelerator {
         &self.accelerator
     }
 
-    /// The whole tables that are here, which batches look up.
+    /// Returns the tables of the model's width, in which batches are looked up.
     pub(crate) fn whole(&self) -> &DeviceTables {
         self.tables.last().expect("there are tables of the model's width")
     }
 
-    /// The shards that are here, by width; their slots are for what other ranks look up.
+    /// Returns the shards of this rank, by width, with the slots for requests of other ranks.
     pub(super) fn by_width(&self) -> impl Iterator<Item = (&DeviceTables, &Slots)> {
         self.tables.iter().zip(&self.served)
     }
 
-    /// The slots for [`Routes`](crate::device::Routes).
+    /// Returns the slots for [`Routes`](crate::device::Routes).
     pub(super) fn routes(&self) -> &Slots {
         &self.routes
     }
 
-    /// The slots for [`ReducedRows`](crate::device::ReducedRows).
+    /// Returns the slots for [`ReducedRows`](crate::device::ReducedRows).
     pub(super) fn copies(&self) -> &Slots {
         &self.copies
     }
 
-    /// Which of the [widths](Self::by_width) a shard has, and its first row there.
+    /// Returns the index of a shard's width in [`by_width`](Self::by_width), and its first row there.
     pub(super) fn place(&self, shard: usize) -> (usize, i64) {
         let (class, number) = self.held(shard);
         (class, self.tables[class].first_row(number))
@@ -196,7 +195,7 @@ impl DeviceStore {
         self.places[shard].expect(HELD)
     }
 
-    /// Looks up what is here.
+    /// Looks up the parts of a batch that are on this rank.
     ///
     /// # Errors
     ///
@@ -205,7 +204,7 @@ impl DeviceStore {
         self.whole().look_up(staged)
     }
 
-    /// Updates every row of each width once: `rows` and `gradients`, which may be in two parts.
+    /// Updates each of `rows` of one width once. `class` is the index of the width; `gradients` are in two parts.
     ///
     /// # Errors
     ///
@@ -229,7 +228,7 @@ impl DeviceStore {
         guarded(torch, || tables.update(rows, gradients, &update, true))
     }
 
-    /// Updates the rows that a batch looked up in whole tables, which no other rank did.
+    /// Updates the rows that a batch looked up in whole tables, if no other rank takes part.
     ///
     /// # Errors
     ///
@@ -247,40 +246,40 @@ impl DeviceStore {
         self.update(self.tables.len() - 1, &looked_up.rows, [&unpooled, sequences], step)
     }
 
-    /// Asks the device which rows of a shard were updated since the last time.
+    /// Reads from the device which rows of a shard were updated since the last call.
     fn gather_usage(&self, shard: usize) {
         let (class, number) = self.held(shard);
         let rows = self.tables[class].take_touched(number);
         self.usage.borrow_mut()[shard].as_mut().expect(HELD).look_up(rows);
     }
 
-    /// How the rows of a shard are used.
+    /// Returns the usage of a shard's rows.
     pub(super) fn usage(&self, shard: usize) -> Ref<'_, Usage> {
         self.gather_usage(shard);
         Ref::map(self.usage.borrow(), |usage| usage[shard].as_ref().expect(HELD))
     }
 
-    /// The same, to be changed.
+    /// Returns the mutable usage of a shard's rows.
     pub(super) fn usage_mut(&mut self, shard: usize) -> &mut Usage {
         self.gather_usage(shard);
         self.usage.get_mut()[shard].as_mut().expect(HELD)
     }
 
-    /// A buffer of a shard, both by number.
+    /// Returns a buffer of a shard.
     fn buffer(&self, shard: usize, buffer: usize) -> Tensor {
         let (class, number) = self.held(shard);
         let [weights, state] = self.tables[class].table(number);
         if buffer == 0 { weights } else { state }
     }
 
-    /// As [`Embeddings::buffers`](super::Embeddings::buffers).
+    /// See [`Embeddings::buffers`](super::Embeddings::buffers).
     pub(super) fn buffers(&self, shard: usize) -> Vec<Buffer> {
         let (class, _) = self.held(shard);
         let config = &self.configs[self.shards[shard].table];
         shard_buffers(config, self.tables[class].width(), self.state_widths[class])
     }
 
-    /// As [`Embeddings::read`](super::Embeddings::read).
+    /// See [`Embeddings::read`](super::Embeddings::read).
     pub(super) fn read(
         &self,
         shard: usize,
@@ -292,7 +291,7 @@ impl DeviceStore {
         pieces(&values, rows, |piece| sink(&tensors::to_bytes(&piece.of(&values))))
     }
 
-    /// As [`Embeddings::write`](super::Embeddings::write).
+    /// See [`Embeddings::write`](super::Embeddings::write).
     pub(super) fn write(
         &mut self,
         shard: usize,
@@ -315,17 +314,17 @@ impl DeviceStore {
     }
 }
 
-/// Bytes of a row of a matrix.
+/// Returns the number of bytes per row of a matrix.
 fn row_bytes(matrix: &Tensor) -> usize {
     matrix.size()[1] as usize * matrix.kind().elt_size_in_bytes()
 }
 
-/// So many rows as those of `matrix`, from their bytes.
+/// Creates a matrix of `rows` rows from bytes, with the type and the columns of `matrix`.
 fn of_bytes(bytes: &[u8], rows: i64, matrix: &Tensor) -> Tensor {
     Tensor::from_slice(bytes).view_dtype(matrix.kind()).view([rows, matrix.size()[1]])
 }
 
-/// Rows that pass through this machine's memory at once.
+/// Rows that are copied through host memory at once.
 #[derive(Clone, Copy)]
 enum Piece<'a> {
     Range(i64, i64),
@@ -353,7 +352,7 @@ fn index(rows: &[u32], values: &Tensor) -> Tensor {
     Tensor::from_slice(&rows).to_kind(Kind::Int64).to_device(values.device())
 }
 
-/// Cuts rows of `values` into pieces for `work`.
+/// Cuts rows of `values` into pieces, and calls `work` with each of them.
 fn pieces(
     values: &Tensor,
     rows: RowSet<'_>,
@@ -407,7 +406,8 @@ mod tests {
         Group::try_new("g", None, configs().into_iter().map(feature).collect()).unwrap()
     }
 
-    /// Powers of two: their squares, sums of these and products with one are exact, whatever instructions compute them.
+    /// Powers of two: their squares, the sums of the squares, and products with a power of two are exact with any
+    /// instructions.
     fn gradient(step: i64) -> Vec<f32> {
         let value = |i: i64| [1.0, -0.5, 2.0, -1.0, 0.5][((7 * i + 3 * step) % 5) as usize];
         (0..4 * 4 * DIM as i64).map(value).collect()
@@ -464,11 +464,11 @@ mod tests {
         Embeddings::on_accelerator(&emulated(), &configs, &placement, optimizer, seed, 1).unwrap()
     }
 
-    /// Where the updates before rounding are the same, so is every bit of what is stored.
+    /// If the updates before rounding are equal, the stored bits are equal.
     #[test]
     fn weights_are_rounded_as_on_the_cpu() {
         use TableOptimizer::{Adagrad, Adam, RowWiseAdagrad, Sgd};
-        // Clipped gradients are no powers of two, and the mean of their squares depends on the order.
+        // Clipped gradients are not powers of two, and the mean of their squares depends on the order of summation.
         let cases = [(Sgd, None), (Adagrad, None), (Adam, None), (RowWiseAdagrad, None)];
         for (kind, max_norm) in cases.into_iter().chain([Sgd, Adagrad, Adam].map(|kind| (kind, Some(0.7)))) {
             let optimizer = TableOptimizerConfig {
@@ -485,7 +485,7 @@ mod tests {
                 assert!(before[table] != expected[table], "{kind:?} changes nothing");
                 assert!(found[table] == expected[table], "{kind:?}, {max_norm:?}, table {table}");
             }
-            // Another seed is another noise.
+            // Another seed gives other noise.
             let mut other = on_device(&optimizer, 9);
             let super::super::Store::Device(store) = &mut other.store else { panic!("it is on a device") };
             store.seed = 10;
@@ -498,7 +498,7 @@ mod tests {
     fn weights_take_the_memory_of_their_type() {
         let optimizer = TableOptimizerConfig::new(TableOptimizer::Sgd, 0.1);
         let accelerator = emulated();
-        // The emulated device has 1 GiB: room for so many weights of 16 bits, and not of 32.
+        // The emulated device has 1 GiB, which is enough for these weights in 16 bits, but not in 32 bits.
         let with = |dtype| {
             let config = FeatureConfig { rows: 2_500_000, dim: 128, dtype, ..configs()[0].clone() };
             let threads = Arc::new(super::super::thread_pool(1).unwrap());

@@ -1,4 +1,4 @@
-//! What is looked up for the features of a batch.
+//! The lookups of a batch's features.
 
 use onefold_ikjt::{Feature, Group};
 use onefold_kernels::attention::Sequence;
@@ -10,17 +10,17 @@ use super::Layout;
 use super::table::{Table, table_rows};
 use crate::Result;
 
-/// The rows of a feature: row `u` is the values from `offsets[u]` on, `sizes[u]` of them. Rows may overlap.
+/// The rows of a feature: row `u` contains `sizes[u]` values from position `offsets[u]` on. Rows may overlap.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rows {
-    /// `[U]`.
+    /// The position of each row's first value, `[U]`.
     pub(crate) offsets: Vec<i32>,
-    /// `[U]`.
+    /// The number of values of each row, `[U]`.
     pub(crate) sizes: Vec<i32>,
 }
 
 impl Rows {
-    /// Whether each of `values` values is in a row.
+    /// Returns for each of `values` values whether any row contains it.
     pub(crate) fn covered(&self, values: usize) -> impl Iterator<Item = bool> {
         let mut begins = vec![0_i32; values + 1];
         for (&offset, &size) in self.offsets.iter().zip(&self.sizes) {
@@ -34,24 +34,24 @@ impl Rows {
     }
 }
 
-/// What one feature looks up in a table, or in a shard of one.
+/// The lookup of one feature in a table or in a shard.
 #[derive(Debug)]
 pub struct FeatureLookup {
-    /// The feature, by number.
+    /// The index of the feature.
     pub(crate) feature: usize,
-    /// Its table, by number, which other features may look up too.
+    /// The index of its table, which other features may share.
     pub(crate) table: usize,
-    /// The table row of every value, counted from the shard's first one.
+    /// The table row of every value, relative to the shard's first row.
     pub(crate) table_rows: Vec<u32>,
     /// The feature's rows.
     pub(crate) rows: Rows,
     /// Whether sums are divided by the number of values.
     pub(crate) mean: bool,
-    /// The vectors of every value, `[T, D]`, where other ranks have the table and the model pools the sequence.
+    /// The vectors of every value, `[T, D]`, if other ranks have the table and the feature is a sequence.
     pub(super) received: Option<Received>,
 }
 
-/// Vectors that came from other ranks, in the order of a feature's values.
+/// Vectors from other ranks, in the order of a feature's values.
 #[derive(Debug)]
 pub(super) struct Received {
     vectors: Vec<f32>,
@@ -65,11 +65,11 @@ impl Received {
 }
 
 impl FeatureLookup {
-    /// What `feature` looks up in a whole table.
+    /// Creates the lookup of `feature` in a whole table.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) for an id that the table has no row for.
+    /// [`Error::Fault`](crate::Error::Fault) if an id has no row in the table.
     fn new(feature: &Feature, number: usize, table: usize, config: &FeatureConfig) -> Result<Self> {
         Ok(Self {
             feature: number,
@@ -81,7 +81,7 @@ impl FeatureLookup {
         })
     }
 
-    /// The feature as it is pooled.
+    /// Returns the feature in the form that the pooling kernel reads.
     pub(crate) fn bags<'a>(&'a self, table: &'a Table) -> Bags<'a> {
         Bags {
             table: table.weights(),
@@ -92,7 +92,8 @@ impl FeatureLookup {
         }
     }
 
-    /// The feature as the blocks that pool sequences take it; from `table` unless its vectors were received.
+    /// Returns the feature in the form that the blocks for sequences read, with received vectors or with those of
+    /// `table`.
     pub(super) fn sequence<'a>(&'a self, table: Option<&'a Table>) -> Sequence<'a> {
         let (table, rows) = match (&self.received, table) {
             (None, Some(table)) => (table.weights(), self.table_rows.as_slice()),
@@ -103,21 +104,22 @@ impl FeatureLookup {
     }
 }
 
-/// What the features of a group look up: those that pool by sum or mean, and the sequences that the model pools.
+/// The lookups of a group's features: those that are pooled by sum or mean, and the sequences, which the model
+/// pools.
 #[derive(Debug)]
 pub(super) struct GroupLookup {
     pub(super) pooled: Vec<FeatureLookup>,
     pub(super) sequences: Vec<FeatureLookup>,
-    /// U.
+    /// The number of rows, U.
     pub(super) rows: usize,
 }
 
 impl GroupLookup {
-    /// What a group looks up whose features are those from number `first` on.
+    /// Creates the lookups of a group whose first feature has the index `first`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) for an id that its table has no row for.
+    /// [`Error::Fault`](crate::Error::Fault) if an id has no row in its table.
     pub(super) fn new(group: &Group, first: usize, layout: &Layout) -> Result<Self> {
         let (mut pooled, mut sequences) = (Vec::new(), Vec::new());
         for (feature, number) in group.features().iter().zip(first..) {
@@ -128,19 +130,20 @@ impl GroupLookup {
         Ok(Self { pooled, sequences, rows: group.rows() })
     }
 
-    /// All features.
+    /// Returns the lookups of all features.
     pub(super) fn features(&self) -> impl Iterator<Item = &FeatureLookup> {
         self.pooled.iter().chain(&self.sequences)
     }
 }
 
-/// What the features of one group gave.
+/// The results of one group's lookups.
 #[derive(Debug)]
 pub struct Lookup {
-    /// `[U, F, D]`, the features that pool by sum or mean, in order; empty if there are none.
+    /// The vectors of the features that are pooled by sum or mean, `[U, F, D]`, in order; empty without such
+    /// features.
     pub(crate) pooled: Vec<f32>,
-    /// These features.
+    /// The lookups of these features.
     pub(crate) pooled_features: Vec<FeatureLookup>,
-    /// The features whose lists the dense part of the model pools.
+    /// The lookups of the sequence features, which the dense part of the model pools.
     pub(crate) sequences: Vec<FeatureLookup>,
 }

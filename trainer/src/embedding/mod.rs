@@ -1,22 +1,22 @@
 //! Embedding tables: lookup and pooling, the exchange between ranks, and the exact update.
 //!
-//! A table is divided into [`Shard`]s, each on a **rank**; every rank has batches of its own. A step asks for the
-//! vectors of this rank's batch, whichever ranks have them, and gives their gradients back, after which every shard is
-//! updated once:
+//! A table is divided into [`Shard`]s, each of which is on a **rank**. Every rank has its own batches. In a step, a
+//! rank requests the vectors of its batch from the ranks that own them, and returns their gradients. Then every
+//! shard is updated once:
 //!
 //! ```text
 //! groups of a batch ─▶ request ⇄ owners ─▶ lookup ─▶ Lookups: vectors by distinct row ─▶ model
 //!                                  update ◀── send_gradients ◀────── LookupGradients ◀─────┘
 //! ```
 //!
-//! A rank's shards are in a store, in memory or on a device; the exchange moves distinct rows between the ranks that
-//! need them and those that own them. Tables that are whole on this rank are looked up where they are, so that one rank
-//! copies nothing.
+//! A rank's shards are in a store, in host memory or on a device. The exchange moves distinct rows between the
+//! ranks that need them and the ranks that own them. Tables that are whole on this rank are looked up in place, so
+//! a single rank copies nothing.
 //!
-//! Everything here runs per **row** of a group, so once per distinct row when the batch is deduplicated, and per
-//! element of a timeline where rows are windows that overlap. Results do not depend on the number of threads: rows are
-//! written by one thread each, and a table row's gradient is summed in the order of the ranks and their batches, by one
-//! thread.
+//! All work is done per **row** of a group, so once per distinct row if the batch is deduplicated, and per element
+//! of a timeline if rows are overlapping windows. Results do not depend on the number of threads: each row is
+//! written by one thread, and the gradient of a table row is summed by one thread, in the order of ranks and their
+//! batches.
 
 mod device;
 mod exchange;
@@ -56,77 +56,78 @@ use crate::distributed::{Alone, Collectives};
 use crate::trace::Recorder;
 use crate::{Error, Result};
 
-/// What a rank tells the others with every request.
+/// The status that a rank sends to all other ranks with every request.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Status {
-    /// [`FAILED`](Self::FAILED), [`WAITING`](Self::WAITING), and bits whose meaning the training loop knows.
+    /// [`FAILED`](Self::FAILED), [`WAITING`](Self::WAITING), and bits that the training loop defines.
     pub flags: i64,
     /// The sum of the weights of the batch's samples.
     pub weight: f64,
 }
 
 impl Status {
-    /// The rank has failed, and makes no further steps: nothing is exchanged.
+    /// The rank has failed and takes no further steps: nothing is exchanged.
     pub const FAILED: i64 = 2;
-    /// The rank has no batch yet: all ranks announce their requests once more.
+    /// The rank has no batch yet: all ranks announce their requests again.
     pub const WAITING: i64 = 8;
 }
 
-/// The gradients of what was looked up for one group.
+/// The gradients of one group's lookup.
 #[derive(Debug)]
 pub struct LookupGradients {
-    /// `[U, F, D]`, as the lookup's pooled vectors.
+    /// The gradients of the pooled vectors, `[U, F, D]`.
     pub pooled: Vec<f32>,
-    /// Of every element of every sequence's timeline, `[T, D]`.
+    /// The gradients of all elements of every sequence's timeline, `[T, D]` per sequence.
     pub sequences: Vec<Vec<f32>>,
 }
 
-/// The lookups of a batch, asked for and not answered yet.
+/// The lookups of a batch that are requested but not answered yet.
 #[derive(Debug)]
 pub struct Request {
     exchange: exchange::Request,
-    /// On a device: the batch, and where answers of other ranks go.
+    /// On a device: the staged batch, and the destinations of other ranks' answers.
     staged: Option<(Staged, Option<Destinations>)>,
 }
 
-/// What the lookups of a batch gave, by group.
+/// The results of a batch's lookups, by group.
 #[derive(Debug)]
 pub struct Lookups {
-    /// In the order of the batch's groups.
+    /// The results of the groups, in the batch's order.
     pub groups: Vec<Lookup>,
     exchanged: Exchanged,
 }
 
-/// Gradients on their way to the ranks that own the tables.
+/// Gradients that are being sent to the ranks that own the tables.
 #[derive(Debug)]
 pub struct SentGradients(Arriving);
 
-/// A batch on the device, and what was looked up for it.
+/// A batch on the device, and the results of its lookups.
 #[derive(Debug)]
 pub(crate) struct DeviceLookup {
     pub(crate) staged: Staged,
     pub(crate) looked_up: LookedUp,
-    /// `None` if no other rank has a part in it.
+    /// The exchange with other ranks; `None` if no other rank takes part.
     travelled: Option<Travelled>,
 }
 
-/// The gradients of a device on their way to the ranks that own the tables.
+/// Gradients of a device that are being sent to the ranks that own the tables.
 #[derive(Debug)]
 pub(crate) struct DeviceSentGradients(Option<exchange::DeviceGradients>);
 
-/// How tables are divided, and the ranks that have them.
+/// The division of tables into shards, and the ranks that have them.
 #[derive(Debug, Clone)]
 pub struct Placement {
     /// Every table's shards, in the order of tables.
     pub shards: Vec<Shard>,
-    /// The ranks, of which this process is one.
+    /// The ranks, including this process.
     pub collectives: Arc<dyn Collectives>,
-    /// The type in which vectors and gradients are sent.
+    /// The type of vectors and gradients in messages.
     pub dtype: DataType,
 }
 
 impl Placement {
-    /// Every table of `features` whole on one rank: the largest first, each on the rank that has the fewest bytes.
+    /// Places every table of `features` as a whole on one rank: the largest first, each on the rank with the fewest
+    /// bytes.
     pub fn even(features: &[FeatureConfig], collectives: Arc<dyn Collectives>) -> Self {
         let (tables, _) = tables_of(features);
         let bytes = |table: usize| tables[table].rows * tables[table].dim * tables[table].dtype.bytes();
@@ -144,7 +145,7 @@ impl Placement {
         Self { shards, collectives, dtype: DataType::Fp32 }
     }
 
-    /// All tables of `features` whole on the only rank.
+    /// Places all tables of `features` as a whole on the only rank.
     pub fn alone(features: &[FeatureConfig]) -> Self {
         let (tables, _) = tables_of(features);
         let shards = tables.iter().enumerate().map(|(i, config)| Shard::whole(i, config, 0)).collect();
@@ -152,13 +153,13 @@ impl Placement {
     }
 }
 
-/// What the features of a model look up, in the schema's order.
+/// The features and tables of a model, in the schema's order.
 #[derive(Debug)]
 struct Layout {
     features: Vec<FeatureConfig>,
-    /// Each once, in the order of the first feature that looks it up.
+    /// Each table once, in the order of the first feature that looks it up.
     tables: Vec<TableConfig>,
-    /// By feature: the number of its table.
+    /// The index of the table of each feature.
     table_of: Vec<usize>,
 }
 
@@ -168,17 +169,18 @@ impl Layout {
         Self { features: features.to_vec(), tables, table_of }
     }
 
-    /// The features that look up a table, by number.
+    /// Returns the features that look up a table, by index.
     fn features_of(&self, table: usize) -> impl Iterator<Item = usize> {
         (0..self.features.len()).filter(move |&feature| self.table_of[feature] == table)
     }
 }
 
-/// All tables of a model as one rank of a job sees them. Several features may look up one table; each of its rows is
-/// updated once a step all the same.
+/// All tables of a model, as seen by one rank of a job. Several features may share a table; each of its rows is
+/// still updated only once per step.
 ///
-/// [`request`](Self::request), [`lookup`](HostEmbeddings::lookup), [`send_gradients`](HostEmbeddings::send_gradients)
-/// and [`update`](Self::update) are collective: every rank calls them once a step, in one order, with its own batch.
+/// [`request`](Self::request), [`lookup`](HostEmbeddings::lookup),
+/// [`send_gradients`](HostEmbeddings::send_gradients) and [`update`](Self::update) are collective operations: every
+/// rank calls them once per step, in the same order, with its own batch.
 #[derive(Debug)]
 pub struct Embeddings {
     layout: Layout,
@@ -186,27 +188,27 @@ pub struct Embeddings {
     store: Store,
     exchange: Exchange,
     threads: Arc<rayon::ThreadPool>,
-    /// Updates so far, which Adam's correction of its moments depends on.
+    /// The number of updates so far, on which Adam's bias correction depends.
     steps: u64,
-    /// Whether checkpoints hold how rows are used.
+    /// Whether checkpoints contain the usage of rows.
     stores_usage: bool,
 }
 
-/// [`Embeddings`] whose shards are in this machine's memory.
+/// [`Embeddings`] with shards in host memory.
 #[derive(Debug, Clone, Copy)]
 pub struct HostEmbeddings<'a> {
     pub(crate) all: &'a Embeddings,
     store: &'a HostStore,
 }
 
-/// [`Embeddings`] whose shards are in a device's memory.
+/// [`Embeddings`] with shards in a device's memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceEmbeddings<'a> {
     all: &'a Embeddings,
     pub(crate) store: &'a DeviceStore,
 }
 
-/// Where this rank's shards are.
+/// The store of this rank's shards.
 #[derive(Debug)]
 enum Store {
     Host(HostStore),
@@ -214,8 +216,8 @@ enum Store {
 }
 
 impl Embeddings {
-    /// This rank's shards with initial weights from `seed` and the state that `optimizer` needs, and threads for
-    /// lookups and updates.
+    /// Creates this rank's shards with initial weights from `seed` and the state that `optimizer` needs. `threads`
+    /// is the number of threads for lookups and updates.
     ///
     /// # Errors
     ///
@@ -235,8 +237,8 @@ impl Embeddings {
         Ok(Self::of(layout, Store::Host(store), placement, Arc::new(threads)))
     }
 
-    /// As [`new`](Self::new) with weights that are all alike, which are quicker to make, and threads that others may
-    /// use: for measurements.
+    /// Does the same as [`new`](Self::new), but with constant weights, which are faster to create, and with a
+    /// shared thread pool: for measurements.
     pub(crate) fn alike(
         features: &[FeatureConfig],
         placement: &Placement,
@@ -248,7 +250,7 @@ impl Embeddings {
         Self::of(layout, Store::Host(store), placement, threads)
     }
 
-    /// Given tables, those [of](tables_of) the features, on the only rank.
+    /// Creates embeddings on the only rank from tables, which must match the result of [`tables_of`] for `features`.
     ///
     /// # Errors
     ///
@@ -259,11 +261,11 @@ impl Embeddings {
         Ok(Self::of(Layout::new(features), store, &Placement::alone(features), threads))
     }
 
-    /// This rank's shards in a device's memory, with the initial weights that they have in this machine's.
+    /// Creates this rank's shards in a device's memory, with the same initial weights as in host memory.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the device lacks the memory, or the tables differ in their dimension; [`Error::Io`] if the
+    /// [`Error::Fault`] if the device lacks memory, or the tables differ in their dimension; [`Error::Io`] if the
     /// threads cannot be started.
     pub fn on_accelerator(
         accelerator: &Accelerator,
@@ -285,47 +287,48 @@ impl Embeddings {
         Self { layout, shards: shards.clone(), store, exchange, threads, steps: 0, stores_usage: false }
     }
 
-    /// What every feature looks up, in the schema's order.
+    /// Returns the configuration of every feature, in the schema's order.
     pub fn features(&self) -> &[FeatureConfig] {
         &self.layout.features
     }
 
-    /// The whole tables, in the order of the first feature that looks each up.
+    /// Returns the configurations of the whole tables, in the order of the first feature that looks up each of
+    /// them.
     pub fn tables(&self) -> &[TableConfig] {
         &self.layout.tables
     }
 
-    /// The dimension of all vectors; 1 without tables.
+    /// Returns the dimension of all vectors; 1 without tables.
     pub fn dim(&self) -> usize {
         self.layout.tables.first().map_or(1, |config| config.dim as usize)
     }
 
-    /// The shards of all tables on all ranks, in the order of tables.
+    /// Returns the shards of all tables on all ranks, in the order of tables.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// What the ranks do together.
+    /// Returns the collective operations of the ranks.
     pub fn collectives(&self) -> &Arc<dyn Collectives> {
         self.exchange.collectives()
     }
 
-    /// Whether this rank has a shard, by its number, so that it reads and writes its values.
+    /// Returns whether this rank holds the shard with this index, and therefore reads and writes its values.
     pub fn holds(&self, shard: usize) -> bool {
         self.shards[shard].rank == self.collectives().rank()
     }
 
-    /// Updates so far.
+    /// Returns the number of updates so far.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Continues after `steps` updates.
+    /// Sets the number of updates so far, to continue a run.
     pub fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
     }
 
-    /// The threads of lookups and updates.
+    /// Returns the threads of lookups and updates.
     pub(crate) fn threads(&self) -> Arc<rayon::ThreadPool> {
         Arc::clone(&self.threads)
     }
@@ -335,7 +338,7 @@ impl Embeddings {
         self.threads.install(work)
     }
 
-    /// Bytes sent to other ranks so far, for the tables.
+    /// Returns the bytes that were sent to other ranks so far for the tables.
     pub fn sent_bytes(&self) -> SentBytes {
         let sent = &self.exchange.sent;
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -343,28 +346,29 @@ impl Embeddings {
         SentBytes { requests, answers, gradients: load(&sent.gradients), dense: 0 }
     }
 
-    /// What this rank does in a step, and how long it waits for others.
+    /// Returns the recorder of this rank's activities and waiting times.
     pub(crate) fn recorder(&self) -> &Recorder {
         &self.exchange.recorder
     }
 
-    /// Begins to ask the owners for the rows of every group of a batch, whose features are in the schema's order, and
-    /// to tell all ranks this one's `status`. Without groups nothing is asked for.
+    /// Starts requesting the rows of every group of a batch from their owners, and sending this rank's `status` to
+    /// all ranks. The features of `groups` are in the schema's order. Without groups, nothing is requested.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for an id that its table has no row for; nothing was sent then. [`Error::RankLost`] if another
+    /// [`Error::Fault`] if an id has no row in its table; nothing was sent then. [`Error::RankLost`] if another
     /// rank fails.
     pub fn request(&self, groups: &[Group], status: Status) -> Result<Request> {
         let encoded = self.exchange.encode(self.lookups(groups)?, &self.threads);
         Ok(Request { exchange: self.exchange.request(encoded, status)?, staged: None })
     }
 
-    /// As [`request`](Self::request) for a batch, which begins to be copied where the tables are.
+    /// Does the same as [`request`](Self::request) for a batch. If the tables are on a device, also starts copying
+    /// the batch to it.
     ///
     /// # Errors
     ///
-    /// As [`request`](Self::request); [`Error::Fault`] if the device fails.
+    /// See [`request`](Self::request); also [`Error::Fault`] if the device fails.
     pub(crate) fn request_batch(&self, batch: Option<&Batch>, status: Status) -> Result<Request> {
         let groups = batch.map_or(&[][..], Batch::groups);
         let Store::Device(store) = &self.store else { return self.request(groups, status) };
@@ -380,7 +384,7 @@ impl Embeddings {
         Ok(Request { exchange: self.exchange.request(encoded, status)?, staged })
     }
 
-    /// What a batch looks up.
+    /// Returns the lookups of a batch.
     fn lookups(&self, groups: &[Group]) -> Result<Vec<GroupLookup>> {
         let next_feature = |next: &mut usize, group: &Group| {
             *next += group.features().len();
@@ -392,13 +396,13 @@ impl Embeddings {
             let groups = groups.par_iter().zip(first_features).with_max_len(1);
             let lookups: Vec<_> =
                 groups.map(|(group, first)| GroupLookup::new(group, first, layout)).collect();
-            // Of several errors the first group's.
+            // If several groups have errors, the error of the first group is returned.
             lookups.into_iter().collect()
         })
     }
 
-    /// Tells all ranks, in place of a request, that this one has no batch yet. Returns their statuses, by rank. A request
-    /// follows, or this once more, unless a rank has failed.
+    /// Tells all ranks, instead of sending a request, that this rank has no batch yet. Returns the statuses of all
+    /// ranks, by rank. The next call must be a request or this function again, unless a rank has failed.
     ///
     /// # Errors
     ///
@@ -407,7 +411,7 @@ impl Embeddings {
         self.exchange.say_waiting()
     }
 
-    /// Waits until all ranks have made their requests. Returns their statuses.
+    /// Waits until all ranks have made their requests. Returns their statuses, by rank.
     ///
     /// # Errors
     ///
@@ -416,7 +420,7 @@ impl Embeddings {
         self.exchange.announce(&mut request.exchange)
     }
 
-    /// The tables in memory.
+    /// Returns the tables in host memory.
     ///
     /// # Errors
     ///
@@ -428,7 +432,7 @@ impl Embeddings {
         }
     }
 
-    /// The tables on a device, if they are there: the model takes another way then.
+    /// Returns the tables on a device, or `None` if they are in host memory.
     pub(crate) fn on_device(&self) -> Option<DeviceEmbeddings<'_>> {
         match &self.store {
             Store::Host(_) => None,
@@ -436,18 +440,18 @@ impl Embeddings {
         }
     }
 
-    /// The tables on a device.
+    /// Returns the tables on a device.
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`] if they are in memory.
+    /// [`Error::Collective`] if they are in host memory.
     pub(crate) fn device(&self) -> Result<DeviceEmbeddings<'_>> {
         self.on_device().ok_or_else(|| elsewhere(IN_MEMORY))
     }
 
-    /// Updates every shard of this rank: the gradient of an id is summed over all places of all ranks where it was
-    /// looked up, then its row is updated once. `sent` is what [`send_gradients`](HostEmbeddings::send_gradients) gave
-    /// for the same gradients.
+    /// Updates every shard of this rank: the gradients of an id are summed over all its lookups on all ranks, then
+    /// its row is updated once. `sent` is the result of [`send_gradients`](HostEmbeddings::send_gradients) for the
+    /// same gradients.
     ///
     /// # Errors
     ///
@@ -455,7 +459,7 @@ impl Embeddings {
     ///
     /// # Panics
     ///
-    /// If the gradients are not those of `lookups`, or the tables' state is that of another optimizer.
+    /// If the gradients do not belong to `lookups`, or the tables' state belongs to another optimizer.
     pub fn update(
         &mut self,
         lookups: &Lookups,
@@ -474,12 +478,12 @@ impl Embeddings {
         Ok(())
     }
 
-    /// Updates every shard of this rank that is on a device, as [`update`](Self::update) does; where `permit`, one `int`
-    /// on the device, is 0, nothing changes.
+    /// Updates every shard of this rank on a device, as [`update`](Self::update) does. If `permit` (one `int` on
+    /// the device) is 0, nothing changes.
     ///
     /// # Errors
     ///
-    /// As [`update`](Self::update); [`Error::Fault`] if the device fails.
+    /// See [`update`](Self::update); also [`Error::Fault`] if the device fails.
     pub(crate) fn update_on_device(
         &mut self,
         lookup: &DeviceLookup,
@@ -504,7 +508,7 @@ impl Embeddings {
 }
 
 impl<'a> HostEmbeddings<'a> {
-    /// Looks up what all ranks asked for.
+    /// Looks up the requests of all ranks.
     ///
     /// # Errors
     ///
@@ -515,12 +519,12 @@ impl<'a> HostEmbeddings<'a> {
         Ok(Lookups { groups, exchanged })
     }
 
-    /// A sequence feature's vectors as the attention kernel reads them.
+    /// Returns a sequence feature's vectors in the form that the attention kernel reads.
     pub(crate) fn sequence(self, feature: &'a FeatureLookup) -> Sequence<'a> {
         feature.sequence(self.all.exchange.whole(feature.table).and_then(|shard| self.store.table(shard)))
     }
 
-    /// Begins to send the gradients of `lookups` to the owners.
+    /// Starts sending the gradients of `lookups` to the owners.
     ///
     /// # Errors
     ///
@@ -533,11 +537,11 @@ impl<'a> HostEmbeddings<'a> {
 }
 
 impl DeviceEmbeddings<'_> {
-    /// Looks up what all ranks asked for, on a device.
+    /// Looks up the requests of all ranks, on a device.
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] if another rank fails, [`Error::Fault`] if the device does.
+    /// [`Error::RankLost`] if another rank fails, [`Error::Fault`] if the device fails.
     pub(crate) fn lookup(self, request: Request) -> Result<DeviceLookup> {
         let Request { exchange, staged } = request;
         let (mut staged, destinations) = staged.expect("what is looked up has a batch");
@@ -551,11 +555,11 @@ impl DeviceEmbeddings<'_> {
         Ok(DeviceLookup { staged, looked_up, travelled: Some(travelled) })
     }
 
-    /// Begins to send the gradients of a device's lookups to the owners.
+    /// Starts sending the gradients of a device's lookups to the owners.
     ///
     /// # Errors
     ///
-    /// As [`lookup`](Self::lookup).
+    /// See [`lookup`](Self::lookup).
     pub(crate) fn send_gradients(
         self,
         lookup: &DeviceLookup,
@@ -571,7 +575,7 @@ impl DeviceEmbeddings<'_> {
 const IN_MEMORY: &str = "the tables are in memory";
 const ON_DEVICE: &str = "the tables are on a device";
 
-/// A step was taken with tables that are elsewhere.
+/// Returns the error of a step for tables in another kind of memory.
 fn elsewhere(message: &str) -> Error {
     Error::collective("step of tables", message)
 }

@@ -1,31 +1,31 @@
-//! Bytes that ranks send to each other.
+//! The bytes that ranks send to each other.
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes that a rank sent to others, by what they were.
+/// The bytes that a rank sent to other ranks, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SentBytes {
-    /// Table rows of distinct rows' ids.
+    /// Requests: the table rows of the ids of distinct rows.
     pub requests: u64,
-    /// Pooled rows, and the vectors of sequences' elements.
+    /// Answers: pooled rows, and the vectors of sequences' elements.
     pub answers: u64,
-    /// The gradients of both.
+    /// The gradients of the answers.
     pub gradients: u64,
-    /// The gradients of the dense part, which are no embeddings': `2 (W - 1) / W` times their bytes in each
-    /// step on W ranks, what a rank sends in an all-reduce on a ring (Patarasuk and Yuan 2009).
+    /// The gradients of the dense part: `2 (W - 1) / W` times their size per step on W ranks, the bytes that a rank
+    /// sends in a ring all-reduce (Patarasuk and Yuan 2009).
     pub dense: u64,
 }
 
 impl SentBytes {
-    /// By name.
+    /// Returns the bytes with the names of their kinds.
     pub fn named(&self) -> [(&'static str, u64); 4] {
         let Self { requests, answers, gradients, dense } = *self;
         [("requests", requests), ("answers", answers), ("gradients", gradients), ("dense", dense)]
     }
 }
 
-/// In the order of [`SentBytes::named`].
+/// Creates the counts from an array in the order of [`SentBytes::named`].
 impl From<[u64; 4]> for SentBytes {
     fn from([requests, answers, gradients, dense]: [u64; 4]) -> Self {
         Self { requests, answers, gradients, dense }
@@ -41,7 +41,7 @@ impl std::ops::Add for SentBytes {
     }
 }
 
-/// What was sent since an earlier count.
+/// Subtracts an earlier count.
 impl std::ops::Sub for SentBytes {
     type Output = Self;
 

@@ -1,4 +1,4 @@
-//! Where the parts of tables are, and what is stored of them.
+//! The placement of the parts of tables, and their buffers in checkpoints.
 
 use std::ops::Range;
 
@@ -10,27 +10,27 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shard {
-    /// The table, by number: as [`tables_of`] the features gives them.
+    /// The index of the table in the order of [`tables_of`].
     pub table: usize,
     /// The rank that holds it.
     pub rank: u32,
-    /// Its rows.
+    /// The range of its rows.
     pub rows: Range<u64>,
-    /// Its columns.
+    /// The range of its columns.
     pub columns: Range<u64>,
 }
 
 impl Shard {
-    /// All of a table on a rank.
+    /// Returns a shard with all of a table.
     pub fn whole(table: usize, config: &TableConfig, rank: u32) -> Self {
         Self { table, rank, rows: 0..config.rows, columns: 0..config.dim }
     }
 
-    /// The shards of a plan, in the order of the tables of `features`.
+    /// Returns the shards of a plan, in the order of the tables of `features`.
     ///
     /// # Errors
     ///
-    /// [`onefold_sharding::Error::Invalid`] if the plan is not valid or not one of exactly these tables.
+    /// [`onefold_sharding::Error::Invalid`] if the plan is not valid or does not contain exactly these tables.
     pub fn of_plan(plan: &Plan, features: &[FeatureConfig]) -> onefold_sharding::Result<Vec<Self>> {
         let (tables, _) = tables_of(features);
         plan.check_configs(&tables)?;
@@ -48,52 +48,52 @@ impl Shard {
         Ok(shards)
     }
 
-    /// Whether it is all of its table.
+    /// Returns whether the shard contains all of its table.
     pub fn is_whole(&self, config: &TableConfig) -> bool {
         self.rows == (0..config.rows) && self.columns == (0..config.dim)
     }
 
-    /// Whether it holds the same numbers as `other`, which is then a replica on another rank.
+    /// Returns whether the shard has the same table, rows and columns as `other`: then they are replicas.
     pub fn is_replica_of(&self, other: &Self) -> bool {
         (self.table, &self.rows, &self.columns) == (other.table, &other.rows, &other.columns)
     }
 }
 
-/// One of a shard's buffers as a checkpoint holds it: `[rows, columns]`, row-major.
+/// A buffer of a shard in a checkpoint: `[rows, columns]`, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
     /// `weight`, or the name of the optimizer's state.
     pub name: &'static str,
-    /// Type of a value.
+    /// The type of a value.
     pub dtype: Dtype,
-    /// Values per row.
+    /// The number of values per row.
     pub columns: usize,
-    /// Whether a row has values for each of its columns (one or several after each other), and not one for all of them.
+    /// Whether a row has one or several values per column of the shard, instead of one value for all columns.
     pub by_column: bool,
 }
 
 impl Buffer {
-    /// How rows are used, a byte of bits for each.
+    /// The usage of rows, a byte per row.
     pub(super) const USAGE: Self = Self { name: "usage", dtype: Dtype::U8, columns: 1, by_column: false };
 
-    /// Whether it says how rows are used.
+    /// Returns whether this buffer contains the usage of rows.
     pub(crate) fn is_usage(&self) -> bool {
         *self == Self::USAGE
     }
 
-    /// Bytes of a row.
+    /// Returns the number of bytes per row.
     pub fn row_bytes(&self) -> usize {
         self.columns * self.dtype.size()
     }
 }
 
-/// Rows of a shard, counted from its first one.
+/// A set of rows of a shard, relative to its first row.
 #[derive(Debug, Clone, Copy)]
 pub enum RowSet<'a> {
-    /// All.
+    /// All rows.
     All,
-    /// So many from the first one on.
+    /// The first rows, as many as given.
     First(usize),
-    /// These.
+    /// The given rows.
     Chosen(&'a [u32]),
 }

@@ -1,4 +1,4 @@
-//! The shards that one rank holds, in this machine's memory.
+//! The shards of one rank in host memory.
 
 use std::io;
 
@@ -11,17 +11,17 @@ use super::update::{self, Contribution};
 use super::usage::Usage;
 use crate::config::TableOptimizerConfig;
 
-/// A rank's shards, each a table of its own.
+/// A rank's shards, each stored as a table.
 #[derive(Debug)]
 pub(super) struct HostStore {
-    /// By shard of the plan: its number among `tables`, if it is here.
+    /// For each shard of the plan, its index in `tables` if it is on this rank.
     places: Vec<Option<usize>>,
     tables: Vec<Table>,
     usage: Vec<Usage>,
 }
 
 impl HostStore {
-    /// The shards of `rank` with their initial weights.
+    /// Creates the shards of `rank` with their initial weights.
     pub(super) fn new(
         configs: &[TableConfig],
         shards: &[Shard],
@@ -32,7 +32,7 @@ impl HostStore {
         Self::made(shards, rank, |shard| Table::initial(&configs[shard.table], optimizer, seed, shard))
     }
 
-    /// The shards of `rank`, all of whose weights are one value: quicker to make, for measurements.
+    /// Creates the shards of `rank` with constant weights, which are faster to create: for measurements.
     pub(super) fn alike(
         configs: &[TableConfig],
         shards: &[Shard],
@@ -50,7 +50,7 @@ impl HostStore {
         Self::of(tables.map(table).collect(), shards.iter().map(place).collect())
     }
 
-    /// Whole tables, each a shard.
+    /// Creates a store of whole tables, each of which is one shard.
     pub(super) fn of_whole(tables: Vec<Table>) -> Self {
         let places = (0..tables.len()).map(Some).collect();
         Self::of(tables, places)
@@ -61,7 +61,7 @@ impl HostStore {
         Self { places, tables, usage }
     }
 
-    /// A shard by its number in the plan, if it is here.
+    /// Returns a shard by its index in the plan, if it is on this rank.
     pub(super) fn table(&self, shard: usize) -> Option<&Table> {
         self.places[shard].map(|place| &self.tables[place])
     }
@@ -70,8 +70,9 @@ impl HostStore {
         self.places[shard].expect("the shard is one that this rank holds")
     }
 
-    /// Updates shards on the threads of the caller, in step `step`: each looked-up row once, with the sum of its
-    /// gradients over all of the shard's contributions, in their order. `work` is by shard of the plan.
+    /// Updates shards on the caller's threads in step `step`. Each row that was looked up is updated once, with the
+    /// sum of its gradients over all contributions to its shard, in order. `work` contains shards by their index in
+    /// the plan.
     pub(super) fn update(
         &mut self,
         work: Vec<(usize, Contribution<'_>)>,
@@ -86,18 +87,18 @@ impl HostStore {
         });
     }
 
-    /// How the rows of a shard are used.
+    /// Returns the usage of a shard's rows.
     pub(super) fn usage(&self, shard: usize) -> &Usage {
         &self.usage[self.held(shard)]
     }
 
-    /// The same, to be changed.
+    /// Returns the mutable usage of a shard's rows.
     pub(super) fn usage_mut(&mut self, shard: usize) -> &mut Usage {
         let place = self.held(shard);
         &mut self.usage[place]
     }
 
-    /// As [`Embeddings::read`](super::Embeddings::read).
+    /// See [`Embeddings::read`](super::Embeddings::read).
     pub(super) fn read(
         &self,
         shard: usize,
@@ -108,7 +109,7 @@ impl HostStore {
         self.tables[self.held(shard)].read(buffer, rows, sink)
     }
 
-    /// As [`Embeddings::write`](super::Embeddings::write).
+    /// See [`Embeddings::write`](super::Embeddings::write).
     pub(super) fn write(
         &mut self,
         shard: usize,
@@ -120,7 +121,7 @@ impl HostStore {
         self.tables[place].write(buffer, rows, source)
     }
 
-    /// As [`Embeddings::buffers`](super::Embeddings::buffers).
+    /// See [`Embeddings::buffers`](super::Embeddings::buffers).
     pub(super) fn buffers(&self, shard: usize) -> Vec<Buffer> {
         self.tables[self.held(shard)].buffers()
     }

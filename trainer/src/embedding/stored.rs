@@ -1,4 +1,4 @@
-//! What a checkpoint holds of the tables: reading and writing it, and which rows are in use.
+//! The contents of the tables in checkpoints: reading and writing them, and which rows are in use.
 
 use std::io;
 
@@ -10,27 +10,28 @@ use super::usage::Usage;
 use super::{Embeddings, Store, table, update};
 use crate::config::TableOptimizerConfig;
 
-/// A shard's buffers by number.
+/// The indices of a shard's buffers.
 const WEIGHTS: usize = 0;
 const STATE: usize = 1;
 const USAGE: usize = 2;
-/// Rows whose initial values are in memory together.
+/// The maximum number of evicted rows whose initial values are in memory at a time.
 const EVICTED_AT_ONCE: usize = 1 << 16;
 
 impl Embeddings {
-    /// The same tables, whose checkpoints hold how rows are used: [`evict`](Self::evict) goes on from them.
+    /// Returns the same tables, but with the usage of rows in their checkpoints, so that [`evict`](Self::evict) can
+    /// continue from a checkpoint.
     #[must_use]
     pub(crate) fn storing_usage(self) -> Self {
         Self { stores_usage: true, ..self }
     }
 
-    /// Gives the rows of this rank that were looked up before the last eviction, and not since, the initial values from
-    /// `seed` and an optimizer state of zero. Returns how many there were, on all ranks together each row of a table
-    /// once. The next eviction looks at what is looked up from now on.
+    /// Evicts the rows of this rank that were not looked up since the last eviction: resets their weights to the
+    /// initial values from `seed` and their optimizer state to zero. Returns the number of evicted rows. Shards
+    /// with the same rows are counted once over all ranks. The next eviction considers lookups from now on.
     ///
     /// # Errors
     ///
-    /// The error of writing to a device.
+    /// Returns an error if writing to a device fails.
     pub(crate) fn evict(&mut self, seed: u64) -> io::Result<u64> {
         let mut count = 0;
         for number in (0..self.shards.len()).filter(|number| self.holds(*number)).collect::<Vec<_>>() {
@@ -58,13 +59,14 @@ impl Embeddings {
         Ok(count)
     }
 
-    /// Rows of this rank that were looked up and not evicted since; on all ranks together each row of a table once.
+    /// Returns the number of rows of this rank that were looked up and not evicted since. Shards with the same rows
+    /// are counted once over all ranks.
     pub(crate) fn rows_in_use(&self) -> u64 {
         let own = (0..self.shards.len()).filter(|number| self.holds(*number) && self.counts_rows_of(*number));
         own.map(|number| self.usage(number, Usage::in_use)).sum()
     }
 
-    /// Of shards with the same rows, replicas and columns, whether this is the first.
+    /// Returns whether this shard is the first of all shards with the same rows (replicas and column shards).
     fn counts_rows_of(&self, number: usize) -> bool {
         let same_rows = |a: &Shard, b: &Shard| (a.table, &a.rows) == (b.table, &b.rows);
         !self.shards[..number].iter().any(|other| same_rows(other, &self.shards[number]))
@@ -84,18 +86,18 @@ impl Embeddings {
         }
     }
 
-    /// The rows of a shard that changed since [`clear_touched`](Self::clear_touched), ascending; the shard is one that
-    /// this rank [holds](Self::holds).
+    /// Returns the rows of a shard that changed since [`clear_touched`](Self::clear_touched), ascending. This rank
+    /// must [hold](Self::holds) the shard.
     pub(crate) fn touched(&self, shard: usize) -> Vec<u32> {
         self.usage(shard, Usage::touched)
     }
 
-    /// Counts rows of a shard as changed.
+    /// Marks rows of a shard as changed.
     pub(crate) fn touch(&mut self, shard: usize, rows: &[u32]) {
         self.usage_mut(shard).touch(rows);
     }
 
-    /// Counts no row as changed.
+    /// Clears the sets of changed rows.
     pub(crate) fn clear_touched(&mut self) {
         for number in 0..self.shards.len() {
             if self.holds(number) {
@@ -104,7 +106,7 @@ impl Embeddings {
         }
     }
 
-    /// All that a checkpoint holds of a shard, by its number, the weights first.
+    /// Returns all buffers of a shard that a checkpoint contains; the weights are the first.
     pub fn buffers(&self, shard: usize) -> Vec<Buffer> {
         let mut buffers = match &self.store {
             Store::Host(store) => store.buffers(shard),
@@ -114,12 +116,12 @@ impl Embeddings {
         buffers
     }
 
-    /// Reads rows of a shard's buffer, both by number; the shard is one that this rank [holds](Self::holds). `sink`
-    /// gets the rows in order, as many at a time as stand together in memory.
+    /// Reads rows of a buffer of a shard. This rank must [hold](Self::holds) the shard. `sink` receives the rows in
+    /// order, as many per call as are contiguous in memory.
     ///
     /// # Errors
     ///
-    /// The first error of `sink`, or of reading from a device.
+    /// Returns the first error of `sink`, or of reading from a device.
     pub fn read(
         &self,
         shard: usize,
@@ -136,12 +138,12 @@ impl Embeddings {
         }
     }
 
-    /// Writes rows of a shard's buffer: `source` fills the rows in order, as many at a time as stand together in
+    /// Writes rows of a shard's buffer. `source` fills the rows in order, as many per call as are contiguous in
     /// memory.
     ///
     /// # Errors
     ///
-    /// The first error of `source`, or of writing to a device.
+    /// Returns the first error of `source`, or of writing to a device.
     pub fn write(
         &mut self,
         shard: usize,
@@ -162,7 +164,7 @@ impl Embeddings {
         }
     }
 
-    /// The numbers of rows of a shard.
+    /// Returns the indices of rows of a shard.
     fn numbers(&self, shard: usize, rows: RowSet<'_>) -> Vec<u32> {
         let all = &self.shards[shard].rows;
         match rows {
@@ -172,11 +174,11 @@ impl Embeddings {
         }
     }
 
-    /// The weights of a table that is whole on this rank, `[rows, dim]`; `None` if it is not.
+    /// Returns the weights of a table, `[rows, dim]`, or `None` if the table is not whole on this rank.
     ///
     /// # Errors
     ///
-    /// The error of reading from a device.
+    /// Returns an error if reading from a device fails.
     pub fn weights(&self, table: usize) -> io::Result<Option<Vec<f32>>> {
         let Some(shard) = self.exchange.whole(table) else { return Ok(None) };
         let mut bytes = Vec::new();
@@ -188,7 +190,7 @@ impl Embeddings {
     }
 }
 
-/// What a file holds of a whole table, with how rows are used or without.
+/// Returns the buffers that a file contains of a whole table, optionally with the usage of rows.
 pub(crate) fn whole_buffers(
     config: &TableConfig,
     optimizer: &TableOptimizerConfig,
@@ -200,9 +202,9 @@ pub(crate) fn whole_buffers(
     buffers
 }
 
-/// Stored weights as floats.
+/// Converts stored weights to 32-bit floats.
 pub(super) fn widened(dtype: DataType, bytes: &[u8]) -> Vec<f32> {
-    // The bytes may stand anywhere in a buffer.
+    // The bytes may be unaligned.
     let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect::<Vec<_>>();
     match dtype {
         DataType::Fp32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),

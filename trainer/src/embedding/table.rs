@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// The salt of hashed ids.
 const HASH_SALT: u64 = onefold_sharding::HASH_SALT;
 
-/// An embedding table, or a shard of one: `rows × dim` weights, and what its optimizer keeps for every row, in single
+/// An embedding table, or a shard of a table: `rows × dim` weights, and the optimizer state of every row in single
 /// precision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
@@ -26,14 +26,14 @@ pub struct Table {
     dim: usize,
     weights: Weights,
     state: Vec<f32>,
-    /// Which table of which model it is, for the noise of its rounding.
+    /// The seed of its rounding noise; `stream` is the index of the table in the model.
     seed: u64,
     stream: u64,
-    /// The first row and column of the whole table that it has.
+    /// The first row and column within the whole table.
     origin: (u64, u64),
 }
 
-/// Weights in memory.
+/// Weights in memory, in the table's type.
 #[derive(Debug, Clone, PartialEq)]
 enum Weights {
     Fp32(Vec<f32>),
@@ -74,9 +74,9 @@ impl Weights {
     }
 }
 
-/// What a checkpoint holds of a shard of `dim` columns, whose optimizer keeps `state_width` values a row.
+/// Returns the buffers of a shard with `dim` columns whose optimizer keeps `state_width` values per row.
 pub(crate) fn shard_buffers(config: &TableConfig, dim: usize, state_width: usize) -> Vec<Buffer> {
-    // Row-wise Adagrad keeps one value a row; the others keep none, or as many as there are columns, or twice that.
+    // Row-wise Adagrad keeps one value per row. Other optimizers keep no, one or two values per column.
     let by_column = state_width != 1 || dim == 1;
     vec![
         Buffer { name: "weight", dtype: stored_dtype(config), columns: dim, by_column: true },
@@ -84,7 +84,7 @@ pub(crate) fn shard_buffers(config: &TableConfig, dim: usize, state_width: usize
     ]
 }
 
-/// What the files call the type of a table's weights.
+/// Returns the type of a table's weights in files.
 pub(crate) fn stored_dtype(config: &TableConfig) -> Dtype {
     match config.dtype {
         DataType::Fp32 => Dtype::F32,
@@ -94,15 +94,15 @@ pub(crate) fn stored_dtype(config: &TableConfig) -> Dtype {
 }
 
 impl Table {
-    /// A shard of table `number` of a model, with weights uniform in ±1/√rows (TorchRec's default) from `seed` and the
-    /// state that `optimizer` needs, zero. Weights of 16 bits are the nearest ones. `config` is that of the whole
-    /// table; every weight has the same initial value however the table is divided.
+    /// Creates a shard with initial weights, uniform in ±1/√rows (TorchRec's default) from `seed`, and with zero
+    /// state for `optimizer`. 16-bit weights are rounded to nearest. `config` describes the whole table; the
+    /// initial value of a weight does not depend on how the table is divided.
     pub fn initial(config: &TableConfig, optimizer: &TableOptimizerConfig, seed: u64, shard: &Shard) -> Self {
         let width = rule(optimizer, 1).state_width((shard.columns.end - shard.columns.start) as usize);
         Self::of_shard(config, seed, shard, width)
     }
 
-    /// A shard all of whose weights are one value.
+    /// Creates a shard with constant weights.
     pub(super) fn alike(config: &TableConfig, optimizer: &TableOptimizerConfig, shard: &Shard) -> Self {
         const WEIGHT: f32 = 0.01;
         let (rows, dim) = (shard.rows.end - shard.rows.start, shard.columns.end - shard.columns.start);
@@ -116,7 +116,7 @@ impl Table {
             },
             config: TableConfig { rows, dim, ..config.clone() },
             dim: dim as usize,
-            // Written, so that reads do not all find the one page of zeros that memory begins as.
+            // Nonzero values force the memory to be allocated; otherwise, all reads would hit the shared zero page.
             state: vec![f32::MIN_POSITIVE; rows as usize * width],
             seed: 0,
             stream: shard.table as u64,
@@ -124,7 +124,7 @@ impl Table {
         }
     }
 
-    /// The same with `state_width` zeros of optimizer state for every row.
+    /// Creates a shard with initial weights and `state_width` zeros of optimizer state per row.
     pub(super) fn of_shard(config: &TableConfig, seed: u64, shard: &Shard, state_width: usize) -> Self {
         let (bound, mut rng) = (initial_bound(config), generator(seed, shard));
         let (rows, dim) = (shard.rows.end - shard.rows.start, shard.columns.end - shard.columns.start);
@@ -149,8 +149,9 @@ impl Table {
         }
     }
 
-    /// A table of given weights, `[rows, dim]` row-major, which become the nearest ones of the table's type, and
-    /// optimizer state, `[rows, width]`; `None` if their sizes differ from the configuration's.
+    /// Creates a table from weights, `[rows, dim]` row-major, which are rounded to the nearest values of the
+    /// table's type, and from optimizer state, `[rows, width]`. Returns `None` if the sizes do not match the
+    /// configuration.
     pub fn from_parts(config: &TableConfig, weights: Vec<f32>, state: Vec<f32>) -> Option<Self> {
         let (rows, size) = (config.rows as usize, (config.rows * config.dim) as usize);
         let fits = weights.len() == size && state.len().is_multiple_of(rows);
@@ -168,27 +169,27 @@ impl Table {
         })
     }
 
-    /// The table's configuration.
+    /// Returns the table's configuration.
     pub fn config(&self) -> &TableConfig {
         &self.config
     }
 
-    /// The weights, `[rows, dim]` row-major.
+    /// Returns the weights, `[rows, dim]` row-major.
     pub fn weights(&self) -> Elements<'_> {
         self.weights.elements()
     }
 
-    /// Weights and state, to be updated.
+    /// Returns the mutable weights and state.
     pub(super) fn values_mut(&mut self) -> (ElementsMut<'_>, &mut [f32]) {
         (self.weights.elements_mut(), &mut self.state)
     }
 
-    /// The noise with which step `step` is rounded, the same for a whole table and for its shards.
+    /// Returns the rounding noise of step `step`, which is the same for a whole table and for its shards.
     pub(super) fn noise(&self, step: u64) -> Noise {
         Noise::new(self.seed, step, self.stream).of_shard(self.origin.0, self.origin.1)
     }
 
-    /// The optimizer's state, `[rows, width]`: one accumulator a row for row-wise Adagrad.
+    /// Returns the optimizer's state, `[rows, width]`: for row-wise Adagrad, one accumulator per row.
     pub fn accumulators(&self) -> &[f32] {
         &self.state
     }
@@ -198,8 +199,8 @@ impl Table {
     }
 }
 
-/// The bytes of initial weights of some rows of a shard, counted from its first one: those that
-/// [`Table::of_shard`] gives them.
+/// Returns the bytes of the initial weights of some rows of a shard, as created by [`Table::of_shard`]. The rows
+/// are relative to the shard's first row.
 pub(super) fn initial_rows(config: &TableConfig, seed: u64, shard: &Shard, rows: &[u32]) -> Vec<u8> {
     let (bound, mut rng) = (initial_bound(config), generator(seed, shard));
     let values = rows.iter().flat_map(|row| {
@@ -211,23 +212,24 @@ pub(super) fn initial_rows(config: &TableConfig, seed: u64, shard: &Shard, rows:
     Weights::new(config.dtype, values).elements().bytes().to_vec()
 }
 
-/// Initial weights are uniform in ± this.
+/// Returns the bound of the uniform distribution of initial weights.
 fn initial_bound(config: &TableConfig) -> f32 {
     1.0 / (config.rows as f32).sqrt()
 }
 
-/// What gives the initial weights of a table.
+/// Returns the random generator of a table's initial weights.
 fn generator(seed: u64, shard: &Shard) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(shard.table as u64);
     rng
 }
 
-/// The table row of every id of `feature`, each computed once however many rows of the batch share it.
+/// Returns the table row of every value of `feature`. Values that several rows of the batch share are computed
+/// once.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] for an id that the table has no row for.
+/// [`Error::Fault`] if an id has no row in the table.
 pub(super) fn table_rows(config: &FeatureConfig, feature: &Feature) -> Result<Vec<u32>> {
     let rows = config.rows;
     match config.ids {
@@ -237,7 +239,7 @@ pub(super) fn table_rows(config: &FeatureConfig, feature: &Feature) -> Result<Ve
             Ok(ids.into_iter().map(|id| id as u32).collect())
         }
         IdPolicy::Checked => {
-            // The largest as an unsigned number: negative ids are larger than all others.
+            // Compares as unsigned numbers: negative ids are larger than all others.
             let largest = feature.values().iter().fold(0, |largest, &id| (id as u64).max(largest));
             if largest >= rows
                 && let Some(&id) = feature.values().iter().find(|&&id| id as u64 >= rows)
@@ -250,12 +252,12 @@ pub(super) fn table_rows(config: &FeatureConfig, feature: &Feature) -> Result<Ve
 }
 
 impl Table {
-    /// All that a checkpoint holds of the table, the weights first.
+    /// Returns all buffers that a checkpoint contains of the table; the weights are the first.
     pub(super) fn buffers(&self) -> Vec<Buffer> {
         shard_buffers(&self.config, self.dim, self.state_width())
     }
 
-    /// Gives rows of a buffer to `sink`, all of them at once or one by one.
+    /// Passes rows of a buffer to `sink`: chosen rows one by one, otherwise all at once.
     pub(super) fn read(
         &self,
         buffer: usize,
@@ -273,7 +275,7 @@ impl Table {
         }
     }
 
-    /// Lets `source` fill rows of a buffer, all of them at once or one by one.
+    /// Lets `source` fill rows of a buffer: chosen rows one by one, otherwise all at once.
     pub(super) fn write(
         &mut self,
         buffer: usize,
@@ -294,7 +296,7 @@ impl Table {
         }
     }
 
-    /// Values of optimizer state per row.
+    /// Returns the number of values of optimizer state per row.
     fn state_width(&self) -> usize {
         self.state.len() / self.config.rows as usize
     }

@@ -25,7 +25,7 @@ fn config(feature: &str, pooling: Pooling) -> FeatureConfig {
     FeatureConfig { feature, table: None, rows: ROWS, dim: DIM as u64, pooling, target, ids, dtype }
 }
 
-/// The table of each of three features: their own, or shared ones.
+/// The table of each of three features: separate or shared.
 const SHARING: [[usize; 3]; 4] = [[0, 1, 2], [0, 1, 0], [0, 1, 1], [0, 0, 0]];
 
 fn configs(dtype: DataType, table_of: [usize; 3]) -> [FeatureConfig; 3] {
@@ -38,7 +38,7 @@ fn sharing() -> impl Strategy<Value = [usize; 3]> {
     prop::sample::select(SHARING.to_vec())
 }
 
-/// The table of a feature.
+/// Returns the table of a feature.
 fn table_of(config: &FeatureConfig) -> TableConfig {
     tables_of(std::slice::from_ref(config)).0.remove(0)
 }
@@ -47,7 +47,7 @@ fn dtypes() -> impl Strategy<Value = DataType> {
     prop::sample::select(vec![DataType::Fp32, DataType::Bf16, DataType::Fp16])
 }
 
-/// The distance from a number to the next one of a type.
+/// Returns the distance from a value to the next value of a type.
 fn step(dtype: DataType, value: f64) -> f64 {
     match dtype {
         DataType::Fp32 => 0.0,
@@ -56,7 +56,7 @@ fn step(dtype: DataType, value: f64) -> f64 {
     }
 }
 
-/// Seven samples of three features, in which lists repeat and slide.
+/// Seven samples of three features, with lists that repeat and slide.
 fn groups() -> impl Strategy<Value = Group> {
     let lists = || {
         let random = prop::collection::vec(prop::collection::vec(0_i64..10, 0..6), 7);
@@ -71,13 +71,13 @@ fn groups() -> impl Strategy<Value = Group> {
     })
 }
 
-/// The gradient of a sample's pooled vector of feature `f` at dimension `d`.
+/// Returns the gradient of a sample's pooled vector of feature `f` in dimension `d`.
 fn upstream(sample: usize, f: usize, d: usize) -> f32 {
     (sample + 2 * f + 1) as f32 / (d + 1) as f32
 }
 
-/// The definition in double precision on samples: pooled vectors, and the tables after an SGD step of rate 0.1, where
-/// the gradient of an element of feature b is that of its sample.
+/// Computes by the definition, in double precision on samples: pooled vectors, and the tables after an SGD step
+/// with rate 0.1. The gradient of an element of feature b is the gradient of its sample.
 fn naive(group: &Group, configs: &[FeatureConfig], before: &[Vec<f32>]) -> (Vec<f64>, Vec<Vec<f64>>) {
     let (_, table_of) = tables_of(configs);
     let mut pooled = Vec::new();
@@ -104,8 +104,8 @@ fn naive(group: &Group, configs: &[FeatureConfig], before: &[Vec<f32>]) -> (Vec<
     (pooled, updated)
 }
 
-/// What autograd and the attention kernel would give for [`upstream`], folded to the lookup's rows and values. The
-/// group's samples are those from number `first` on.
+/// Returns the gradients that autograd and the attention kernel would compute from [`upstream`], summed by the
+/// lookup's rows and values. The group's first sample has the number `first`.
 fn gradients(group: &Group, lookup: &Lookup, first: usize) -> LookupGradients {
     let mut pooled = vec![0.0; lookup.pooled.len()];
     let mut sequence = vec![0.0; lookup.sequences[0].table_rows.len() * DIM];
@@ -126,7 +126,7 @@ fn gradients(group: &Group, lookup: &Lookup, first: usize) -> LookupGradients {
     LookupGradients { pooled, sequences: vec![sequence] }
 }
 
-/// Whole tables on one rank.
+/// Returns whole tables on one rank.
 fn alone(
     configs: &[FeatureConfig],
     optimizer: &TableOptimizerConfig,
@@ -195,8 +195,8 @@ proptest! {
     }
 }
 
-/// Rows that several features look up are updated once, by the sum of all gradients: as if one feature had the samples
-/// of all.
+/// Rows that several features look up are updated once, with the sum of all gradients, as if one feature had the
+/// samples of all of them.
 #[test]
 fn a_shared_row_is_updated_once() {
     let (a, b) = ([vec![3_i64, 5], vec![5, 5], vec![]], [vec![5_i64], vec![1, 3], vec![9]]);
@@ -207,7 +207,7 @@ fn a_shared_row_is_updated_once() {
     let both = group(vec![feature("a", &a), feature("b", &b)]);
     let one = group(vec![feature("t", &[a, b].concat())]);
     let gradient: Vec<f32> = (0..6 * DIM).map(|i| (i % 5) as f32 - 1.5).collect();
-    // The same by sample and feature.
+    // The same gradients, ordered by sample and feature.
     let by_sample = (0..3).flat_map(|sample| [sample, 3 + sample]);
     let of_both: Vec<f32> = by_sample.flat_map(|row| gradient[row * DIM..(row + 1) * DIM].to_vec()).collect();
     let kinds =
@@ -261,7 +261,7 @@ fn jobs() -> impl Strategy<Value = (Vec<Shard>, Vec<Group>)> {
     })
 }
 
-/// All of a shard's buffers.
+/// Returns the contents of all buffers of a shard.
 fn stored(embeddings: &Embeddings, shard: usize) -> Vec<u8> {
     let mut all = Vec::new();
     for buffer in 0..embeddings.buffers(shard).len() {
@@ -274,7 +274,7 @@ fn stored(embeddings: &Embeddings, shard: usize) -> Vec<u8> {
     all
 }
 
-/// Runs `work` on every rank of a job, each on a thread; what it returned, by rank.
+/// Runs `work` on every rank of a job, each on a separate thread. Returns the results, by rank.
 fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Collectives>) -> T + Sync) -> Vec<T> {
     let collectives = crate::distributed::threads(ranks as u32, std::time::Duration::from_secs(300));
     std::thread::scope(|scope| {
@@ -285,15 +285,15 @@ fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Collectives>) -> T + Sy
     })
 }
 
-/// What a rank saw and has after three steps.
+/// The lookups and the shards of a rank after three steps.
 struct Outcome {
-    /// Of every step: pooled vectors, and the vectors of the sequence's values.
+    /// For each step, the pooled vectors, and the vectors of the sequence's values.
     vectors: Vec<(Vec<f32>, Vec<f32>)>,
-    /// By number: all buffers, and the rows that changed.
+    /// For each shard, its index, the contents of all buffers, and the rows that changed.
     shards: Vec<(usize, Vec<u8>, Vec<u32>)>,
 }
 
-/// Takes three steps with one batch, whose samples are those from `first` on.
+/// Takes three steps with one batch. The batch's first sample has the number `first`.
 fn three_steps(
     embeddings: &mut Embeddings,
     group: &Group,
@@ -315,7 +315,7 @@ fn three_steps(
     Outcome { shards: shards.collect(), vectors }
 }
 
-/// All ranks' samples as the batch of one.
+/// Returns the samples of all ranks as one batch.
 fn together(groups: &[Group]) -> Group {
     let feature = |number: usize| {
         let rows = groups.iter().flat_map(|group| {
@@ -346,7 +346,7 @@ proptest! {
         let configs = configs(dtype, sharing);
         let (tables, _) = tables_of(&configs);
         let shards: Vec<Shard> = shards.into_iter().filter(|shard| shard.table < tables.len()).collect();
-        // A column shard's accumulator is of its own columns.
+        // A column shard has an accumulator of its own columns.
         let divides_columns = shards.iter().any(|shard| shard.columns != (0..DIM as u64));
         prop_assume!(!divides_columns || kind != TableOptimizer::RowWiseAdagrad && max_norm.is_none());
         let optimizer = TableOptimizerConfig { max_row_grad_norm: max_norm, eps: 0.1, ..optimizer(kind) };
@@ -360,7 +360,7 @@ proptest! {
             let samples: usize = plain[..rank].iter().map(Group::samples).sum();
             three_steps(&mut embeddings, &folded(&plain[rank], form), samples, &optimizer)
         });
-        // Numbers of 16 bits on the wire, and stored ones, which are rounded anew every step.
+        // The tolerance for 16-bit messages and 16-bit weights, which are rounded in every step.
         let coarse = |dtype, value: f32| 10.0 * step(dtype, f64::from(value).abs().max(1.0)) as f32;
         let bound = |value: f32| 1e-4 + coarse(dtype, value) + 4.0 * coarse(wire, value);
         let mut first = 0;
@@ -391,7 +391,7 @@ proptest! {
             }
             first += plain[rank].samples();
         }
-        // Replicas are the same to the last bit.
+        // Replicas are equal in all bits.
         let all_shards: Vec<_> = found.iter().flat_map(|outcome| &outcome.shards).collect();
         for (i, bytes, _) in &all_shards {
             for (j, other, _) in &all_shards {
@@ -401,7 +401,7 @@ proptest! {
     }
 }
 
-/// A shard of a table begins with the weights that the whole table has there.
+/// A shard begins with the initial weights of its rectangle of the whole table.
 #[test]
 fn a_shard_has_the_initial_weights_of_its_rectangle() {
     let optimizer = optimizer(TableOptimizer::Sgd);
@@ -420,7 +420,7 @@ fn a_shard_has_the_initial_weights_of_its_rectangle() {
     }
 }
 
-/// With row-wise Adagrad a column shard learns as a table of these columns does.
+/// With row-wise Adagrad, a column shard learns like a separate table with these columns.
 #[test]
 fn a_column_shard_has_its_own_accumulator() {
     let optimizer = optimizer(TableOptimizer::RowWiseAdagrad);
@@ -467,7 +467,7 @@ fn a_plan_gives_shards_in_the_order_of_tables() {
     let shard = |table, rank, rows| Shard { table, rank, rows, columns: 0..DIM as u64 };
     let expected = [shard(0, 0, 0..ROWS), shard(1, 1, 0..4), shard(1, 0, 4..ROWS)];
     assert_eq!(Shard::of_plan(&plan, &configs).unwrap(), expected);
-    // Features that share a table ask for it once.
+    // Features that share a table use one table of the plan.
     let shared =
         ["x", "y"].map(|name| FeatureConfig { table: Some("a".into()), ..config(name, Pooling::Sum) });
     let [x, y] = shared;
@@ -503,7 +503,7 @@ fn every_optimizer_touches_the_rows_of_the_batch_alone() {
 
 #[test]
 fn noise_does_not_depend_on_what_came_before() {
-    // Every row, so that there are many weights to round.
+    // All rows are looked up, so that many weights are rounded.
     let feature = Feature::from_rows("a", &[[0_i64, 1, 2, 3, 4], [5, 6, 7, 8, 9]]).unwrap();
     let group = Group::try_new("g", None, vec![feature]).unwrap();
     let optimizer = optimizer(TableOptimizer::Sgd);
@@ -517,7 +517,7 @@ fn noise_does_not_depend_on_what_came_before() {
     let (mut whole, mut before) = (new(1), new(1));
     step(&mut whole);
     step(&mut before);
-    // Resumed: a new table, filled from a checkpoint.
+    // A resumed run: a new table, filled from a checkpoint.
     let mut resumed = new(1);
     let mut bytes = Vec::new();
     before

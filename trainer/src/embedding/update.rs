@@ -1,4 +1,4 @@
-//! From the gradients of what was looked up to the update of a table.
+//! Updates of tables from the gradients of their lookups.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use super::table::Table;
 use super::usage::Usage;
 use crate::config::{TableOptimizer, TableOptimizerConfig};
 
-/// The update rule of a configuration, at step `step`, counted from 1.
+/// Returns the update rule of a configuration in step `step`, counted from 1.
 pub(super) fn rule(optimizer: &TableOptimizerConfig, step: u64) -> Rule {
     let eps = optimizer.eps;
     match optimizer.kind {
@@ -23,29 +23,29 @@ pub(super) fn rule(optimizer: &TableOptimizerConfig, step: u64) -> Rule {
     }
 }
 
-/// What one feature of one rank adds to the gradient of a table.
+/// The contribution of one feature on one rank to the gradient of a table.
 #[derive(Debug)]
 pub(super) enum Contribution<'a> {
     /// The gradient of a feature's pooled rows or values.
     Feature(&'a FeatureLookup, Upstream<'a>),
-    /// One gradient, `[N, D]`, for each of these table rows.
+    /// Table rows, and the gradient of each of them, `[N, D]`.
     Rows(&'a [u32], &'a [f32]),
 }
 
-/// The gradient of a feature.
+/// The upstream gradient of a feature.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Upstream<'a> {
-    /// Of pooled rows `[U, F, D]`, the feature's number and F.
+    /// The gradient of pooled rows `[U, F, D]`, the index of the feature, and F.
     Pooled(&'a [f32], usize, usize),
-    /// Of every value, `[T, D]`.
+    /// The gradient of every value, `[T, D]`.
     Values(&'a [f32]),
 }
 
-/// Updates a table in step `step`, and counts the rows as looked up.
+/// Updates a table in step `step`, and marks its rows as looked up.
 ///
 /// # Panics
 ///
-/// If the gradients are not those of the lookups, or the table's state is that of another rule.
+/// If the gradients do not belong to the lookups, or the table's state belongs to another rule.
 pub(super) fn update(
     table: &mut Table,
     usage: &mut Usage,
@@ -66,7 +66,7 @@ pub(super) fn update(
     pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
 }
 
-/// The gradient of every distinct table row of `contributions`, `[N, D]`, and these rows, ascending.
+/// Returns the distinct table rows of `contributions`, ascending, and the summed gradient of each of them, `[N, D]`.
 pub(super) fn summed(contributions: Vec<Contribution<'_>>, table: &Table) -> (Vec<u32>, Vec<f32>) {
     let mut gradient = TableGradient::new(contributions, table);
     let mut rows: Vec<u32> = Vec::new();
@@ -78,7 +78,7 @@ pub(super) fn summed(contributions: Vec<Contribution<'_>>, table: &Table) -> (Ve
         *place = self::place(rows.len() as u32 - 1, *place as u32);
     }
     let mut sums = vec![0.0; rows.len() * table.dim()];
-    // SGD at a rate of -1 adds the gradient to zeros.
+    // SGD with a rate of -1 adds the gradients to zeros.
     let update = Update { noise: Noise::new(0, 0, 0), ..Update::new(Rule::Sgd, -1.0) };
     let sources = gradient.sources();
     let pieces = update::pieces(&gradient.places, &sources, table.dim(), &mut sums[..], &mut []);
@@ -86,9 +86,9 @@ pub(super) fn summed(contributions: Vec<Contribution<'_>>, table: &Table) -> (Ve
     (rows, sums)
 }
 
-/// The gradient of a table: where its rows were looked up, and a gradient for each place.
+/// The gradient of a table: the lookups of its rows, and the gradient of each lookup.
 struct TableGradient<'a> {
-    /// Sorted by table row; those of a row are in the order of the parts.
+    /// Places sorted by table row; the places of a row are in the order of the parts.
     places: Vec<Place>,
     parts: Vec<Part<'a>>,
 }
@@ -124,7 +124,7 @@ impl<'a> TableGradient<'a> {
     }
 
     fn sources(&self) -> Vec<Sources<'_>> {
-        // Of no rows there is no gradient to skip to.
+        // Without rows, `values` may be empty and shorter than the offset.
         fn of_part<'b>(part: &'b Part<'_>) -> Sources<'b> {
             let values = part.values.get(part.offset..).unwrap_or(&[]);
             Sources { values, stride: part.stride, scales: part.scales.as_deref() }
@@ -134,7 +134,7 @@ impl<'a> TableGradient<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// One contribution and its places, which are not sorted.
+    /// Returns the places of one contribution, which are not sorted, and its gradients.
     fn of(contribution: Contribution<'a>, table: &Table) -> (Vec<Place>, Self) {
         let dim = table.dim();
         let (feature, upstream) = match contribution {
@@ -148,7 +148,7 @@ impl<'a> Part<'a> {
         let total: usize = bags.sizes.iter().map(|&size| size as usize).sum();
         match upstream {
             Upstream::Values(values) => Self::of_values(feature, values.into(), dim),
-            // Rows share most of their values: the rows' gradients meet at the values.
+            // Rows share most of their values, so the gradients of rows are first summed by value.
             Upstream::Pooled(values, i, features) if total >= 2 * feature.table_rows.len() => {
                 let (own, stride) = (values.get(i * dim..).unwrap_or(&[]), features * dim);
                 Self::of_values(feature, unpool(&bags, dim, own, stride).into(), dim)
@@ -168,7 +168,7 @@ impl<'a> Part<'a> {
     }
 
     fn of_values(feature: &FeatureLookup, values: Cow<'a, [f32]>, dim: usize) -> (Vec<Place>, Self) {
-        // A value that is in no row was not looked up.
+        // Values that are in no row were not looked up.
         let rows = feature.table_rows.iter().enumerate().zip(feature.rows.covered(feature.table_rows.len()));
         let places = rows.filter(|(_, covered)| *covered).map(|((value, &row), _)| place(row, value as u32));
         (places.collect(), Self { values, offset: 0, stride: dim, scales: None })

@@ -1,16 +1,16 @@
-//! Which rows of a shard are in use, and which changed since its table was last stored whole.
+//! The rows of a shard that are in use, and the rows that changed since its table was last stored as a whole.
 
-/// The value of a row in [`Usage::bytes`] that was looked up since the last eviction.
+/// The bit in [`Usage::bytes`] of a row that was looked up since the last eviction.
 const RECENT: u8 = 1;
-/// The bit of a row that had been looked up before the last eviction, and stayed.
+/// The bit of a row that was looked up before the last eviction, and was not evicted.
 pub(crate) const EARLIER: u8 = 2;
 
-/// The bytes that the usage of `rows` rows takes in memory.
+/// Returns the memory, in bytes, for the usage of `rows` rows.
 pub(crate) fn usage_bytes(rows: u64) -> u64 {
     3 * 8 * rows.div_ceil(64)
 }
 
-/// Three sets of rows, a bit per row and set.
+/// Three sets of rows, stored as bit sets.
 #[derive(Debug, Clone)]
 pub(super) struct Usage {
     touched: Bits,
@@ -19,13 +19,13 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Of `rows` rows that nobody has looked up.
+    /// Creates the usage of `rows` rows that were never looked up.
     pub(super) fn new(rows: u64) -> Self {
         let none = Bits(vec![0; rows.div_ceil(64) as usize]);
         Self { touched: none.clone(), recent: none.clone(), earlier: none }
     }
 
-    /// Counts rows as looked up, and so as changed.
+    /// Marks rows as looked up, and therefore as changed.
     pub(super) fn look_up(&mut self, rows: impl IntoIterator<Item = u32>) {
         for row in rows {
             self.touched.add(row);
@@ -33,29 +33,29 @@ impl Usage {
         }
     }
 
-    /// Counts rows as changed.
+    /// Marks rows as changed.
     pub(super) fn touch(&mut self, rows: &[u32]) {
         rows.iter().for_each(|row| self.touched.add(*row));
     }
 
-    /// Counts no row as changed.
+    /// Clears the set of changed rows.
     pub(super) fn clear_touched(&mut self) {
         self.touched.0.fill(0);
     }
 
-    /// The rows that changed since the last [`clear_touched`](Self::clear_touched), ascending.
+    /// Returns the rows that changed since the last [`clear_touched`](Self::clear_touched), ascending.
     pub(super) fn touched(&self) -> Vec<u32> {
         self.touched.rows()
     }
 
-    /// Rows that were looked up and not evicted since.
+    /// Returns the number of rows that were looked up and not evicted since.
     pub(super) fn in_use(&self) -> u64 {
         let words = self.recent.0.iter().zip(&self.earlier.0);
         words.map(|(recent, earlier)| u64::from((recent | earlier).count_ones())).sum()
     }
 
-    /// Takes out the rows that were not looked up since the last time, and gives them, ascending. All rows in use count
-    /// as changed: what is stored of their usage did.
+    /// Evicts the rows that were not looked up since the previous eviction, and returns them, ascending. Marks all
+    /// rows in use as changed, because their stored usage changes.
     pub(super) fn evict(&mut self) -> Vec<u32> {
         let mut evicted = Bits(Vec::with_capacity(self.recent.0.len()));
         let sets = self.touched.0.iter_mut().zip(&mut self.recent.0).zip(&mut self.earlier.0);
@@ -67,7 +67,7 @@ impl Usage {
         evicted.rows()
     }
 
-    /// How rows are used, a byte each: what a checkpoint holds.
+    /// Returns one byte per row with its usage, as stored in a checkpoint.
     pub(super) fn bytes(&self, rows: impl IntoIterator<Item = u32>) -> Vec<u8> {
         let bit = |set: &Bits, row, bit| if set.has(row) { bit } else { 0 };
         rows.into_iter()
@@ -75,7 +75,7 @@ impl Usage {
             .collect()
     }
 
-    /// Puts back what [`bytes`](Self::bytes) gave.
+    /// Restores the usage from the result of [`bytes`](Self::bytes).
     pub(super) fn set_bytes(&mut self, rows: impl IntoIterator<Item = u32>, bytes: &[u8]) {
         for (row, byte) in rows.into_iter().zip(bytes) {
             self.recent.set(row, byte & RECENT != 0);
@@ -104,7 +104,7 @@ impl Bits {
         }
     }
 
-    /// The rows, ascending.
+    /// Returns the rows of the set, ascending.
     fn rows(&self) -> Vec<u32> {
         let rows = self.0.iter().enumerate().flat_map(|(i, word)| {
             let mut word = *word;
@@ -162,7 +162,7 @@ mod tests {
         fn rows_that_are_not_looked_up_are_evicted(steps in prop::collection::vec(step(), 0..40)) {
             let mut usage = Usage::new(u64::from(ROWS));
             let mut touched = BTreeSet::new();
-            // By row: evictions since it was looked up.
+            // For each row, the number of evictions since its last lookup.
             let mut ages: Vec<Option<u32>> = vec![None; ROWS as usize];
             for step in steps {
                 match step {

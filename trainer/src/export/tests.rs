@@ -1,4 +1,4 @@
-//! A forward pass written out from the exported files alone agrees with the model's.
+//! Tests that a forward pass that uses only the exported files agrees with the model.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +22,7 @@ label = "liked"
 weight = 0.5
 [[tasks]]
 label = "clicked"
+loss = "mse"
 [train]
 batch_size = 4
 epochs = 1
@@ -115,7 +116,7 @@ fn batch() -> Batch {
     .unwrap()
 }
 
-/// The exported files, and nothing else.
+/// The exported files, without the model.
 struct Exported {
     export: Export,
     tensors: TensorFile,
@@ -132,7 +133,7 @@ impl Exported {
         self.tensors.read::<f32>(name, Dtype::F32).unwrap().into_iter().map(f64::from).collect()
     }
 
-    /// `weight x + bias` of `torch.nn.Linear`.
+    /// Computes `weight x + bias` of `torch.nn.Linear`.
     fn linear(&mut self, name: &str, input: &[f64]) -> Vec<f64> {
         let (weight, bias) = (self.tensor(&format!("{name}.weight")), self.tensor(&format!("{name}.bias")));
         let row = |(row, bias): (&[f64], &f64)| dot(row, input) + bias;
@@ -146,7 +147,7 @@ impl Exported {
         })
     }
 
-    /// The vector of one feature's list in a sample.
+    /// Computes the pooled vector of one feature's list in a sample.
     fn vector(&mut self, feature: &str, lists: &BTreeMap<&'static str, Vec<i64>>) -> Vec<f64> {
         let ids = &lists[feature];
         let features = |table: &ExportedTable| {
@@ -172,7 +173,7 @@ impl Exported {
         }
     }
 
-    /// Every vector by its weight.
+    /// Computes DIN pooling: the sum of the vectors, weighted by the attention unit.
     fn target_attention(&mut self, query: &[f64], vectors: &[Vec<f64>]) -> Vec<f64> {
         let mut sum = vec![0.0; query.len()];
         for vector in vectors {
@@ -190,7 +191,7 @@ impl Exported {
         sum
     }
 
-    /// `torch.nn.TransformerEncoderLayer` with `norm_first=True`, then the mean over the positions.
+    /// Computes `torch.nn.TransformerEncoderLayer` with `norm_first=True`, then the mean over the positions.
     fn encode(&mut self, vectors: &[Vec<f64>], dim: usize) -> Vec<f64> {
         let heads = self.export.encoder_heads.unwrap() as usize;
         let (weight, bias) =
@@ -213,7 +214,7 @@ impl Exported {
         mean(&encoded, dim, vectors.len() as f64)
     }
 
-    /// `torch.nn.LayerNorm`.
+    /// Computes `torch.nn.LayerNorm`.
     fn norm(&mut self, name: &str, input: &[f64]) -> Vec<f64> {
         let (weight, bias) =
             (self.tensor(&format!("encoder.{name}.weight")), self.tensor(&format!("encoder.{name}.bias")));
@@ -223,7 +224,7 @@ impl Exported {
         scaled.zip(weight.iter().zip(&bias)).map(|(value, (weight, bias))| value * weight + bias).collect()
     }
 
-    /// Self-attention, then the mean over the positions, then the output projection.
+    /// Computes self-attention, then the mean over the positions, then the output projection.
     fn attend(&mut self, vectors: &[Vec<f64>], dim: usize) -> Vec<f64> {
         let heads = self.export.attention_heads.unwrap() as usize;
         let projected: Vec<Vec<f64>> = vectors.iter().map(|v| self.linear("attention.qkv", v)).collect();
@@ -232,7 +233,7 @@ impl Exported {
         self.linear("attention.output", &mean)
     }
 
-    /// TorchRec's `DLRM.forward` for one sample.
+    /// Computes TorchRec's `DLRM.forward` for one sample.
     fn logits(&mut self, dense: &[f64], lists: &BTreeMap<&'static str, Vec<i64>>) -> Vec<f64> {
         let normalized = |(name, x): (&String, &f64)| match self.export.normalizers.get(name) {
             Some(Normalizer::Standard { mean, deviation }) => (x - f64::from(*mean)) / f64::from(*deviation),
@@ -251,7 +252,7 @@ impl Exported {
             })
             .collect();
         let mut input = bottom.clone();
-        // `torch.triu_indices(F + 1, F + 1, offset=1)`
+        // The pairs of `torch.triu_indices(F + 1, F + 1, offset=1)`.
         for first in 0..vectors.len() {
             input.extend((first + 1..vectors.len()).map(|second| dot(&vectors[first], &vectors[second])));
         }
@@ -260,7 +261,7 @@ impl Exported {
     }
 }
 
-/// Multi-head attention of every position, from queries, keys and values side by side.
+/// Computes multi-head attention for every position, from concatenated queries, keys and values.
 fn heads_of(projected: &[Vec<f64>], dim: usize, heads: usize) -> Vec<Vec<f64>> {
     let size = dim / heads;
     let attend = |query: &Vec<f64>| {
@@ -313,14 +314,15 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
     run.complete(&model, Vec::new(), (7, crate::run::Trained::default()), &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();
-    // Three tables for five features, two and three layers of the MLPs, two of the attention block, three of DIN, six
-    // parts of the encoder; of each weights and biases.
+    // Three tables for five features; weights and biases of two and three layers of the MLPs, two of the
+    // attention block, three of DIN, and six parts of the encoder.
     assert_eq!(summary.tensors, 3 + 2 * (2 + 3 + 2 + 3 + 6));
 
     let forward = model.predict(&batch()).unwrap().logits.contiguous();
     let mut exported = Exported::open(&out);
     assert_eq!(exported.export.vectors, ["dense", "city", "wished", "item", "history", "read"]);
     assert_eq!(exported.export.labels, ["liked", "clicked"]);
+    assert_eq!(exported.export.losses, [LossConfig::Bce, LossConfig::Mse]);
     let names = exported.export.tables.iter().map(|table| (table.name.as_str(), table.features.len()));
     let expected = [("t_history", 1), ("t_items", 3), ("t_read", 1)];
     assert_eq!(names.collect::<Vec<_>>(), expected);

@@ -1,13 +1,13 @@
 //! The area under the ROC curve.
 
-/// Sums over scores in ascending order, each with the weights of its negative and positive samples.
+/// Sums over scores in ascending order. Each score has the weights of its negative and positive samples.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Area {
     pub(super) negative: f64,
     pub(super) positive: f64,
-    /// Weight of the pairs in which the positive sample has the higher score; equal ones count half.
+    /// The weight of pairs in which the positive sample has the higher score; pairs of equal scores count half.
     pub(super) won: f64,
-    /// Weight of the pairs of equal scores.
+    /// The weight of pairs of equal scores.
     pub(super) ties: f64,
 }
 

@@ -4,22 +4,23 @@ use super::area::Area;
 use super::scores::Scores;
 use super::{CalibrationBin, Figures, Loss, MetricState};
 
-/// TorchRec's clamp of predictions.
+/// The bound to which TorchRec clamps predictions.
 const ETA: f64 = 1e-12;
-/// Bits of a logit's mantissa that choose its bucket of the AUC.
+/// The number of mantissa bits of a logit that select its AUC bucket.
 const SCORE_BITS: u32 = 11;
-/// The same for segments, of which there are many.
+/// The number of mantissa bits for segments; it is smaller because there are many segments.
 const SEGMENT_SCORE_BITS: u32 = 8;
 
-/// Metrics of a binary task over any number of samples.
+/// Streaming metrics of a binary task.
 ///
-/// **NE** is TorchRec's: the cross-entropy of the predictions divided by that of always predicting the mean label,
-/// both in bits, predictions clamped to `[1e-12, 1 - 1e-12]`, in double precision. Below 1 is better than knowing
-/// only the base rate. **AUC** is the probability that a positive sample has a higher logit than a negative one,
-/// ties counting half. Logits are counted in buckets that are at most 1 part in 2,048 wide, in 32 KiB per power of
-/// two that logits have; a positive and a negative sample in one bucket count as a tie. Half the share of such
-/// pairs is the **AUC's error**, the most that it can differ from the exact value. **Calibration** is the sum of
-/// the predictions divided by that of the labels.
+/// **NE** is defined as in TorchRec: the cross-entropy of the predictions divided by the cross-entropy of
+/// always predicting the mean label, with predictions clamped to `[1e-12, 1 - 1e-12]`, in double precision. A
+/// value below 1 is better than predicting the base rate. **AUC** is the probability that a positive sample has
+/// a higher logit than a negative one, with ties counting half. Logits are counted in buckets with a relative
+/// width of at most 1/2,048, which take 32 KiB for every power of two that occurs; a positive and a negative
+/// sample in one bucket count as a tie. Half the fraction of such pairs is the **AUC's error**, an upper bound
+/// of the difference from the exact value. **Calibration** is the sum of the predictions divided by the sum of
+/// the labels.
 #[derive(Debug, Clone)]
 pub struct BinaryMetrics {
     samples: u64,
@@ -37,17 +38,18 @@ impl Default for BinaryMetrics {
 }
 
 impl BinaryMetrics {
-    /// Metrics of no samples.
+    /// Creates metrics without samples.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Metrics of no samples, in an eighth of the memory: buckets of logits are up to 1 part in 256 wide.
+    /// Creates metrics without samples that need an eighth of the memory: buckets of logits have a relative
+    /// width of up to 1/256.
     pub fn small() -> Self {
         Self::with_bits(SEGMENT_SCORE_BITS)
     }
 
-    /// Metrics of the same kind, of no samples.
+    /// Returns metrics of the same kind without samples.
     pub(crate) fn emptied(&self) -> Self {
         Self::with_bits(self.scores.bits())
     }
@@ -57,7 +59,7 @@ impl BinaryMetrics {
         Self { samples: 0, weight: 0.0, positive: 0.0, predicted: 0.0, entropy: 0.0, scores }
     }
 
-    /// Adds a sample with this logit, label (0 to 1) and weight.
+    /// Adds a sample with a logit, a label (0 to 1) and a weight.
     pub fn add(&mut self, logit: f32, label: f32, weight: f32) {
         let (label, weight) = (f64::from(label), f64::from(weight));
         let prediction = (1.0 / (1.0 + (-f64::from(logit)).exp())).clamp(ETA, 1.0 - ETA);
@@ -69,7 +71,7 @@ impl BinaryMetrics {
         self.scores.add(logit, weight * (1.0 - label), weight * label);
     }
 
-    /// Adds the samples of `other`, which was made as this was.
+    /// Adds the samples of `other`, which must have the same bucket width.
     pub fn merge(&mut self, other: &Self) {
         self.samples += other.samples;
         self.weight += other.weight;
@@ -79,7 +81,7 @@ impl BinaryMetrics {
         self.scores.merge(&other.scores);
     }
 
-    /// All figures.
+    /// Returns all metrics.
     pub fn figures(&self) -> Figures {
         let (auc, auc_error) = self.auc().unzip();
         Figures {
@@ -94,7 +96,7 @@ impl BinaryMetrics {
         }
     }
 
-    /// The sums, for a checkpoint.
+    /// Returns the sums, for a checkpoint.
     pub(crate) fn state(&self) -> MetricState {
         let (buckets, weights): (Vec<u32>, Vec<[f64; 2]>) = self.scores.buckets().unzip();
         MetricState {
@@ -105,7 +107,7 @@ impl BinaryMetrics {
         }
     }
 
-    /// Adds the samples of metrics that were made as these were; `None` if they were not.
+    /// Adds the samples of a stored state; returns `None` if it does not fit these metrics.
     pub(crate) fn merge_state(&mut self, state: &MetricState) -> Option<()> {
         let [weight, positive, predicted, entropy] = state.sums.as_slice().try_into().ok()?;
         let scores = self.scores.like(&state.buckets, &state.weights)?;
@@ -113,24 +115,24 @@ impl BinaryMetrics {
         Some(())
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// The mean label; `None` without samples.
+    /// Returns the mean label; `None` without samples.
     pub fn base_rate(&self) -> Option<f64> {
         (self.weight > 0.0).then(|| self.positive / self.weight)
     }
 
-    /// Mean binary cross-entropy in nats; `None` without samples.
+    /// Returns the mean binary cross-entropy in nats; `None` without samples.
     pub fn log_loss(&self) -> Option<f64> {
         (self.weight > 0.0).then(|| self.entropy * std::f64::consts::LN_2 / self.weight)
     }
 
-    /// Normalized entropy; `None` unless there are both positive and negative samples: the mean label then predicts
-    /// them without error, and the entropy to divide by is 0. (TorchRec divides by that of its clamp instead, which
-    /// gives figures of 10 digits.)
+    /// Returns the normalized entropy; `None` unless there are both positive and negative samples. With one
+    /// class, the mean label predicts perfectly, so the divisor is 0. (TorchRec divides by the entropy of its
+    /// clamp instead, which gives values with 10 digits.)
     pub fn ne(&self) -> Option<f64> {
         let negative = self.weight - self.positive;
         if self.positive <= 0.0 || negative <= 0.0 {
@@ -140,13 +142,13 @@ impl BinaryMetrics {
         Some(self.entropy / -(self.positive * rate.log2() + negative * (1.0 - rate).log2()))
     }
 
-    /// Sum of the predictions ÷ sum of the labels; `None` without positive samples.
+    /// Returns the sum of the predictions divided by the sum of the labels; `None` without positive samples.
     pub fn calibration(&self) -> Option<f64> {
         (self.positive > 0.0).then(|| self.predicted / self.positive)
     }
 
-    /// Area under the ROC curve, and the most that it can differ from the exact value; `None` unless there are
-    /// both positive and negative samples.
+    /// Returns the area under the ROC curve, and an upper bound of its difference from the exact value; `None`
+    /// unless there are both positive and negative samples.
     pub fn auc(&self) -> Option<(f64, f64)> {
         let negative = self.weight - self.positive;
         if self.positive <= 0.0 || negative <= 0.0 {
@@ -154,12 +156,13 @@ impl BinaryMetrics {
         }
         let Area { won, ties, .. } = Area::of(self.scores.buckets().map(|(_, weights)| weights));
         let pairs = self.positive * negative;
-        // Each of the tied pairs counts half, and exactly 0, half or 1.
+        // Each tied pair counts half, but its exact contribution is 0, half or 1.
         Some((won / pairs, ties / 2.0 / pairs))
     }
 
-    /// Mean prediction and mean label of up to `bins` parts of the samples, of equal weight, from low predictions to
-    /// high ones. Samples of one bucket of logits stay together, and count with the prediction in its middle.
+    /// Divides the samples, sorted by prediction, into up to `bins` bins of equal weight, and returns the mean
+    /// prediction and the mean label of each. Samples in one bucket of logits stay together, and are assigned
+    /// the prediction in its middle.
     pub fn calibration_bins(&self, bins: usize) -> Vec<CalibrationBin> {
         let (mut all, mut open, mut before) = (Vec::new(), CalibrationBin::default(), 0.0);
         for (bucket, [negatives, positives]) in self.scores.buckets() {
@@ -199,7 +202,7 @@ mod tests {
         let entropy = 2.0 + 2.0 * -(1.0 / (1.0 + (-1.0_f64).exp())).log2();
         assert!((metrics.ne().unwrap() - entropy / 4.0).abs() < 1e-9);
         assert!((metrics.log_loss().unwrap() - entropy / 4.0 * 2.0_f64.ln()).abs() < 1e-9);
-        // Of 2 × 2 pairs, three are in order and one ties.
+        // There are 2 × 2 pairs: three are in order, and one is a tie.
         let figures = metrics.figures();
         assert!((figures.auc.unwrap() - 3.5 / 4.0).abs() < 1e-12);
         assert!((figures.auc_error.unwrap() - 0.5 / 4.0).abs() < 1e-12);
@@ -227,7 +230,7 @@ mod tests {
 
     #[test]
     fn calibration_is_told_by_bins_of_equal_weight() {
-        // Labels as the predictions say in the lower half, and none in the upper.
+        // In the lower half, labels equal the predicted probabilities; in the upper half, they are 0.
         let mut metrics = BinaryMetrics::new();
         for i in 0..1_000 {
             let probability = (i as f32 + 0.5) / 1_000.0;
@@ -243,7 +246,7 @@ mod tests {
         assert!(predictions.iter().zip(expected).all(|(a, b)| close(*a, b)), "{bins:?}");
         assert!(close(bins[0].label, 0.125) && close(bins[1].label, 0.375), "{bins:?}");
         assert!(bins[2].label < 2e-3 && bins[3].label == 0.0, "{bins:?}");
-        // Equal predictions stay together, and no bin is without samples.
+        // Equal predictions stay together, and every bin has samples.
         assert_eq!(self::metrics(&[(0.5, true), (0.5, false)]).calibration_bins(10).len(), 1);
         assert!(BinaryMetrics::new().calibration_bins(10).is_empty());
     }
@@ -288,12 +291,12 @@ mod tests {
         }
     }
 
-    /// Rounds some of the logits, so that there are equal ones, ones in one bucket, and others.
+    /// Rounds some of the logits, so that some are equal, some share a bucket, and some do neither.
     fn round(logit: f32) -> f32 {
         if logit > 2.0 { (logit * 4.0).round() / 4.0 } else { logit / 64.0 - 1.5 }
     }
 
-    /// The AUC by its definition, over all pairs.
+    /// Computes the AUC by its definition, over all pairs.
     fn exact_auc(samples: &[(f32, bool)]) -> f64 {
         let of = |label| samples.iter().filter(move |sample| sample.1 == label).map(|sample| sample.0);
         let (mut won, mut pairs) = (0.0, 0.0);
@@ -309,7 +312,8 @@ mod tests {
 
     #[test]
     fn the_error_of_the_auc_is_that_of_logits_close_together() {
-        // Rare positives, all logits in six buckets: a model that has learned little more than the base rate.
+        // Rare positives, with all logits in six buckets, as from a model that has learned little more than the
+        // base rate.
         let samples: Vec<(f32, bool)> =
             (0..3_000).map(|i| (-3.905 + 5e-3 * i as f32 / 3_000.0, i % 40 == 39)).collect();
         let figures = metrics(&samples).figures();
@@ -317,11 +321,11 @@ mod tests {
         let difference = (auc - exact_auc(&samples)).abs();
         assert!(difference > 1e-4 && difference <= error, "{difference} {error}");
         assert!((0.05..0.15).contains(&error), "{error}");
-        // The error is reached where the classes are apart within one bucket.
+        // The bound is reached if the classes are separated within one bucket.
         let within = [(1.0, false), (1.0001, true)];
         let figures = metrics(&within).figures();
         assert_eq!((exact_auc(&within), figures.auc, figures.auc_error), (1.0, Some(0.5), Some(0.5)));
-        // There is none where no bucket has both classes.
+        // The bound is 0 if no bucket has both classes.
         assert_eq!(metrics(&[(1.0, false), (1.1, true), (-2.0, false)]).figures().auc_error, Some(0.0));
     }
 }

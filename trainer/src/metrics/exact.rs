@@ -1,32 +1,32 @@
-//! The exact AUC of evaluations that are not too large to keep every score.
+//! The exact AUC of evaluations that are small enough to keep every score.
 
 use super::area::Area;
 use super::{Figures, Loss, Task};
 use crate::Result;
 use crate::distributed::Collectives;
 
-/// Samples of all ranks up to which every score is kept: 48 MiB a task.
+/// The maximum number of samples, over all ranks, for which every score is kept: 48 MiB per task.
 const MOST: usize = 4 << 20;
 
-/// Scores, labels and weights of binary tasks, while they are few.
+/// The scores, labels and weights of binary tasks, up to a maximum number of samples.
 #[derive(Debug)]
 pub(crate) struct ExactScores {
-    /// Binary tasks, by number.
+    /// The indices of the binary tasks.
     tasks: Vec<usize>,
-    /// By binary task; `None` when there were too many.
+    /// The score, label and weight of every sample, by binary task; `None` once there are too many.
     samples: Option<Vec<Vec<[f32; 3]>>>,
     most: usize,
 }
 
 impl ExactScores {
-    /// Of no samples.
+    /// Creates an instance without samples.
     pub(crate) fn new(tasks: &[Task]) -> Self {
         let binary = tasks.iter().enumerate().filter(|(_, task)| task.loss == Loss::BinaryCrossEntropy);
         let tasks: Vec<usize> = binary.map(|(number, _)| number).collect();
         Self { samples: Some(vec![Vec::new(); tasks.len()]), tasks, most: MOST }
     }
 
-    /// Adds score, label and weight of a sample, by task.
+    /// Adds a sample; `of_task` returns its score, label and weight for a task.
     pub(crate) fn add(&mut self, of_task: impl Fn(usize) -> [f32; 3]) {
         let Some(samples) = &mut self.samples else { return };
         for (own, task) in samples.iter_mut().zip(&self.tasks) {
@@ -37,8 +37,8 @@ impl ExactScores {
         }
     }
 
-    /// Puts the exact AUC of all ranks' samples into the figures of all tasks, unless there are too many. Every rank
-    /// calls it.
+    /// Replaces the AUC of all tasks in `figures` by the exact AUC over all ranks, unless there are too many
+    /// samples. Every rank must call it.
     pub(crate) fn refine(self, figures: &mut [(&str, Figures)], collectives: &dyn Collectives) -> Result<()> {
         let length = self.samples.as_ref().map(|samples| samples.first().map_or(0, Vec::len));
         let counts: Vec<Option<usize>> = match collectives.size() {
@@ -53,7 +53,7 @@ impl ExactScores {
                 _ => {
                     let of_ranks = collectives.gather_bytes(bytemuck::cast_slice(&own))?;
                     let samples = of_ranks.iter().flat_map(|bytes| bytes.chunks_exact(size_of::<[f32; 3]>()));
-                    // The bytes may stand anywhere.
+                    // The bytes may be unaligned.
                     samples.map(bytemuck::pod_read_unaligned).collect()
                 }
             };
@@ -65,10 +65,10 @@ impl ExactScores {
     }
 }
 
-/// The share of pairs of a positive and a negative sample in which the positive one has the higher score, equal ones
-/// counting half; by weights of scores, labels and weights of samples.
+/// Returns the weighted fraction of pairs of a positive and a negative sample in which the positive one has the
+/// higher score, with ties counting half. Each sample is a score, a label and a weight.
 fn auc(samples: &mut [[f32; 3]]) -> Option<f64> {
-    // Equal scores in one order, so that sums do not depend on the ranks.
+    // Equal scores have a fixed order, so that the sums do not depend on the number of ranks.
     let key = |sample: &[f32; 3]| sample.map(f32::to_bits);
     samples.sort_by(|a, b| a[0].total_cmp(&b[0]).then_with(|| key(a).cmp(&key(b))));
     let weights = |tie: &[[f32; 3]]| {
@@ -90,7 +90,7 @@ mod tests {
 
     fn sample(number: u32) -> [f32; 3] {
         let mixed = number.wrapping_mul(2_654_435_761) >> 8;
-        // Close together, so that buckets of logits could not tell them apart.
+        // The scores are so close together that bucketed logits would merge them.
         [1.0 + (mixed % 50) as f32 * 1e-6, mixed.is_multiple_of(3).into(), 1.0 + (number % 2) as f32]
     }
 
@@ -130,7 +130,7 @@ mod tests {
             ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(on_ranks(300), [found; 3]);
-        // Too many on one rank, or on all together.
+        // There are too many samples on one rank, or on all ranks together.
         assert_eq!(refined(collected(0, 1, 299), &Alone)[1], None);
         assert_eq!(on_ranks(299), [None; 3]);
     }

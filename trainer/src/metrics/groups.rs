@@ -1,4 +1,4 @@
-//! Predictions of the samples of a group, brought together from wherever they are in the data and from all ranks.
+//! Collects the predictions of each group's samples, from anywhere in the data and from all ranks.
 //!
 //! ```text
 //! batches ─▶ records by hash of the group, in memory, beyond a limit in a file ─▶ one part of all ranks at a time ─▶ sums
@@ -11,31 +11,32 @@ use super::{Ranking, RankingSums, Segment, Task};
 use crate::Result;
 use crate::distributed::Collectives;
 
-/// Parts that groups are divided into by a hash. All samples of a part are in memory at once, in the end.
+/// The number of parts into which groups are divided by a hash. In the end, all samples of one part are in
+/// memory at a time.
 const PARTS: usize = 256;
-/// Bytes that are kept in memory.
+/// The bytes of records that are kept in memory.
 const MEMORY: usize = 256 << 20;
 
-/// Scores and labels of samples by group, for figures of rankings.
+/// The scores and labels of samples by group, for ranking metrics.
 #[derive(Debug)]
 pub(crate) struct GroupedScores {
-    /// Those whose labels are never negative, by number; others have no ranking.
+    /// The indices of the tasks without negative labels; other tasks have no ranking metrics.
     tasks: Vec<usize>,
     segments: usize,
     parts: Vec<Vec<u8>>,
-    /// Bytes in `parts`.
+    /// The number of bytes in `parts`.
     held: usize,
     limit: usize,
     spilled: Option<Spilled>,
     without_group: u64,
 }
 
-/// What did not stay in memory.
+/// The records in a temporary file.
 #[derive(Debug)]
 struct Spilled {
     file: std::fs::File,
     end: u64,
-    /// Where pieces of a part are: offset and bytes.
+    /// The offset and size in bytes of each piece of a part.
     pieces: Vec<Vec<(u64, usize)>>,
 }
 
@@ -43,22 +44,22 @@ struct Spilled {
 #[derive(Debug, Clone)]
 struct Record {
     group: u64,
-    /// By feature that tells segments apart.
+    /// The segment for each segmenting feature.
     segments: Vec<Segment>,
-    /// Score and label by task.
+    /// The score and label for each task.
     scores: Vec<(f32, f32)>,
 }
 
-/// Figures of rankings by task: of all samples, and by feature and segment.
+/// The ranking metrics by task: of all samples, and by feature and segment.
 #[derive(Debug, Default)]
 pub(crate) struct Rankings {
     pub(crate) all: BTreeMap<usize, Ranking>,
-    /// In the order of the features.
+    /// The metrics by segment, in the order of the features.
     pub(crate) segments: Vec<BTreeMap<Segment, BTreeMap<usize, Ranking>>>,
 }
 
 impl GroupedScores {
-    /// Of no samples. Every sample has a segment of each of so many features.
+    /// Creates an instance without samples. Every sample has `segments` segments, one per segmenting feature.
     pub(crate) fn new(tasks: &[Task], segments: usize) -> Self {
         Self::with_limit(tasks, segments, MEMORY)
     }
@@ -76,7 +77,7 @@ impl GroupedScores {
         }
     }
 
-    /// Adds a sample, its segment of each feature, and score and label of each of all tasks.
+    /// Adds a sample with its segments; `of_task` returns its score and label for a task.
     pub(crate) fn add(
         &mut self,
         group: Option<u64>,
@@ -87,7 +88,7 @@ impl GroupedScores {
             self.without_group += 1;
             return Ok(());
         };
-        // Fibonacci hashing: groups may be consecutive numbers.
+        // Fibonacci hashing, because groups may be consecutive numbers.
         let part = &mut self.parts[(group.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize];
         let before = part.len();
         part.extend(group.to_le_bytes());
@@ -122,7 +123,7 @@ impl GroupedScores {
         Ok(())
     }
 
-    /// All that this rank has of a part.
+    /// Returns all records of this rank in a part.
     fn take_part(&mut self, number: usize) -> std::io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         if let Some(Spilled { file, pieces, .. }) = &mut self.spilled {
@@ -137,8 +138,9 @@ impl GroupedScores {
         Ok(bytes)
     }
 
-    /// The figures of all ranks' samples, the same on every rank, which all call it. `kept` says by feature which
-    /// segments are told apart, ascending; samples of others are in [`Segment::Other`].
+    /// Computes the metrics over the samples of all ranks; the result is the same on every rank. Every rank
+    /// must call it. `kept` has the individual segments of each feature, ascending; all other samples belong to
+    /// [`Segment::Other`].
     pub(crate) fn figures(
         mut self,
         top: &[usize],
@@ -155,7 +157,7 @@ impl GroupedScores {
             let width = 8 + self.segments * Segment::BYTES + 8 * self.tasks.len();
             let records = of_ranks.iter().flat_map(|bytes| bytes.chunks_exact(width));
             let records = records.map(|bytes| Record::read(bytes, self.segments));
-            // The order of groups makes that of sums.
+            // The order of groups determines the order of summation.
             let mut records: Vec<Record> = records.collect();
             records.sort_by_key(|record| record.group);
             records.chunk_by(|a, b| a.group == b.group).for_each(|group| sums.add(group));
@@ -180,10 +182,10 @@ impl Record {
     }
 }
 
-/// Sums by task, of all samples and by segment.
+/// Sums by task, over all samples and by segment.
 struct Sums<'a> {
     none: Vec<RankingSums>,
-    /// By feature, ascending.
+    /// The individual segments by feature, ascending.
     kept: &'a [Vec<Segment>],
     all: Vec<RankingSums>,
     segments: Vec<BTreeMap<Segment, Vec<RankingSums>>>,
@@ -253,13 +255,13 @@ mod tests {
         ]
     }
 
-    /// Score and label of a task.
+    /// Returns the score and label for a task.
     fn sample(number: u64, task: usize) -> (f32, f32) {
         let mixed = (number + 1).wrapping_mul(0x2545_F491_4F6C_DD1D) >> (8 * (task + 1));
         (f32::from((mixed % 7) as u8), f32::from(u8::from(mixed.is_multiple_of(5))))
     }
 
-    /// Samples of a group are far apart; every eleventh has none.
+    /// Returns the group of a sample. The samples of a group are far apart; every eleventh sample has no group.
     fn group(number: u64) -> Option<u64> {
         (!number.is_multiple_of(11)).then_some(number % 300)
     }
@@ -268,7 +270,7 @@ mod tests {
         Segment::Id((number % 4) as i64)
     }
 
-    /// Those of every `of`th sample from `first` on.
+    /// Collects every `of`th sample, starting with `first`.
     fn collected(first: u64, of: usize, limit: usize) -> GroupedScores {
         let mut scores = GroupedScores::with_limit(&tasks(), 1, limit);
         for number in (first..SAMPLES).step_by(of) {
@@ -297,7 +299,7 @@ mod tests {
             }
             sums.figures(0)
         };
-        // A number may be negative, so it has no ranking.
+        // The second task has labels that may be negative, so it has no ranking metrics.
         assert_eq!(found.all.keys().collect::<Vec<_>>(), [&0, &2]);
         for (task, ranking) in &found.all {
             let expected = naive(*task, &|_| true);

@@ -1,20 +1,21 @@
-//! Losses: what a logit predicts of a label, and what an error costs.
+//! Loss functions of tasks, and the predictions that follow from logits.
 
 use std::ops::RangeInclusive;
 
 use crate::config::LossConfig;
 
-/// The loss of a task. Each is PyTorch's function of that name, before any mean.
+/// The loss of a task, equal to PyTorch's function of the given name without reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Loss {
-    /// `binary_cross_entropy_with_logits`: the logit is that of the probability that the label is 1.
+    /// `binary_cross_entropy_with_logits`: the logit belongs to the probability that the label is 1.
     #[default]
     BinaryCrossEntropy,
     /// `mse_loss`: the logit is the prediction.
     SquaredError,
-    /// `huber_loss` (Huber 1964): squared up to `delta`, linear from there on; the logit is the prediction.
+    /// `huber_loss` (Huber 1964): quadratic up to an error of `delta`, then linear; the logit is the
+    /// prediction.
     Huber {
-        /// Where it becomes linear.
+        /// The error at which the loss becomes linear.
         delta: f64,
     },
     /// `poisson_nll_loss` with `log_input`: the logit is the logarithm of the expected count.
@@ -33,7 +34,7 @@ impl From<LossConfig> for Loss {
 }
 
 impl Loss {
-    /// The labels that a task of this loss may have.
+    /// Returns the range of valid labels.
     pub fn labels(self) -> RangeInclusive<f32> {
         match self {
             Self::BinaryCrossEntropy => 0.0..=1.0,
@@ -42,12 +43,12 @@ impl Loss {
         }
     }
 
-    /// Whether the labels say how relevant a sample is: none is negative.
+    /// Returns whether labels can express the relevance of a sample, because they are never negative.
     pub fn ranks(self) -> bool {
         *self.labels().start() >= 0.0
     }
 
-    /// What a logit predicts: a probability, a number, or a count.
+    /// Returns the prediction for a logit: a probability, a number, or a count.
     pub fn prediction(self, logit: f32) -> f64 {
         let logit = f64::from(logit);
         match self {
@@ -57,8 +58,8 @@ impl Loss {
         }
     }
 
-    /// The logit that predicts the mean of the labels of `samples` samples. Where that has no finite logit, as that of
-    /// labels that are all 0, it is as if half a sample had another label.
+    /// Returns the logit that predicts `mean`, the mean label of `samples` samples. If the mean has no finite
+    /// logit, for example because all labels are 0, computes it as if half a sample had a different label.
     pub fn logit_of(self, mean: f64, samples: u64) -> f32 {
         let least = 0.5 / (samples + 1) as f64;
         let logit = match self {
@@ -72,7 +73,7 @@ impl Loss {
         logit as f32
     }
 
-    /// The loss of one sample.
+    /// Returns the loss of one sample.
     pub fn of_sample(self, logit: f32, label: f32) -> f64 {
         let (logit, label) = (f64::from(logit), f64::from(label));
         let error = (logit - label).abs();
@@ -107,7 +108,8 @@ mod tests {
         assert!(Loss::Poisson.logit_of(0.0, 10).is_finite());
     }
 
-    /// Reference, torch 2.11: `torch.nn.functional` of the names above, `reduction="none"`, in double precision.
+    /// The expected values are from torch 2.11: the functions in `torch.nn.functional` named above, with
+    /// `reduction="none"`, in double precision.
     #[test]
     fn losses_are_those_of_pytorch() {
         let cases = [

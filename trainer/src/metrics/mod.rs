@@ -1,4 +1,4 @@
-//! Metrics of a model's tasks: streaming ones in constant memory, and those of rankings.
+//! Metrics of a model's tasks: streaming metrics in constant memory, and ranking metrics.
 
 mod area;
 mod binary;
@@ -23,48 +23,48 @@ pub use self::regression::RegressionMetrics;
 pub use self::segments::{Segment, SegmentMetrics};
 pub use self::tasks::{Metrics, Task, TaskMetrics};
 
-/// The figures of a task, as they are logged. Those that the task's loss does not have are `None`.
+/// The metrics of a task, as they are logged. Metrics that are not defined for the task's loss are `None`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Figures {
-    /// Samples.
+    /// The number of samples.
     pub samples: u64,
-    /// Mean loss; of a binary task, cross-entropy in nats.
+    /// The mean loss; cross-entropy in nats for a binary task.
     pub loss: Option<f64>,
-    /// Binary: normalized entropy.
+    /// Binary tasks: the normalized entropy.
     pub ne: Option<f64>,
-    /// Binary: area under the ROC curve.
+    /// Binary tasks: the area under the ROC curve.
     pub auc: Option<f64>,
-    /// The most that `auc` can differ from the exact value.
+    /// Binary tasks: an upper bound of the difference between `auc` and the exact value.
     pub auc_error: Option<f64>,
-    /// Binary: the mean label.
+    /// Binary tasks: the mean label.
     pub base_rate: Option<f64>,
-    /// Sum of the predictions ÷ sum of the labels.
+    /// The sum of the predictions divided by the sum of the labels.
     pub calibration: Option<f64>,
     /// Numbers and counts: the mean label.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean_label: Option<f64>,
-    /// Numbers and counts: root of the mean squared error.
+    /// Numbers and counts: the root mean squared error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rmse: Option<f64>,
-    /// Numbers and counts: mean absolute error.
+    /// Numbers and counts: the mean absolute error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mae: Option<f64>,
-    /// Numbers and counts: the share of the labels' variance that the predictions explain.
+    /// Numbers and counts: the fraction of the labels' variance that the predictions explain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r2: Option<f64>,
-    /// Counts: mean Poisson deviance.
+    /// Counts: the mean Poisson deviance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deviance: Option<f64>,
-    /// Binary, of evaluations: predictions and labels from low predictions to high ones.
+    /// Binary tasks, only in evaluations: predictions and labels by bins, from low to high predictions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub calibration_bins: Vec<CalibrationBin>,
-    /// Of evaluations with a `group`: how well its samples are ranked.
+    /// Ranking metrics, only in evaluations with a `group`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranking: Option<Ranking>,
 }
 
 impl Figures {
-    /// All figures by name that are numbers, but for the number of samples.
+    /// Returns the name and value of all numeric metrics, except the number of samples.
     pub fn named(&self) -> impl Iterator<Item = (&str, f64)> {
         let all = [
             ("loss", self.loss),
@@ -85,19 +85,19 @@ impl Figures {
     }
 }
 
-/// Samples whose predictions are close to each other.
+/// A bin of samples with similar predictions.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct CalibrationBin {
-    /// Sum of the samples' weights; their number, where they have none.
+    /// The sum of the samples' weights; their number if there are no weights.
     pub weight: f64,
-    /// Mean prediction.
+    /// The mean prediction.
     pub prediction: f64,
-    /// Mean label.
+    /// The mean label.
     pub label: f64,
 }
 
 impl CalibrationBin {
-    /// Means, where prediction and label are sums.
+    /// Converts sums of predictions and labels to means.
     fn of_sums(self) -> Self {
         let Self { weight, prediction, label } = self;
         Self { weight, prediction: prediction / weight, label: label / weight }
@@ -108,15 +108,15 @@ impl CalibrationBin {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MetricState {
     pub(crate) samples: u64,
-    /// Of a binary task: weight, weight of the positive samples, predictions, entropy in bits.
+    /// For a binary task: weight, weight of the positive samples, sum of predictions, entropy in bits.
     pub(crate) sums: Vec<f64>,
     pub(crate) buckets: Vec<u32>,
-    /// Of negative and positive samples, by bucket.
+    /// The weights of negative and positive samples, by bucket.
     pub(crate) weights: Vec<f64>,
 }
 
 impl MetricState {
-    /// The state as it is sent: samples, the number of sums, sums, the number of buckets, buckets, weights.
+    /// Encodes the state: samples, number of sums, sums, number of buckets, buckets, weights.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.samples.to_le_bytes().to_vec();
         bytes.extend((self.sums.len() as u64).to_le_bytes());
@@ -127,7 +127,7 @@ impl MetricState {
         bytes
     }
 
-    /// Reads a state from the front of `bytes`; `None` if it is malformed.
+    /// Decodes a state from the front of `bytes`; returns `None` if it is malformed.
     pub(super) fn from_bytes(bytes: &mut &[u8]) -> Option<Self> {
         fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
             let (value, rest) = bytes.split_first_chunk()?;

@@ -1,4 +1,4 @@
-//! How well samples that were shown together are ranked.
+//! Metrics of the ranking of samples that were shown together.
 
 use std::collections::BTreeMap;
 
@@ -6,33 +6,35 @@ use serde::Serialize;
 
 use super::area::Area;
 
-/// Figures of rankings, as means over groups of samples. A label above 0 is a hit, and its value how relevant the
-/// sample is.
+/// Ranking metrics, averaged over groups of samples. A sample with a label above 0 is a hit, and its label is
+/// its relevance.
 ///
-/// - **`gauc`**: AUC of the groups that have hits and others, weighted by their samples (Zhou et al. 2018);
-///   **`group_auc`**, the plain mean.
-/// - **`mrr`**, **`ndcg_at_K`**, **`hit_rate_at_K`**: of the groups that have hits. The reciprocal rank of the first hit;
-///   the discounted gain `Σ label / log2(rank + 1)` of the first K ÷ the largest possible (Järvelin and Kekäläinen
-///   2002); whether there is a hit among the first K.
+/// - **`gauc`**: the AUC of each group with hits and other samples, weighted by the number of samples (Zhou et
+///   al. 2018).
+/// - **`group_auc`**: the unweighted mean of the same AUCs.
+/// - **`mrr`**, over groups with hits: the reciprocal rank of the first hit.
+/// - **`ndcg_at_K`**, over groups with hits: the discounted gain `Σ label / log2(rank + 1)` of the first K
+///   samples, divided by its largest possible value (Järvelin and Kekäläinen 2002).
+/// - **`hit_rate_at_K`**, over groups with hits: whether there is a hit among the first K samples.
 ///
-/// Samples of equal scores have their gains spread over their ranks, as scikit-learn's `ndcg_score` does; the first
-/// hit among them has their mean rank, and `hit_rate` the probability over their orders.
+/// Samples with equal scores share the gains of their ranks, as in scikit-learn's `ndcg_score`. The first hit
+/// among them has their mean rank, and the hit rate is the probability of a hit over their orders.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ranking {
-    /// Groups.
+    /// The number of groups.
     pub groups: u64,
-    /// Groups that have hits.
+    /// The number of groups with hits.
     pub groups_with_hits: u64,
-    /// Groups that have hits and other samples.
+    /// The number of groups with hits and other samples.
     pub groups_with_both: u64,
-    /// Samples that belong to no group, and are not counted.
+    /// The number of samples without a group, which are ignored.
     pub samples_without_group: u64,
-    /// The figures by name; empty where no group has hits.
+    /// The metrics by name; empty if no group has hits.
     #[serde(flatten)]
     pub figures: BTreeMap<String, f64>,
 }
 
-/// Sums of rankings' figures over groups.
+/// Sums of ranking metrics over groups.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RankingSums {
     top: Vec<usize>,
@@ -43,12 +45,12 @@ pub(crate) struct RankingSums {
     weighted_auc: f64,
     auc: f64,
     reciprocal_rank: f64,
-    /// By entry of `top`.
+    /// The sums by entry of `top`.
     ndcg: Vec<f64>,
     hit_rate: Vec<f64>,
 }
 
-/// Samples of one score: how many, how many of them hits, the sum of their labels.
+/// Samples with equal scores: their number, the number of hits, and the sum of their labels.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tie {
     samples: usize,
@@ -57,7 +59,7 @@ struct Tie {
 }
 
 impl RankingSums {
-    /// Of no groups. `top` are the numbers of first samples that nDCG and hit rate look at.
+    /// Creates sums without groups. `top` has the cutoffs K of nDCG and hit rate.
     pub(crate) fn new(top: &[usize]) -> Self {
         let none = vec![0.0; top.len()];
         Self {
@@ -74,10 +76,11 @@ impl RankingSums {
         }
     }
 
-    /// Adds a group: scores and labels of its samples, which are finite, the labels not negative. Sorts them.
+    /// Adds a group: the scores and labels of its samples, which it sorts. They must be finite, and labels must
+    /// not be negative.
     pub(crate) fn add(&mut self, samples: &mut [(f32, f32)]) {
         self.groups += 1;
-        // Equal scores in any order: their sums are the same then.
+        // The order of equal scores is fixed, so that the sums do not depend on the order of the samples.
         samples.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)));
         let ties: Vec<Tie> = samples.chunk_by(|a, b| a.0 == b.0).map(Tie::of).collect();
         let hits: usize = ties.iter().map(|tie| tie.hits).sum();
@@ -104,7 +107,7 @@ impl RankingSums {
         }
     }
 
-    /// The means.
+    /// Returns the means.
     pub(crate) fn figures(&self, samples_without_group: u64) -> Ranking {
         let mut figures = BTreeMap::new();
         let mut mean = |name: String, sum: f64, count: f64| {
@@ -137,7 +140,8 @@ impl Tie {
     }
 }
 
-/// The share of pairs of a hit and another sample in which the hit has the higher score; equal ones count half.
+/// Returns the fraction of pairs of a hit and another sample in which the hit has the higher score, with ties
+/// counting half.
 fn auc(ties: &[Tie]) -> f64 {
     let counts = |tie: &Tie| [(tie.samples - tie.hits) as f64, tie.hits as f64];
     let Area { negative, positive, won, .. } = Area::of(ties.iter().rev().map(counts));
@@ -156,7 +160,8 @@ fn reciprocal_rank(ties: &[Tie]) -> f64 {
     0.0
 }
 
-/// The probability that one of the first `top` samples is a hit, over all orders of samples of equal scores.
+/// Returns the probability that one of the first `top` samples is a hit, over all orders of samples with equal
+/// scores.
 fn hit_probability(ties: &[Tie], top: usize) -> f64 {
     let mut places = top;
     for tie in ties {
@@ -164,7 +169,7 @@ fn hit_probability(ties: &[Tie], top: usize) -> f64 {
             break;
         }
         if tie.hits > 0 {
-            // None of the drawn samples is a hit: hypergeometric.
+            // The probability that no drawn sample is a hit is hypergeometric.
             let drawn = places.min(tie.samples);
             let others = tie.samples - tie.hits;
             let miss = |i: usize| others.saturating_sub(i) as f64 / (tie.samples - i) as f64;
@@ -175,7 +180,7 @@ fn hit_probability(ties: &[Tie], top: usize) -> f64 {
     0.0
 }
 
-/// `Σ gain / log2(rank + 1)` over the first `top` ranks.
+/// Returns `Σ gain / log2(rank + 1)` over the first `top` ranks.
 fn discounted_gain(ties: &[Tie], top: usize) -> f64 {
     let (mut rank, mut sum) = (0, 0.0);
     for tie in ties {
@@ -207,8 +212,8 @@ mod tests {
         assert!((found - expected).abs() < 1e-12, "{found}, expected {expected}");
     }
 
-    /// Reference, scikit-learn 1.7: `roc_auc_score`, and `ndcg_score([labels], [scores], k=k)`, which averages over
-    /// equal scores, of both groups.
+    /// The expected values are from scikit-learn 1.7: `roc_auc_score`, and
+    /// `ndcg_score([labels], [scores], k=k)`, which averages over equal scores, for both groups.
     #[test]
     fn figures_are_those_of_scikit_learn() {
         let first: &[(f32, f32)] = &[(0.9, 0.0), (0.5, 1.0), (0.5, 0.0), (0.1, 1.0), (0.3, 0.0)];
@@ -216,7 +221,7 @@ mod tests {
         let found = ranking(&[first, second], &[1, 2, 5]);
         assert_eq!((found.groups, found.groups_with_hits, found.groups_with_both), (2, 2, 2));
         let of = |name: &str| found.figures[name];
-        // Of 2 x 3 pairs of the first group: 1.5 won by the hit at 0.5, none by that at 0.1.
+        // The first group has 2 x 3 pairs: the hit at 0.5 wins 1.5 of them, the hit at 0.1 none.
         close(of("group_auc"), (0.25 + 1.0) / 2.0);
         close(of("gauc"), (5.0 * 0.25 + 3.0) / 8.0);
         close(of("ndcg_at_1"), 0.5);
@@ -224,7 +229,7 @@ mod tests {
         close(of("ndcg_at_2"), (0.5 * at(2.0) / (at(1.0) + at(2.0)) + 1.0) / 2.0);
         let all = 0.5 * (at(2.0) + at(3.0)) + at(5.0);
         close(of("ndcg_at_5"), (all / (at(1.0) + at(2.0)) + 1.0) / 2.0);
-        // Ranks 2 and 3 are as likely for the hit at 0.5.
+        // The hit at 0.5 has rank 2 or 3 with equal probability.
         close(of("mrr"), (1.0 / 2.5 + 1.0) / 2.0);
         close(of("hit_rate_at_1"), 0.5);
         close(of("hit_rate_at_2"), (0.5 + 1.0) / 2.0);
@@ -236,7 +241,7 @@ mod tests {
         let found = ranking(&[&[(1.0, 0.0), (2.0, 0.0)], &[(1.0, 1.0), (1.0, 1.0)], &[(1.0, 1.0)]], &[1]);
         assert_eq!((found.groups, found.groups_with_hits, found.groups_with_both), (3, 2, 0));
         assert_eq!(found.figures.get("gauc"), None);
-        // Of two hits of one score, the first has their mean rank.
+        // Two hits with equal scores: the first hit has their mean rank.
         close(found.figures["mrr"], (1.0 / 1.5 + 1.0) / 2.0);
         assert_eq!((found.figures["ndcg_at_1"], found.figures["hit_rate_at_1"]), (1.0, 1.0));
         assert!(ranking(&[], &[3]).figures.is_empty());
@@ -245,7 +250,8 @@ mod tests {
 
     type Samples<'a> = &'a [(f32, f32)];
 
-    /// A figure as the mean over all orders of the samples that agree with their scores, by definition.
+    /// Computes a metric by its definition, as the mean over all orders of the samples that are consistent with
+    /// their scores.
     fn over_orders(samples: Samples<'_>, figure: &dyn Fn(Samples<'_>) -> f64) -> f64 {
         fn orders(rest: &[(f32, f32)], taken: &mut Vec<(f32, f32)>, all: &mut Vec<Vec<(f32, f32)>>) {
             let best = rest.iter().map(|sample| sample.0).fold(f32::NEG_INFINITY, f32::max);

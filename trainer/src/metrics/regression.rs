@@ -2,11 +2,12 @@
 
 use super::{Figures, Loss, MetricState};
 
-/// Metrics of a task that predicts a number or a count, over any number of samples.
+/// Streaming metrics of a task that predicts a number or a count.
 ///
-/// **RMSE** and **MAE** are of the predictions; for a Poisson loss these are expected counts. **R²** is 1 less the
-/// squared error divided by that of always predicting the mean label. **Deviance** is the mean Poisson deviance.
-/// **Calibration** is the sum of the predictions divided by that of the labels, where these are never negative.
+/// **RMSE** and **MAE** are errors of the predictions, which are expected counts for a Poisson loss. **R²** is
+/// 1 minus the squared error divided by the squared error of always predicting the mean label. **Deviance** is
+/// the mean Poisson deviance. **Calibration** is the sum of the predictions divided by the sum of the labels,
+/// if labels are never negative.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RegressionMetrics {
     loss: Loss,
@@ -14,7 +15,7 @@ pub struct RegressionMetrics {
     sums: Sums,
 }
 
-/// Sums over samples, each times its weight.
+/// Sums over samples, weighted by the samples' weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Sums {
     weight: f64,
@@ -41,17 +42,17 @@ impl Sums {
 }
 
 impl RegressionMetrics {
-    /// Metrics of no samples.
+    /// Creates metrics without samples.
     pub fn new(loss: Loss) -> Self {
         Self { loss, samples: 0, sums: Sums::default() }
     }
 
-    /// Metrics of the same kind, of no samples.
+    /// Returns metrics of the same kind without samples.
     pub(crate) fn emptied(&self) -> Self {
         Self::new(self.loss)
     }
 
-    /// Adds a sample with this logit, label and weight.
+    /// Adds a sample with a logit, a label and a weight.
     pub fn add(&mut self, logit: f32, label: f32, weight: f32) {
         let (loss, prediction) = (self.loss.of_sample(logit, label), self.loss.prediction(logit));
         let (label, weight) = (f64::from(label), f64::from(weight));
@@ -66,20 +67,20 @@ impl RegressionMetrics {
         sums.absolute_error += weight * error.abs();
         sums.squared_error += weight * error * error;
         if self.loss == Loss::Poisson {
-            // y ln(y / p) is 0 where y is; the logarithm of p is the logit.
+            // y ln(y / p) is 0 if y is 0; the logarithm of p is the logit.
             let ratio = if label > 0.0 { label * (label.ln() - f64::from(logit)) } else { 0.0 };
             sums.deviance += weight * 2.0 * (ratio + error);
         }
     }
 
-    /// Adds the samples of `other`, which was made as this was.
+    /// Adds the samples of `other`, which must have the same loss.
     pub fn merge(&mut self, other: &Self) {
         self.samples += other.samples;
         let (own, other) = (self.sums.to_array(), other.sums.to_array());
         self.sums = Sums::from_array(std::array::from_fn(|i| own[i] + other[i]));
     }
 
-    /// All figures.
+    /// Returns all metrics.
     pub fn figures(&self) -> Figures {
         let sums = &self.sums;
         let any = self.samples > 0 && sums.weight > 0.0;
@@ -91,7 +92,7 @@ impl RegressionMetrics {
             mean_label: mean(sums.label),
             rmse: mean(sums.squared_error).map(f64::sqrt),
             mae: mean(sums.absolute_error),
-            // Rounding leaves a spread of this size where all labels are equal.
+            // If all labels are equal, rounding errors leave a variance of about this size.
             r2: (any && spread > 1e-12 * sums.squared_label).then(|| 1.0 - sums.squared_error / spread),
             deviance: mean(sums.deviance).filter(|_| self.loss == Loss::Poisson),
             calibration: (self.loss.ranks() && sums.label > 0.0).then(|| sums.prediction / sums.label),
@@ -99,13 +100,13 @@ impl RegressionMetrics {
         }
     }
 
-    /// The sums, for a checkpoint.
+    /// Returns the sums, for a checkpoint.
     pub(crate) fn state(&self) -> MetricState {
         let sums = self.sums.to_array().to_vec();
         MetricState { samples: self.samples, sums, buckets: Vec::new(), weights: Vec::new() }
     }
 
-    /// Adds the samples of metrics that were made as these were; `None` if they were not.
+    /// Adds the samples of a stored state; returns `None` if it does not fit these metrics.
     pub(crate) fn merge_state(&mut self, state: &MetricState) -> Option<()> {
         let sums = Sums::from_array(state.sums.as_slice().try_into().ok()?);
         self.merge(&Self { loss: self.loss, samples: state.samples, sums });
@@ -129,8 +130,9 @@ mod tests {
         assert!((found - expected).abs() < 1e-9 * (1.0 + expected.abs()), "{found}, expected {expected}");
     }
 
-    /// Reference, scikit-learn 1.7: `root_mean_squared_error([1, 2, 4, -3], [1.5, 2, 3, 1], sample_weight=[1, 2, 1,
-    /// 1])`, `mean_absolute_error`, `r2_score`.
+    /// The expected values are from scikit-learn 1.7:
+    /// `root_mean_squared_error([1, 2, 4, -3], [1.5, 2, 3, 1], sample_weight=[1, 2, 1, 1])`, and with the same
+    /// arguments `mean_absolute_error` and `r2_score`.
     #[test]
     fn figures_are_those_of_scikit_learn() {
         let samples = [(1.5, 1.0, 1.0), (2.0, 2.0, 2.0), (3.0, 4.0, 1.0), (1.0, -3.0, 1.0)];
@@ -143,7 +145,7 @@ mod tests {
         close(figures.mean_label, 6.0 / 5.0);
     }
 
-    /// Reference, scikit-learn 1.7: `mean_poisson_deviance([0, 1, 3], exp([-1, 0, 1]))`.
+    /// The expected value is from scikit-learn 1.7: `mean_poisson_deviance([0, 1, 3], exp([-1, 0, 1]))`.
     #[test]
     fn counts_have_a_deviance_and_a_calibration() {
         let figures = metrics(Loss::Poisson, &[(-1.0, 0.0, 1.0), (0.0, 1.0, 1.0), (1.0, 3.0, 1.0)]).figures();

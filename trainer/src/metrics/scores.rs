@@ -1,25 +1,25 @@
-//! Scores of positive and negative samples, counted in buckets of nearly equal scores.
+//! A histogram of the scores of positive and negative samples, with buckets of nearly equal scores.
 
-/// Sign and exponent of a float.
+/// The number of combinations of sign and exponent of a float.
 const PAGES: usize = 512;
 
-/// The weight of negative and positive samples by score. What no score falls into takes no memory.
+/// The weights of negative and positive samples by score. Ranges without scores take no memory.
 #[derive(Debug, Clone)]
 pub(super) struct Scores {
-    /// Bits of the mantissa that are told apart.
+    /// The number of mantissa bits that distinguish buckets.
     bits: u32,
-    /// By sign and exponent, in the order of the scores.
+    /// The buckets by sign and exponent, in the order of the scores.
     pages: Vec<Option<Box<[[f64; 2]]>>>,
 }
 
 impl Scores {
-    /// No scores. Those that differ by less than 1 part in `2^bits` will be equal; memory is `2^bits` × 16 bytes per
-    /// power of two that occurs.
+    /// Creates an empty histogram. Scores with a relative difference of less than `2^-bits` may share a bucket.
+    /// The memory is `2^bits` × 16 bytes for every power of two that occurs.
     pub(super) fn new(bits: u32) -> Self {
         Self { bits, pages: vec![None; PAGES] }
     }
 
-    /// Bits of the mantissa that are told apart.
+    /// Returns the number of mantissa bits that distinguish buckets.
     pub(super) fn bits(&self) -> u32 {
         self.bits
     }
@@ -38,28 +38,28 @@ impl Scores {
         slot[1] += weights[1];
     }
 
-    /// Adds what `other`, of as many bits, has counted.
+    /// Adds the counts of `other`, which must have the same number of bits.
     pub(super) fn merge(&mut self, other: &Self) {
         for (bucket, weights) in other.buckets() {
             self.add_to(bucket, weights);
         }
     }
 
-    /// The bucket of a score: the bits of the float in the order of its value, cut.
+    /// Returns the bucket of a score: the float's bits, mapped to an order-preserving integer and truncated.
     pub(super) fn bucket(&self, score: f32) -> u32 {
         let bits = score.to_bits();
         let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
         ordered >> (23 - self.bits)
     }
 
-    /// The score in the middle of a bucket.
+    /// Returns the score in the middle of a bucket.
     pub(super) fn middle(&self, bucket: u32) -> f32 {
         let shift = 23 - self.bits;
         let ordered = (bucket << shift) | (1 << shift >> 1);
         f32::from_bits(if ordered >> 31 == 1 { ordered ^ 1 << 31 } else { !ordered })
     }
 
-    /// What was counted, by bucket in the order of the scores; empty buckets are left out.
+    /// Returns the weights of all non-empty buckets, in the order of the scores.
     pub(super) fn buckets(&self) -> impl Iterator<Item = (u32, [f64; 2])> {
         let bits = self.bits;
         self.pages.iter().enumerate().flat_map(move |(page, weights)| {
@@ -70,7 +70,8 @@ impl Scores {
         })
     }
 
-    /// Scores of as many bits with what [`buckets`](Self::buckets) gave; `None` if a bucket is invalid.
+    /// Creates a histogram with the same number of bits from the result of [`buckets`](Self::buckets); `None`
+    /// if a bucket is invalid.
     pub(super) fn like(&self, buckets: &[u32], weights: &[f64]) -> Option<Self> {
         let bits = self.bits;
         let fits = |bucket: &u32| ((*bucket >> bits) as usize) < PAGES;

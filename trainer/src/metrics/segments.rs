@@ -1,4 +1,4 @@
-//! Metrics of the samples that have one value of a feature.
+//! Metrics of samples by segment, that is, by the value of a feature.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use serde::Serialize;
 
 use super::{Figures, Task, TaskMetrics};
 
-/// Samples that are told apart by a sparse feature.
+/// A segment of samples, defined by the list of a sparse feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Segment {
-    /// Those whose list is this one id.
+    /// Samples whose list is exactly this id.
     Id(i64),
-    /// Those whose list is empty.
+    /// Samples whose list is empty.
     Empty,
-    /// Those whose list has several ids.
+    /// Samples whose list has several ids.
     Several,
-    /// Those whose id is none of the smallest ones, as many as are kept.
+    /// Samples whose id is not among the smallest ids that have their own segments.
     Other,
 }
 
 impl Segment {
-    /// The length of what [`to_bytes`](Self::to_bytes) gives.
+    /// The length of the result of [`to_bytes`](Self::to_bytes).
     pub(super) const BYTES: usize = 9;
 
     pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
@@ -36,7 +36,7 @@ impl Segment {
         bytes
     }
 
-    /// The inverse of [`to_bytes`](Self::to_bytes).
+    /// Inverts [`to_bytes`](Self::to_bytes).
     pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let (kind, id) = bytes.split_first().expect("nine bytes");
         match kind {
@@ -47,7 +47,8 @@ impl Segment {
         }
     }
 
-    /// The segments of all samples of a batch, by a sparse feature of it; `None` if the batch lacks it.
+    /// Returns the segments of all samples of a batch by a sparse feature; `None` if the batch lacks the
+    /// feature.
     pub(crate) fn of_samples(batch: &Batch, feature: &str) -> Option<Vec<Self>> {
         let (group, feature) = batch.groups().iter().find_map(|group| {
             Some((group, group.features().iter().find(|found| found.name() == feature)?))
@@ -88,35 +89,35 @@ pub struct SegmentMetrics {
 }
 
 impl SegmentMetrics {
-    /// Metrics of no samples. The smallest `max_segments` ids that occur have a segment each, in whatever order they
-    /// occur.
+    /// Creates metrics without samples. The smallest `max_segments` ids that occur have their own segments,
+    /// independent of the order in which they occur.
     pub fn new(feature: &str, tasks: &[Task], max_segments: usize) -> Self {
         let (feature, tasks, segments) = (feature.to_owned(), tasks.to_vec(), BTreeMap::new());
         Self { feature, tasks, max_segments, segments }
     }
 
-    /// The feature.
+    /// Returns the name of the feature.
     pub fn feature(&self) -> &str {
         &self.feature
     }
 
-    /// Adds all samples of a batch, whose segments are given. `logits` are `[B, tasks]`, row-major.
+    /// Adds all samples of a batch, with their segments. `logits` has the shape `[B, tasks]`, row-major.
     pub fn add(&mut self, batch: &Batch, segments: &[Segment], logits: &[f32]) {
         for (sample, segment) in segments.iter().enumerate() {
             self.change(*segment, |metrics| metrics.add_sample(batch, logits, sample));
         }
     }
 
-    /// The segments that are told apart so far.
+    /// Returns the current segments.
     pub(crate) fn kept(&self) -> Vec<Segment> {
         self.segments.keys().copied().collect()
     }
 
-    /// Changes the metrics of a segment, or those of [`Segment::Other`] if its id is not kept.
+    /// Changes the metrics of a segment, or of [`Segment::Other`] if its id has no own segment.
     fn change(&mut self, segment: Segment, change: impl FnOnce(&mut TaskMetrics)) {
         let metrics = self.segments.entry(segment).or_insert_with(|| TaskMetrics::small(&self.tasks));
         change(metrics);
-        // Ids stand before all other segments.
+        // In the order of segments, ids come first.
         let is_id = |segment: &Segment| matches!(segment, Segment::Id(_));
         let largest =
             self.segments.keys().take_while(|segment| is_id(segment)).nth(self.max_segments).copied();
@@ -126,7 +127,7 @@ impl SegmentMetrics {
         }
     }
 
-    /// The metrics for another rank's [`merge_bytes`](Self::merge_bytes).
+    /// Encodes the metrics for [`merge_bytes`](Self::merge_bytes) on another rank.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (segment, metrics) in &self.segments {
@@ -136,7 +137,7 @@ impl SegmentMetrics {
         bytes
     }
 
-    /// Adds the samples of metrics that were made as these were; `None` if the bytes are malformed.
+    /// Adds the samples of encoded metrics; returns `None` if the bytes are malformed.
     pub(crate) fn merge_bytes(&mut self, mut bytes: &[u8]) -> Option<()> {
         while !bytes.is_empty() {
             let (segment, rest) = bytes.split_first_chunk()?;
@@ -149,7 +150,7 @@ impl SegmentMetrics {
         Some(())
     }
 
-    /// The figures by segment and task, ids ascending, with up to so many bins of calibration.
+    /// Returns the metrics by segment and task, with ascending ids and up to `bins` calibration bins.
     pub fn figures(&self, bins: usize) -> BTreeMap<Segment, BTreeMap<String, Figures>> {
         let tasks = |metrics: &TaskMetrics| {
             metrics.iter().map(|(name, metrics)| (name.to_owned(), metrics.figures_with_bins(bins))).collect()
@@ -164,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// Seven samples, deduplicated, with two labels.
+    /// Returns seven samples, deduplicated, with two labels.
     fn batch() -> Batch {
         let lists: &[&[i64]] = &[&[5], &[7], &[], &[5, 7], &[9]];
         let feature = Feature::from_rows("country", lists).unwrap();
@@ -198,7 +199,7 @@ mod tests {
             figures.iter().map(|(segment, tasks)| (segment.to_string(), tasks["a"].samples)).collect();
         let expected = [("5", 3), ("7", 1), ("empty", 1), ("several", 1), ("other", 1)];
         assert_eq!(counts, expected.map(|(segment, samples)| (segment.to_owned(), samples)));
-        // Segment 5 is samples 0, 1 and 6, by hand.
+        // Segment 5 has the samples 0, 1 and 6; computes its metrics directly.
         let (mut a, mut b) = (super::super::BinaryMetrics::small(), super::super::BinaryMetrics::small());
         for (sample, weight) in [(0, 1.0), (1, 2.0), (6, 1.0)] {
             a.add(logits[2 * sample], batch.labels()[2 * sample + 1], weight);
@@ -206,7 +207,7 @@ mod tests {
         }
         assert_eq!(figures[&Segment::Id(5)]["a"], a.figures());
         assert_eq!(figures[&Segment::Id(5)]["b"], b.figures());
-        // A segment of one sample has one class, so it has a loss but nothing that compares classes.
+        // A segment with one sample has one class, so it has a loss, but no metric that compares classes.
         let one = &figures[&Segment::Id(7)]["a"];
         assert_eq!((one.samples, one.loss.is_some(), one.ne, one.auc), (1, true, None, None));
     }

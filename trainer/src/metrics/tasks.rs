@@ -1,4 +1,4 @@
-//! Metrics of every task of a model.
+//! Metrics of all tasks of a model.
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
@@ -10,37 +10,37 @@ use crate::config::TrainConfig;
 /// A label that the model predicts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
-    /// The label's name.
+    /// The name of the label.
     pub name: String,
-    /// Its column among the batch's labels.
+    /// The column of the label in batches.
     pub column: usize,
-    /// What an error costs.
+    /// The loss function.
     pub loss: Loss,
 }
 
 impl Task {
-    /// The tasks of a model, whose columns are those of the labels of `schema`.
+    /// Returns the tasks of a model, with the columns of their labels in `schema`.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) for a label that the schema does not have.
+    /// [`Error::Config`](crate::Error::Config) if the schema lacks a label.
     pub fn of(config: &TrainConfig, schema: &Schema) -> Result<Vec<Self>> {
         let tasks = config.tasks_of(schema)?.into_iter();
         Ok(tasks.map(|(task, column)| Self { name: task.label, column, loss: task.loss.into() }).collect())
     }
 }
 
-/// Metrics of one task.
+/// The metrics of one task.
 #[derive(Debug, Clone)]
 pub enum Metrics {
-    /// Of labels from 0 to 1.
+    /// Metrics for labels from 0 to 1.
     Binary(BinaryMetrics),
-    /// Of numbers and counts.
+    /// Metrics for numbers and counts.
     Regression(RegressionMetrics),
 }
 
 impl Metrics {
-    /// Metrics of no samples.
+    /// Creates metrics without samples.
     pub fn new(loss: Loss) -> Self {
         Self::of(loss, BinaryMetrics::new)
     }
@@ -54,7 +54,7 @@ impl Metrics {
         }
     }
 
-    /// Metrics of the same kind, of no samples.
+    /// Returns metrics of the same kind without samples.
     fn emptied(&self) -> Self {
         match self {
             Self::Binary(metrics) => Self::Binary(metrics.emptied()),
@@ -69,7 +69,7 @@ impl Metrics {
         }
     }
 
-    /// Adds the samples of `other`, which is of the same task.
+    /// Adds the samples of `other`, which must belong to the same task.
     fn merge(&mut self, other: &Self) {
         match (self, other) {
             (Self::Binary(own), Self::Binary(other)) => own.merge(other),
@@ -78,7 +78,7 @@ impl Metrics {
         }
     }
 
-    /// All figures.
+    /// Returns all metrics.
     pub fn figures(&self) -> Figures {
         match self {
             Self::Binary(metrics) => metrics.figures(),
@@ -86,7 +86,7 @@ impl Metrics {
         }
     }
 
-    /// All figures, and up to so many bins of [calibration](BinaryMetrics::calibration_bins).
+    /// Returns all metrics, with up to `bins` bins of [calibration](BinaryMetrics::calibration_bins).
     pub fn figures_with_bins(&self, bins: usize) -> Figures {
         let calibration_bins = match self {
             Self::Binary(metrics) if bins > 0 => metrics.calibration_bins(bins),
@@ -95,7 +95,7 @@ impl Metrics {
         Figures { calibration_bins, ..self.figures() }
     }
 
-    /// The figure that says most, as the progress line shows it.
+    /// Returns the name and value of the metric that the progress line shows.
     pub(crate) fn headline(&self) -> (&'static str, Option<f64>) {
         match self {
             Self::Binary(metrics) => ("ne", metrics.ne()),
@@ -103,7 +103,7 @@ impl Metrics {
         }
     }
 
-    /// The sums, for a checkpoint.
+    /// Returns the sums, for a checkpoint.
     pub(crate) fn state(&self) -> MetricState {
         match self {
             Self::Binary(metrics) => metrics.state(),
@@ -111,7 +111,7 @@ impl Metrics {
         }
     }
 
-    /// Adds the samples of metrics that were made as these were; `None` if they were not.
+    /// Adds the samples of a stored state; returns `None` if it does not fit these metrics.
     pub(crate) fn merge_state(&mut self, state: &MetricState) -> Option<()> {
         match self {
             Self::Binary(metrics) => metrics.merge_state(state),
@@ -120,19 +120,19 @@ impl Metrics {
     }
 }
 
-/// [`Metrics`] of every task.
+/// The [`Metrics`] of every task.
 #[derive(Debug, Clone)]
 pub struct TaskMetrics {
     tasks: Vec<(Task, Metrics)>,
 }
 
 impl TaskMetrics {
-    /// Metrics of no samples.
+    /// Creates metrics without samples.
     pub fn new(tasks: &[Task]) -> Self {
         Self { tasks: tasks.iter().map(|task| (task.clone(), Metrics::new(task.loss))).collect() }
     }
 
-    /// The same in an eighth of the memory, with coarser AUCs.
+    /// Creates metrics that need an eighth of the memory, with less exact AUCs.
     pub fn small(tasks: &[Task]) -> Self {
         Self {
             tasks: tasks
@@ -142,13 +142,13 @@ impl TaskMetrics {
         }
     }
 
-    /// Metrics of the same tasks, of no samples.
+    /// Returns metrics of the same tasks without samples.
     pub(crate) fn emptied(&self) -> Self {
         let tasks = self.tasks.iter().map(|(task, metrics)| (task.clone(), metrics.emptied()));
         Self { tasks: tasks.collect() }
     }
 
-    /// Adds all samples of a batch. `logits` are `[B, tasks]`, row-major.
+    /// Adds all samples of a batch. `logits` has the shape `[B, tasks]`, row-major.
     pub fn add(&mut self, batch: &Batch, logits: &[f32]) {
         (0..batch.size()).for_each(|sample| self.add_sample(batch, logits, sample));
     }
@@ -162,20 +162,19 @@ impl TaskMetrics {
         }
     }
 
-    /// Adds the samples of `other`, which was made as this was.
+    /// Adds the samples of `other`, which must have the same tasks and bucket widths.
     pub fn merge(&mut self, other: &Self) {
         for ((_, metrics), (_, other)) in self.tasks.iter_mut().zip(&other.tasks) {
             metrics.merge(other);
         }
     }
 
-    /// The metrics for another rank's [`merge_bytes`](Self::merge_bytes).
+    /// Encodes the metrics for [`merge_bytes`](Self::merge_bytes) on another rank.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         self.tasks.iter().flat_map(|(_, metrics)| metrics.state().to_bytes()).collect()
     }
 
-    /// Adds the samples of metrics that were made as these were, from the front of `bytes`; `None` if they are
-    /// malformed.
+    /// Adds the samples of encoded metrics from the front of `bytes`; returns `None` if they are malformed.
     pub(crate) fn merge_bytes(&mut self, bytes: &mut &[u8]) -> Option<()> {
         for (_, metrics) in &mut self.tasks {
             metrics.merge_state(&MetricState::from_bytes(bytes)?)?;
@@ -183,17 +182,17 @@ impl TaskMetrics {
         Some(())
     }
 
-    /// Metrics and names of the tasks, in the configuration's order.
+    /// Returns the name and metrics of each task, in the order of the configuration.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Metrics)> {
         self.tasks.iter().map(|(task, metrics)| (task.name.as_str(), metrics))
     }
 
-    /// The same, to be restored.
+    /// Returns the name and metrics of each task, for restoring them.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Metrics)> {
         self.tasks.iter_mut().map(|(task, metrics)| (task.name.as_str(), metrics))
     }
 
-    /// Figures of the first task, which are those of the model where it has one.
+    /// Returns the metrics of the first task, which represent the model.
     pub fn first(&self) -> Figures {
         self.tasks.first().map_or_else(Figures::default, |(_, metrics)| metrics.figures())
     }

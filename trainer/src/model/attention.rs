@@ -11,11 +11,11 @@ use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled, Read};
 use crate::{Result, tensors};
 
-/// One multi-head self-attention block (Vaswani et al. 2017), shared by all features that pool by it: QKV projection,
-/// key padding mask, mean over the valid positions, output projection.
+/// A multi-head self-attention block (Vaswani et al. 2017), shared by all features with this pooling: QKV
+/// projection, key padding mask, mean over the valid positions, output projection.
 ///
-/// Only the projections of values and outputs are in the autograd graph; they run once per row. What comes before is
-/// [`onefold_kernels::attention`], whose output is a leaf.
+/// In host memory, only the value and output projections are in the autograd graph; they run once per row.
+/// [`onefold_kernels::attention`] computes the part before them; its output is a leaf.
 #[derive(Debug)]
 pub(super) struct SelfAttention {
     dim: i64,
@@ -25,14 +25,14 @@ pub(super) struct SelfAttention {
     compute: Compute,
 }
 
-/// The block's output, and what its backward pass needs.
+/// The block's output, and the state that its backward pass needs.
 #[derive(Debug)]
 struct Attended {
-    /// `[ΣU, D]`, the rows of all features of a batch that pool by attention, in order.
+    /// The vectors of the rows of all features of a batch that use the block, in order, `[ΣU, D]`.
     rows: Tensor,
-    /// The parameters of the projection.
+    /// The weights and bias of the QKV projection.
     project: [Tensor; 2],
-    /// `[ΣU, H, D]`, the leaf.
+    /// The attended means, `[ΣU, H, D]`, a leaf of autograd.
     means: Tensor,
     weights: QueryKey,
     plan: Plan,
@@ -57,7 +57,7 @@ impl SelfAttention {
 }
 
 impl Block for SelfAttention {
-    /// All features of a batch that pool by attention. An empty row has the output of a mean of zero.
+    /// Pools all features of a batch that use the block. An empty row gets the output projection of a zero mean.
     fn pool(&self, features: &Features<'_>) -> Box<dyn Pooled> {
         let (dim, heads) = (self.dim, self.heads);
         let sequences = sequences(features.read);
@@ -78,7 +78,7 @@ impl Block for SelfAttention {
             .collect();
         let bias = self.bias().narrow(0, 2 * dim, dim);
         let bias = if sequences.iter().any(|sequence| sequence.sizes.contains(&0)) {
-            // A row without elements attends to nothing, and has no value that the bias could be added to.
+            // An empty row attends to nothing, so the value bias must not be added to its mean.
             let sizes = sequences.iter().flat_map(|sequence| sequence.sizes);
             let occupied: Vec<f32> = sizes.map(|&size| f32::from(u8::from(size > 0))).collect();
             bias * tensors::from_f32(&occupied, &[-1, 1])
@@ -90,8 +90,8 @@ impl Block for SelfAttention {
         Box::new(Attended { rows, project, means, weights, plan })
     }
 
-    /// Queries, keys and values of every element, `[T, 3 D]`. The bias of keys has no influence, and no gradient: not
-    /// even rounding's.
+    /// Computes queries, keys and values of every element, `[T, 3 D]`. The key bias has no influence on the result.
+    /// It is detached, so that its gradient is exactly zero, without rounding errors.
     fn of_elements(&self, elements: &Tensor) -> Tensor {
         let part = |i: i64| self.bias().narrow(0, i * self.dim, self.dim);
         let bias = Tensor::cat(&[part(0), part(1).detach(), part(2)], 0);
@@ -110,7 +110,7 @@ impl Pooled for Attended {
         &self.rows
     }
 
-    /// Adds the gradients of queries and keys to the parameters', too.
+    /// Also adds the gradients of the query and key projections to their parameters' gradients.
     fn gradients(&self, read: Read<'_>, _: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
         let sequences = sequences(read);
         let upstream = tensors::to_vec(&self.means.grad());
@@ -128,7 +128,7 @@ impl Pooled for Attended {
         tch::no_grad(|| {
             let weights = tensors::from_f32(&gradients.weights, &[2 * dim, dim]);
             let _ = parameters.grad().narrow(0, 0, 2 * dim).g_add_(&weights);
-            // The bias of keys has no influence, and no gradient: not even rounding's.
+            // The key bias has no influence on the result, so its gradient stays exactly zero.
             let _ = bias.grad().narrow(0, 0, dim).g_add_(&tensors::from_f32(&gradients.bias, &[dim]));
         });
         debug_assert_eq!(self.means.kind(), Kind::Float);

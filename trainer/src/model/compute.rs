@@ -1,6 +1,6 @@
-//! How linear layers are computed: in memory by our kernels, with what follows a product fused into it; on a device, in
-//! double precision, or where they are faster, by libtorch's. Either way autograd sees all layers of a call as one
-//! function.
+//! The computation of linear layers. In host memory, our kernels compute them, with a fused bias and ReLU. libtorch
+//! computes them on a device, in double precision, and where it is faster. In both cases, autograd sees all layers
+//! of a call as one function.
 
 use std::sync::Arc;
 
@@ -13,45 +13,46 @@ use crate::processor::has_fast_mkl;
 use crate::shim::with_backward;
 use crate::{Precision, tensors};
 
-/// The precision of linear layers, and what computes them.
+/// The precision of linear layers, and the kernels that compute them.
 #[derive(Debug, Clone)]
 pub(super) struct Compute {
     precision: Precision,
-    /// That of our kernels; `None` where libtorch's are faster: for 32-bit floats on Intel's processors, for bfloat16 where
-    /// there is AMX, which oneDNN uses, and on processors without vectors that our kernels have copies for.
+    /// The arithmetic of our kernels; `None` if libtorch's kernels are faster: for 32-bit floats on Intel
+    /// processors, for bfloat16 on processors with AMX (which oneDNN uses), and on processors without supported
+    /// vectors.
     arithmetic: Option<Arithmetic>,
     threads: Arc<rayon::ThreadPool>,
 }
 
-/// The weights of a layer, `[out, in]`, and its bias, `[out]`, if it has one.
+/// The weights of a layer, `[out, in]`, and its optional bias, `[out]`.
 pub(super) type Layer<'a> = (&'a Tensor, Option<&'a Tensor>);
 
-/// What computes products.
+/// An implementation of products.
 #[derive(Debug, Clone)]
 enum Products {
-    /// Our kernels, in memory.
+    /// Our kernels, in host memory.
     Ours { arithmetic: Arithmetic, threads: Arc<rayon::ThreadPool> },
     /// libtorch, with operands of this type; and our kernels for gradients of narrow weights, if they are faster.
     Libtorch { kind: Kind, narrow: Option<Arc<Products>> },
 }
 
-/// What layers leave for the way back.
+/// The state of a forward pass that the backward pass needs.
 struct Passed {
     products: Products,
     /// The input of each layer, `[rows, in]`.
     inputs: Vec<Tensor>,
-    /// As products take them.
+    /// The weights as operands of products.
     weights: Vec<Tensor>,
     has_bias: Vec<bool>,
-    /// The last output, if it went through a ReLU.
+    /// The last output, if a ReLU was applied to it.
     activated: Option<Tensor>,
-    /// The type of the first input, if its gradient is asked for.
+    /// The type of the first input, if it needs a gradient.
     of_input: Option<Kind>,
-    /// The type of parameters and of their gradients.
+    /// The type of the parameters and of their gradients.
     kind: Kind,
 }
 
-/// The arithmetic of our kernels where they compute linear layers on this processor.
+/// Returns the arithmetic of our kernels, or `None` if libtorch computes linear layers on this processor.
 pub(crate) fn arithmetic_of(precision: Precision) -> Option<Arithmetic> {
     match precision {
         Precision::Bf16 if processor::has_amx_bf16() => None,
@@ -67,14 +68,14 @@ impl Compute {
         Self { precision, arithmetic: arithmetic_of(precision), threads }
     }
 
-    /// Of 32-bit floats, on two threads.
+    /// Creates a `Compute` for tests, with 32-bit floats and two threads.
     #[cfg(test)]
     pub(super) fn in_tests() -> Self {
         let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
         Self::new(Precision::Fp32, Arc::new(threads))
     }
 
-    /// What computes products on this device, for logs.
+    /// Returns a description of the products on this device, for logs.
     pub(super) fn name(&self, device: Device) -> String {
         if device != Device::Cpu {
             return format!("cuda {}", self.precision.name());
@@ -89,28 +90,29 @@ impl Compute {
         }
     }
 
-    /// Whether products are of bfloat16.
+    /// Returns whether products use bfloat16.
     pub(super) fn is_bf16(&self) -> bool {
         self.precision == Precision::Bf16
     }
 
-    /// Whether small products, those of attention's kernels, are of bfloat16: where that is faster.
+    /// Returns whether small products, such as those of the attention kernel, use bfloat16, which they do where it
+    /// is faster.
     pub(super) fn multiplies_pairs(&self) -> bool {
         self.is_bf16() && processor::has_fast_pairs()
     }
 
-    /// A tensor as libtorch's own products take it.
+    /// Converts a tensor to the operand type of libtorch's products.
     pub(super) fn narrowed(&self, tensor: &Tensor) -> Tensor {
         tensor.to_kind(self.kind_of(tensor))
     }
 
-    /// `x Wᵀ + b`, `[…, out]` from `[…, in]`.
+    /// Computes `x Wᵀ + b`, `[…, out]` from `[…, in]`.
     pub(super) fn linear(&self, input: &Tensor, layer: Layer<'_>) -> Tensor {
         self.layers(input, &[layer], false)
     }
 
-    /// Linear layers with ReLU between them, and after the last one if `activate_last`: `[…, out]` from `[…, in]`, 32-bit
-    /// floats.
+    /// Computes linear layers with a ReLU between them, and after the last one if `activate_last`: `[…, out]` from
+    /// `[…, in]`. The output has the type of the parameters.
     pub(super) fn layers(&self, input: &Tensor, layers: &[Layer<'_>], activate_last: bool) -> Tensor {
         let floats = matches!(input.kind(), Kind::Float | Kind::BFloat16);
         let in_memory = floats && input.device() == Device::Cpu;
@@ -134,7 +136,7 @@ impl Compute {
         output.view(shape.as_slice())
     }
 
-    /// What libtorch computes a product of `input` in: as autocast would.
+    /// Returns the type of libtorch's products with `input`, chosen like autocast.
     pub(super) fn kind_of(&self, input: &Tensor) -> Kind {
         match (input.kind(), self.precision) {
             (Kind::Float, Precision::Bf16) => Kind::BFloat16,
@@ -144,7 +146,7 @@ impl Compute {
 }
 
 impl Products {
-    /// An operand as products take it.
+    /// Converts a tensor to an operand of products.
     fn operand(&self, tensor: &Tensor) -> Tensor {
         match self {
             Self::Ours { .. } => tensor.detach().contiguous(),
@@ -173,7 +175,7 @@ impl Products {
         (output.to_kind(passed.kind), passed)
     }
 
-    /// One layer's output; by our kernels, that of the last one has 32-bit floats in any precision.
+    /// Computes the output of one layer. Our kernels write the last output as 32-bit floats in any precision.
     fn layer(&self, input: &Tensor, (weights, bias): Layer<'_>, relu: bool, is_last: bool) -> Tensor {
         let Self::Ours { arithmetic, .. } = self else {
             let weights = weights.tr();
@@ -183,14 +185,15 @@ impl Products {
             };
             return if relu { output.relu_() } else { output };
         };
-        // SAFETY: nobody writes a parameter while the model computes.
+        // SAFETY: nothing writes to parameters while the model computes.
         let bias = bias.map(|bias| unsafe { tensors::as_slice(bias) });
         let halves = *arithmetic != Arithmetic::Floats && !is_last;
         let finish = Finish { bias, relu, mask: None };
         self.multiply((matrix(input), matrix(weights).transposed()), &finish, halves, None)
     }
 
-    /// From the gradient of a layer's output to those of its weights and of its bias, as 32-bit floats or `kind`.
+    /// Computes the gradients of a layer's weights and bias, given the gradient of its output, as 32-bit floats or
+    /// `kind`.
     fn of_parameters(
         &self,
         gradient: &Tensor,
@@ -203,7 +206,8 @@ impl Products {
             if let Some(ours) = narrow.as_ref().filter(|_| product::is_narrow(outputs, inputs)) {
                 return ours.of_parameters(gradient, input, has_bias, kind);
             }
-            // Sums are of 32-bit floats, and are rounded where that cannot be asked for.
+            // Sums are 32-bit floats; they are rounded to the operand type where libtorch cannot return another
+            // type.
             let weights = match (gradient.device(), operands) {
                 (Device::Cuda(_), Kind::BFloat16) => gradient.tr().mm_dtype(input, kind),
                 _ => gradient.tr().mm(input).to_kind(kind),
@@ -217,8 +221,8 @@ impl Products {
         (self.multiply(operands, &Finish::default(), false, own), sums)
     }
 
-    /// From the gradient of a layer's output to that of its input; where that is what a ReLU let through, to the
-    /// gradient before the ReLU.
+    /// Computes the gradient of a layer's input, given the gradient of its output. If `rectified`, the input is the
+    /// output of a ReLU, and the result is the gradient before that ReLU.
     fn of_input(&self, gradient: &Tensor, weights: &Tensor, input: &Tensor, rectified: bool) -> Tensor {
         if let Self::Libtorch { .. } = self {
             let gradient = gradient.mm(weights);
@@ -230,7 +234,7 @@ impl Products {
         self.multiply((matrix(gradient), matrix(weights)), &finish, halves, None)
     }
 
-    /// A product by our kernels as a new tensor, of bfloat16 if `halves`.
+    /// Computes a product with our kernels, as a new tensor of bfloat16 if `halves`, otherwise of 32-bit floats.
     fn multiply(
         &self,
         operands: (Matrix<'_>, Matrix<'_>),
@@ -255,7 +259,7 @@ impl Products {
 }
 
 impl Passed {
-    /// The gradients of the input, of all weights and of all biases.
+    /// Computes the gradients of the input, of all weights and of all biases.
     fn backward(self, gradient: &Tensor) -> Vec<Option<Tensor>> {
         let products = &self.products;
         let mut gradient = products.operand(gradient);
@@ -282,8 +286,8 @@ impl Passed {
 }
 
 fn elements(tensor: &Tensor) -> Elements<'_> {
-    // SAFETY: no operation writes what another one reads: parameters and what layers leave are written before a pass or
-    // after it.
+    // SAFETY: no operation writes to memory that another one reads: parameters and saved tensors are written only
+    // before or after a pass.
     unsafe { tensors::elements(tensor) }
 }
 
@@ -296,7 +300,8 @@ fn matrix(tensor: &Tensor) -> Matrix<'_> {
 mod tests {
     use super::*;
 
-    /// The output of layers of these widths, and the gradients of the input and of all parameters, by `compute`.
+    /// Returns the output of layers with these widths, and the gradients of the input and of all parameters, by
+    /// `compute`.
     fn passed(
         compute: &Compute,
         (rows, widths): (&[i64], &[i64]),
@@ -322,7 +327,7 @@ mod tests {
         std::iter::once(output.detach()).chain([input.grad()]).chain(used).collect()
     }
 
-    /// The length of the difference ÷ that of what is expected.
+    /// Returns the norm of the difference divided by the norm of the expected values.
     fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
         let (found, expected) = (found.to_kind(Kind::Double), expected.to_kind(Kind::Double));
         assert_eq!(found.size(), expected.size());
@@ -340,15 +345,15 @@ mod tests {
         (&[130], &[64, 100, 17]),
     ];
 
-    /// Gradients of outputs: numbers of both signs; and one number everywhere, expanded as the gradient of a mean is.
+    /// Gradients of outputs: values with both signs; and one value, expanded like the gradient of a mean.
     const UPSTREAM: [fn(&[i64]) -> Tensor; 2] = [
         |shape| Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)).sin().view(shape),
         |shape| Tensor::from_slice(&[0.01_f32]).expand(shape, false),
     ];
 
-    /// The output and all gradients of `compute` are those of libtorch in double precision, but for a part of their
-    /// length: `linear` of a layer without a ReLU, `rectified` of others, where rounding takes some numbers to the other
-    /// side of zero.
+    /// Asserts that the output and all gradients of `compute` equal those of libtorch in double precision, up to a
+    /// relative error: `linear` for a layer without a ReLU, `rectified` for others, where rounding moves some
+    /// values across zero.
     fn assert_near_double_precision(compute: &Compute, linear: f64, rectified: f64) {
         for (rows, widths) in SHAPES {
             for activate_last in [false, true] {
@@ -372,13 +377,13 @@ mod tests {
         let compute = Compute::in_tests();
         assert!(compute.arithmetic.is_some(), "these tests are of our kernels, which need AVX2");
         assert_near_double_precision(&compute, 2e-5, 2e-5);
-        // Where libtorch multiplies, gradients of narrow weights are by our kernels.
+        // Where libtorch multiplies, our kernels compute the gradients of narrow weights.
         assert_near_double_precision(&Compute { arithmetic: None, ..compute }, 2e-5, 2e-5);
     }
 
     #[test]
     fn bf16_is_as_near_as_its_rounding() {
-        // A rounding changes a number by up to 1 part in 512. libtorch rounds outputs and all gradients, too.
+        // Rounding changes a value by up to 1 part in 512. libtorch also rounds outputs and all gradients.
         for (arithmetic, linear) in
             [(Some(Arithmetic::Widened), 0.01), (Some(Arithmetic::Pairs), 0.01), (None, 0.05)]
         {
@@ -395,7 +400,7 @@ mod tests {
             ..Compute::in_tests()
         };
         let input = Tensor::from_slice(&[1.001_f32, 3.0]).view([1, 2]);
-        // The first number becomes 1; the bias and the sum are kept as they are.
+        // 1.001 is rounded to 1; the bias and the sum are not rounded.
         let (weights, bias) =
             (Tensor::from_slice(&[1.0_f32, 1.0]).view([1, 2]), Tensor::from_slice(&[0.001_f32]));
         let output = compute.linear(&input, (&weights, Some(&bias)));

@@ -6,8 +6,8 @@ use tch::nn;
 use super::compute::Compute;
 use super::linear::{ZEROS, layer, with_init, xavier_normal};
 
-/// Layers `x_{l+1} = x_0 ⊙ (W (V x_l) + b) + x_l` with `V` of `[rank, width]` and `W` of `[width, rank]` (Wang et al.
-/// 2021, as in TorchRec's `LowRankCrossNet`).
+/// Cross layers `x_{l+1} = x_0 ⊙ (W (V x_l) + b) + x_l` with `V` of shape `[rank, width]` and `W` of shape
+/// `[width, rank]` (Wang et al. 2021, like TorchRec's `LowRankCrossNet`).
 #[derive(Debug)]
 pub(super) struct CrossNet {
     layers: Vec<(nn::Linear, nn::Linear)>,
@@ -17,7 +17,7 @@ pub(super) struct CrossNet {
 impl CrossNet {
     pub(super) fn new(path: &nn::Path<'_>, width: i64, layers: i64, rank: i64, compute: &Compute) -> Self {
         let layer = |i: i64| {
-            // `LowRankCrossNet` draws both kernels by `xavier_normal_`; it has one bias, of zeros.
+            // `LowRankCrossNet` initializes both kernels with `xavier_normal_`; its only bias is zero.
             let init = xavier_normal(width, rank);
             let v = with_init(path / i / "v", width, rank, init, None);
             (v, with_init(path / i / "w", rank, width, init, Some(ZEROS)))
@@ -25,7 +25,7 @@ impl CrossNet {
         Self { layers: (0..layers).map(layer).collect(), compute: compute.clone() }
     }
 
-    /// `[B, width]` to `[B, width]`.
+    /// Computes `[B, width]` from `[B, width]`.
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
         let linear = |input: &Tensor, of: &nn::Linear| self.compute.linear(input, layer(of));
         let cross = |x: Tensor, (v, w): &(nn::Linear, nn::Linear)| input * linear(&linear(&x, v), w) + x;

@@ -1,4 +1,4 @@
-//! Pooling of sequences by how well their elements fit a target.
+//! Pooling of sequences with attention to a target.
 
 use tch::Tensor;
 use tch::nn;
@@ -10,11 +10,12 @@ use super::sequences::{Block, Features, OfQueries, Pooled};
 use crate::Result;
 
 /// The local activation unit of DIN (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction"),
-/// shared by all features that pool by it: `Σ_j a(q, k_j) k_j` over the elements of a list, with weights from an MLP
-/// over `[q, k, q - k, q ∘ k]`.
+/// shared by all features with this pooling: `Σ_j a(q, k_j) k_j` over the elements of a list, with weights from an
+/// MLP over `[q, k, q - k, q ∘ k]`.
 ///
-/// As in the paper the weights are not normalised, so that they keep how strong an interest is. Hidden layers have the
-/// sigmoid of the authors' program: the Dice of the paper would make a sample's vector depend on its batch.
+/// As in the paper, the weights are not normalized, so they express the strength of an interest. Hidden layers use
+/// the sigmoid of the authors' program. The Dice activation of the paper would make a sample's vector depend on its
+/// batch.
 ///
 /// The first layer is linear in each part of its input, so with `W = [Wq Wk Wd Wp]`
 ///
@@ -22,8 +23,8 @@ use crate::Result;
 /// W [q, k, q - k, q ∘ k] = (Wq + Wd) q + (Wk - Wd) k + Wp (q ∘ k)
 /// ```
 ///
-/// of which the first term is computed once per distinct query, the second once per element of a timeline, and only the
-/// last once per pair.
+/// The first term is computed once per distinct query, the second once per element of a timeline, and only the last
+/// once per pair.
 #[derive(Debug)]
 pub(super) struct TargetAttention {
     dim: i64,
@@ -32,7 +33,7 @@ pub(super) struct TargetAttention {
 }
 
 impl TargetAttention {
-    /// An attention unit with hidden layers of these widths; one of width 1 follows.
+    /// Creates an attention unit with hidden layers of these widths, followed by a layer of width 1.
     pub(super) fn new(path: &nn::Path<'_>, dim: i64, hidden: &[i64], compute: &Compute) -> Self {
         let inputs = std::iter::once(4 * dim).chain(hidden.iter().copied());
         let outputs = hidden.iter().copied().chain(std::iter::once(1));
@@ -40,8 +41,8 @@ impl TargetAttention {
         Self { dim, layers: inputs.zip(outputs).enumerate().map(layer).collect(), compute: compute.clone() }
     }
 
-    /// `[N, D]`, the vector of every list of `vectors` (`[T, D]`); zero for an empty one. List `i` attends with row
-    /// `targets[i]` of `queries` (`[U, D]`).
+    /// Computes the vector of every list of `vectors` (`[T, D]`), `[N, D]`; zero for an empty list. List `i`
+    /// attends with row `targets[i]` of `queries` (`[U, D]`).
     pub(super) fn forward(
         &self,
         vectors: &Tensor,
@@ -62,27 +63,28 @@ impl TargetAttention {
         weighted_sum(vectors, &elements, &indices(&lists.starts(), device), &weights.reshape([-1]))
     }
 
-    /// Every query beside its part of the first layer, `[U, D + H]` from `[U, D]`.
+    /// Concatenates every query and its part of the first layer, `[U, D + H]` from `[U, D]`.
     pub(super) fn with_queries(&self, queries: &Tensor) -> Tensor {
         Tensor::cat(&[queries, &self.of_queries(queries)], 1)
     }
 
-    /// `[…, D]` of the first layer's weights.
+    /// Returns the columns of the first layer's weights for part `i` of its input, `[…, D]`.
     fn part(&self, i: i64) -> Tensor {
         self.layers[0].ws.narrow(1, i * self.dim, self.dim)
     }
 
-    /// The queries' part of the first layer, `[U, H]`.
+    /// Computes the queries' part of the first layer, `[U, H]`.
     fn of_queries(&self, queries: &Tensor) -> Tensor {
         self.compute.linear(queries, (&(self.part(0) + self.part(2)), self.layers[0].bs.as_ref()))
     }
 
-    /// The elements' part of the first layer, `[T, H]`.
+    /// Computes the elements' part of the first layer, `[T, H]`.
     fn of_keys(&self, vectors: &Tensor) -> Tensor {
         self.compute.linear(vectors, (&(self.part(1) - self.part(2)), None))
     }
 
-    /// The weight of every pair, `[…, 1]`, from `q ∘ k`, `[…, D]`, and the first layer's parts of q and k, `[…, H]`.
+    /// Computes the weight of every pair, `[…, 1]`, from `q ∘ k`, `[…, D]`, and the first layer's parts of q and k,
+    /// `[…, H]`.
     fn weights(&self, products: &Tensor, of_queries: &Tensor, of_keys: &Tensor) -> Tensor {
         let mut hidden = self.compute.linear(products, (&self.part(3), None)) + of_queries + of_keys;
         for next in &self.layers[1..] {
@@ -101,7 +103,7 @@ impl Block for TargetAttention {
         features.pool_pairs(|vectors, queries, lists, targets| self.forward(vectors, queries, lists, targets))
     }
 
-    /// Every element beside its part of the first layer, `[T, D + H]`.
+    /// Concatenates every element and its part of the first layer, `[T, D + H]`.
     fn of_elements(&self, elements: &Tensor) -> Tensor {
         Tensor::cat(&[elements, &self.of_keys(elements)], 1)
     }
@@ -114,7 +116,7 @@ impl Block for TargetAttention {
         };
         let ((vectors, of_keys), (queries, of_queries)) = (parts(lists), parts(&queries(self)?.unsqueeze(1)));
         let weights = self.weights(&(queries * &vectors), &of_queries, &of_keys);
-        // What lies behind an end is zero, whatever its weight.
+        // Vectors after the end of a list are zero, so their weights do not matter.
         Ok(weights.transpose(1, 2).matmul(&vectors).squeeze_dim(1))
     }
 }

@@ -10,14 +10,15 @@ use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled};
 use crate::Result;
 
-/// An encoder block with normalisation before each part (Xiong et al. 2020), shared by all features that pool by it,
-/// and the mean over the valid positions: `h = x + MHA(LN x)`, `y = h + FFN(LN h)` with ReLU.
+/// An encoder block with normalization before each part (Xiong et al. 2020), shared by all features with this
+/// pooling, and the mean over the valid positions: `h = x + MHA(LN x)`, `y = h + FFN(LN h)` with ReLU.
 ///
-/// Parameters have the names, shapes and initial values of `torch.nn.TransformerEncoderLayer(D, heads, hidden,
-/// dropout=0, norm_first=True)`. Without positions, the first normalisation and the projections to queries, keys and
-/// values depend on an element alone and run once per element of a timeline, however many windows share it. (Positions
-/// count from a window's start, so the same element would have another vector in every window.) The rest runs once per
-/// distinct list; the second layer of the FFN, being linear, after the mean.
+/// Parameters have the names, shapes and initial values of
+/// `torch.nn.TransformerEncoderLayer(D, heads, hidden, dropout=0, norm_first=True)`. The block has no position
+/// embeddings, so the first normalization and the query, key and value projections depend only on the element. They
+/// run once per element of a timeline, however many windows share it. (Positions count from the start of a window, so
+/// an element would have another vector in every window.) The rest runs once per distinct list; the second layer of
+/// the FFN is linear and runs after the mean.
 #[derive(Debug)]
 pub(super) struct Encoder {
     dim: i64,
@@ -30,7 +31,7 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    /// A block with `heads` heads and a hidden layer of width `hidden`.
+    /// Creates a block with `heads` heads and a hidden layer of width `hidden`.
     pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64, hidden: i64, compute: &Compute) -> Self {
         let norm = |name: &str| nn::layer_norm(path / name, vec![dim], nn::LayerNormConfig::default());
         let attention = path / "self_attn";
@@ -48,7 +49,7 @@ impl Encoder {
         }
     }
 
-    /// `[N, D]`, the vector of every list of `vectors` (`[T, D]`); zero for an empty one.
+    /// Computes the vector of every list of `vectors` (`[T, D]`), `[N, D]`; zero for an empty list.
     pub(super) fn forward(&self, vectors: &Tensor, lists: &Lists) -> Tensor {
         let device = vectors.device();
         let (lists, places) = lists.by_size();
@@ -57,39 +58,39 @@ impl Encoder {
         let residual = gather(vectors, &indices(&lists.elements(), device)) + attended;
         let hidden = self.hidden_layer(&residual);
         let starts = indices(&lists.starts(), device);
-        // An empty list has no position whose bias there could be a mean of.
+        // An empty list has no positions, so the bias must not be added to its mean.
         let occupied: Vec<f32> = lists.sizes.iter().map(|&size| f32::from(u8::from(size > 0))).collect();
         let occupied = Tensor::from_slice(&occupied).to_kind(vectors.kind()).to_device(device).unsqueeze(1);
         let rows = self.last(&mean(&residual, &starts), &mean(&hidden, &starts), &occupied);
         gather(&rows, &indices(&places, device))
     }
 
-    /// Queries, keys and values, `[T, 3 D]`.
+    /// Computes queries, keys and values, `[T, 3 D]`.
     fn projections(&self, vectors: &Tensor) -> Tensor {
         self.compute.linear(&self.norm[0].forward(vectors), (&self.project.0, Some(&self.bias())))
     }
 
-    /// The FFN's hidden layer.
+    /// Computes the FFN's hidden layer.
     fn hidden_layer(&self, residual: &Tensor) -> Tensor {
         self.compute.layers(&self.norm[1].forward(residual), &[layer(&self.hidden[0])], true)
     }
 
-    /// The rest, from the means over lists; `occupied`, `[N, 1]`, is 0 for an empty one.
+    /// Computes the output from the means over lists; `occupied`, `[N, 1]`, is 0 for an empty list.
     fn last(&self, residual: &Tensor, hidden: &Tensor, occupied: &Tensor) -> Tensor {
         let layer = &self.hidden[1];
         residual + self.compute.linear(hidden, (&layer.ws, None)) + occupied * bias(layer)
     }
 
-    /// The bias of queries, keys and values. That of keys adds the same to all scores of a query, so it has no
-    /// influence, and no gradient: not even rounding's, which an optimizer that divides by the gradient's size would
-    /// follow.
+    /// Returns the bias of queries, keys and values. The key bias adds the same value to all scores of a query, so
+    /// it has no influence on the result. It is detached, so that its gradient is exactly zero: an optimizer that
+    /// divides by the gradient's magnitude would turn rounding errors into whole steps.
     fn bias(&self) -> Tensor {
         let part = |i: i64| self.project.1.narrow(0, i * self.dim, self.dim);
         Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)
     }
 
-    /// Self-attention of every position within its list, `[P, D]`, from queries, keys and values `[T, 3 D]`. Lists
-    /// stand by size: those of about one size are padded and go together.
+    /// Computes self-attention of every position within its list, `[P, D]`, from queries, keys and values `[T, 3 D]`.
+    /// `lists` is ordered by size; lists of similar sizes are padded and computed together.
     fn attend(&self, projected: &Tensor, lists: &Lists) -> Tensor {
         let mut parts = Vec::new();
         let mut start = lists.sizes.iter().take_while(|&&size| size == 0).count();
@@ -100,13 +101,13 @@ impl Encoder {
             start += alike;
         }
         if parts.is_empty() {
-            // No list has an element; the parameters have a gradient of zero all the same.
+            // All lists are empty. The result still depends on the parameters, so that they get a gradient of zero.
             return projected.narrow(0, 0, 0).narrow(1, 0, self.dim);
         }
         Tensor::cat(&parts, 0)
     }
 
-    /// The same of lists of one size or nearly; none is empty.
+    /// Computes the same for lists of similar sizes, none of which is empty.
     fn attend_padded(&self, projected: &Tensor, offsets: &[i64], sizes: &[i64]) -> Tensor {
         let (device, count) = (projected.device(), sizes.len() as i64);
         let length = sizes.iter().copied().max().unwrap_or(0);
@@ -116,7 +117,7 @@ impl Encoder {
                 if position < size {
                     valid.push(elements.len() as i64);
                 }
-                // Positions behind the end hold any element; the mask hides them.
+                // Positions after the end of a list contain an arbitrary element; the mask hides them.
                 elements.push(offset + position.min(size - 1));
                 mask.push(if position < size { 0.0 } else { f32::NEG_INFINITY });
             }
@@ -140,7 +141,7 @@ impl Block for Encoder {
         features.pool_rows(|vectors, lists| self.forward(vectors, lists))
     }
 
-    /// Every element's queries, keys and values beside itself, `[T, 4 D]`.
+    /// Concatenates every element's queries, keys and values with the element, `[T, 4 D]`.
     fn of_elements(&self, elements: &Tensor) -> Tensor {
         Tensor::cat(&[&self.projections(elements), elements], 1)
     }
@@ -172,7 +173,7 @@ mod tests {
         let mut variables = nn::VarStore::new(Device::Cpu);
         let block = tensors::seeded(4, || Encoder::new(&variables.root(), 4, 2, 5, &Compute::in_tests()));
         variables.double();
-        // Of several sizes, so that some are padded; overlapping, and one empty.
+        // Lists of several sizes, so that some are padded; some overlap, and one is empty.
         let lists = Lists { offsets: vec![0, 1, 4, 2, 3], sizes: vec![3, 2, 0, 1, 3] };
         check_gradients(&variables, &[[6, 4]], |inputs| block.forward(&inputs[0], &lists));
     }

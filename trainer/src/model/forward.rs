@@ -7,11 +7,11 @@
 //! dense features ═▶ bottom MLP ════════════════════════════▶┘
 //! ```
 //!
-//! A double arrow is libtorch's, with autograd; a single one is a kernel of ours, whose output is a leaf. So `backward`
-//! goes in stages: through the top MLP to the interaction's leaf, through the interaction to its sources, through the
-//! bottom MLP and the blocks that pool sequences to their leaves, and from there to the vectors of the tables. What is
-//! below the top MLP is [`Passed`]: here for tables in memory, in [`on_device`](super::on_device) for those on a
-//! device.
+//! A double arrow is a libtorch operation with autograd. A single arrow is one of our kernels; its output is a leaf
+//! of autograd. Therefore `backward` has stages: through the top MLP to the interaction's leaf, through the
+//! interaction to its sources, through the bottom MLP and the sequence blocks to their leaves, and from there to
+//! the vectors of the tables. The part below the top MLP is a [`Passed`]: here for tables in host memory, in
+//! [`on_device`](super::on_device) for tables on a device.
 
 use std::time::Duration;
 
@@ -30,24 +30,24 @@ use crate::embedding::{
 use crate::lockstep::{self, BEAT};
 use crate::{Result, shim, tensors};
 
-/// What one forward pass gives, and what its backward pass and its update go on with.
+/// The result of a forward pass, and the state that its backward pass and its update need.
 #[derive(Debug)]
 pub struct Forward {
-    /// `[B, tasks]`, logits.
+    /// The logits, `[B, tasks]`.
     pub logits: Tensor,
     pub(super) passed: Box<dyn Passed>,
-    /// The loss, if the pass has found it and has gone back from it to the leaf.
+    /// The loss, if the forward pass has already computed it and its gradients down to the leaf.
     computed: Option<Tensor>,
 }
 
 impl Forward {
-    /// Whether the host waits for the loss before anything is updated: where it computes itself, and where other ranks have
-    /// to know.
+    /// Returns whether the host waits for the loss before the update: if the model is in host memory, or if there
+    /// are other ranks, which must know the loss.
     pub(crate) fn waits(&self, model: &Model) -> bool {
         model.embeddings.on_device().is_none() || model.embeddings.collectives().size() > 1
     }
 
-    /// Whether the gradients of the tables' vectors are finite numbers, once [`Model::backward`] has found them.
+    /// Returns whether the gradients of the tables' vectors are finite. Must be called after [`Model::backward`].
     ///
     /// # Errors
     ///
@@ -57,17 +57,17 @@ impl Forward {
     }
 }
 
-/// Whether numbers are finite.
+/// The result of a check whether numbers are finite.
 #[derive(Debug)]
 pub(crate) enum Finite {
-    /// Of those in memory.
+    /// The result for numbers in host memory.
     Known(bool),
-    /// Of those on a device the sum of their squares, `[1]`, a double, which is finite if they are.
+    /// The sum of squares of numbers on a device, `[1]`, a double, which is finite if and only if the numbers are.
     OnDevice(Tensor),
 }
 
 impl Finite {
-    /// The value of a loss, and whether the numbers are finite: what the host waits for on a device, once for both.
+    /// Returns the value of a loss, and whether the numbers are finite. Waits for a device only once for both.
     pub(crate) fn read(&self, loss: &Tensor) -> (f64, bool) {
         match self {
             Self::Known(finite) => (loss.double_value(&[]), *finite),
@@ -79,7 +79,7 @@ impl Finite {
         }
     }
 
-    /// The sum of squares.
+    /// Returns the sum of squares of numbers on a device.
     pub(crate) fn squares(&self) -> Option<&Tensor> {
         match self {
             Self::Known(_) => None,
@@ -88,24 +88,28 @@ impl Finite {
     }
 }
 
-/// The part of the model below the cross layers and the top MLP, where the tables are: in memory, or on a device.
+/// The part of the model below the cross layers and the top MLP, which is in the memory of the tables (host or
+/// device).
 pub(super) trait Passed: std::fmt::Debug {
-    /// What goes into the cross layers or the top MLP, `[B, width]`. Below it is a leaf of autograd's.
+    /// Returns the input of the cross layers or of the top MLP, `[B, width]`. Below it is a leaf of autograd.
     fn input(&self, model: &Model) -> Tensor;
 
-    /// From the gradient of the leaf to those of the parameters below it and of the tables' vectors, which are kept.
+    /// Computes the gradients of the parameters below the leaf and of the tables' vectors, given the gradient of
+    /// the leaf, and keeps them.
     fn backward(&mut self, model: &Model, batch: &Batch) -> Result<()>;
 
-    /// Labels and, if there are any, weights of the samples, `[B, _]` and `[B]`, if they are on the model's device.
+    /// Returns the labels, `[B, _]`, and the optional weights, `[B]`, of the samples if they are on the model's
+    /// device.
     fn labels(&self) -> Option<(&Tensor, Option<&Tensor>)>;
 
-    /// Whether the gradients of the tables' vectors are finite numbers.
+    /// Returns whether the gradients of the tables' vectors are finite.
     fn finite(&self, model: &Model) -> Result<Finite>;
 
-    /// Begins to send these gradients to the owners of the tables.
+    /// Starts sending these gradients to the owners of the tables.
     fn send(&mut self, embeddings: &Embeddings) -> Result<()>;
 
-    /// Updates the tables with them; they are sent first, if they were not. A device does so if `permit` is not 0.
+    /// Updates the tables with these gradients, and sends them first if they were not sent. If `permit` is 0 on a
+    /// device, nothing changes.
     fn update(
         &mut self,
         embeddings: &mut Embeddings,
@@ -114,39 +118,39 @@ pub(super) trait Passed: std::fmt::Debug {
     ) -> Result<()>;
 }
 
-/// The way through tables in memory.
+/// The part of the model below the top MLP with tables in host memory.
 #[derive(Debug)]
 struct HostPath {
     lookups: Lookups,
     bottom: Option<Tensor>,
     sequences: Sequences,
-    /// The interaction's leaf.
+    /// The output of the interaction, a leaf of autograd.
     interacted: Tensor,
     gradients: Vec<LookupGradients>,
     sent: Option<SentGradients>,
 }
 
-/// A batch's input on its way: rows are asked for at their owners, and the batch is copied to the device, if there is
-/// one.
+/// The input of a batch in progress: its rows are being requested from their owners, and the batch is being copied
+/// to the device, if there is one.
 #[derive(Debug)]
 pub struct Input(Request);
 
 impl Model {
-    /// Begins the input of a batch, which [`forward`](Self::forward) ends, and tells all ranks this one's `status`.
-    /// Without a batch nothing is asked for. Every rank calls it, once for every batch.
+    /// Starts the input of a batch, which [`forward`](Self::forward) completes, and sends this rank's `status` to
+    /// all ranks. Without a batch, nothing is requested. Every rank must call it once per batch.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) for an id that its table has no row for,
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Fault`](crate::Error::Fault) if
-    /// the device does.
+    /// [`Error::Fault`](crate::Error::Fault) if an id has no row in its table or the device fails,
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
     pub fn request(&self, batch: Option<&Batch>, status: Status) -> Result<Input> {
         let request = || self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status));
         guarded(self.device(), request).map(Input)
     }
 
-    /// Waits until `is_ready`, which waits for as long as it is told, finds this rank's next batch. The other ranks
-    /// hear meanwhile that this one reads, so that a slow store does not make it a lost rank. A request follows.
+    /// Waits for this rank's next batch, until `is_ready` returns true. `is_ready` waits for up to the given
+    /// duration. Meanwhile, this rank tells the other ranks that it is still reading, so that they do not consider
+    /// it lost. A request must follow.
     ///
     /// # Errors
     ///
@@ -162,12 +166,12 @@ impl Model {
         Ok(())
     }
 
-    /// As [`request`](Self::request) with the weight of the batch as its status. If there is an error instead of a
-    /// batch, the other ranks learn that this one has failed.
+    /// Calls [`request`](Self::request) with the weight of the batch as its status. If there is an error instead of
+    /// a batch, tells the other ranks that this rank has failed.
     ///
     /// # Errors
     ///
-    /// That of the batch, or of its request.
+    /// The error of the batch, or of its request.
     pub fn request_or_fail(&self, batch: Result<Batch>, flags: i64) -> Result<(Batch, Input)> {
         let requested = batch.and_then(|batch| {
             let status = Status { flags, weight: Self::weight(&batch) };
@@ -183,7 +187,7 @@ impl Model {
         requested
     }
 
-    /// The statuses of all ranks, by rank, which are known when all have made their requests.
+    /// Waits until all ranks have made their requests. Returns their statuses, by rank.
     ///
     /// # Errors
     ///
@@ -192,30 +196,30 @@ impl Model {
         self.profile.measure(Stage::Exchange, || self.embeddings.statuses(&mut input.0))
     }
 
-    /// The logits of a batch that was not requested before.
+    /// Computes the logits of a batch that was not requested before.
     ///
     /// # Errors
     ///
-    /// As [`request`](Self::request).
+    /// See [`request`](Self::request).
     pub fn predict(&self, batch: &Batch) -> Result<Forward> {
         let input = self.request(Some(batch), Status::default())?;
         self.forward(batch, input)
     }
 
-    /// The logits of a batch; `input` is its request.
+    /// Computes the logits of a batch; `input` is its request.
     ///
     /// # Errors
     ///
-    /// As [`request`](Self::request).
+    /// See [`request`](Self::request).
     pub fn forward(&self, batch: &Batch, input: Input) -> Result<Forward> {
         self.pass(batch, input, None)
     }
 
-    /// The logits of a batch, and its [`loss`](Self::loss), from which [`backward`](Self::backward) goes on.
+    /// Computes the logits of a batch, and its [`loss`](Self::loss), as input for [`backward`](Self::backward).
     ///
     /// # Errors
     ///
-    /// As [`request`](Self::request).
+    /// See [`request`](Self::request).
     pub fn learn(&self, batch: &Batch, input: Input, weight: f64) -> Result<(Forward, Tensor)> {
         let forward = self.pass(batch, input, Some(weight))?;
         let loss = match &forward.computed {
@@ -244,10 +248,10 @@ impl Model {
         })
     }
 
-    /// The gradients of `loss`, a scalar computed from `forward`'s logits: those of the dense part are added to its
-    /// parameters', those of the tables' vectors are kept in `forward` for [`update`](Model::update). `top_is_ready` is
-    /// called when the gradients of the parameters after the interaction are complete. `batch` is the one that
-    /// `forward` was given.
+    /// Computes the gradients of `loss`, a scalar that was computed from `forward`'s logits. The gradients of the
+    /// dense part are added to its parameters; the gradients of the tables' vectors are kept in `forward` for
+    /// [`update`](Model::update). `top_is_ready` is called when the gradients of the parameters after the
+    /// interaction are complete. `batch` is the batch of `forward`.
     ///
     /// # Errors
     ///
@@ -268,26 +272,29 @@ impl Model {
         })
     }
 
-    /// Begins to send the gradients that [`backward`](Self::backward) has found to the ranks that own the tables.
+    /// Starts sending the gradients that [`backward`](Self::backward) has computed to the ranks that own the
+    /// tables.
     ///
     /// # Errors
     ///
     /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Fault`](crate::Error::Fault) if
-    /// the device does.
+    /// the device fails.
     pub fn send_gradients(&self, forward: &mut Forward) -> Result<()> {
         forward.passed.send(&self.embeddings)
     }
 
-    /// Updates the tables with what [`backward`](Self::backward) has found; it is sent first, if it was not.
+    /// Updates the tables with the gradients of [`backward`](Self::backward), and sends them first if they were not
+    /// sent.
     ///
     /// # Errors
     ///
-    /// As [`send_gradients`](Self::send_gradients).
+    /// See [`send_gradients`](Self::send_gradients).
     pub fn update(&mut self, mut forward: Forward, optimizer: &TableOptimizerConfig) -> Result<()> {
         self.update_if(&mut forward, optimizer, None)
     }
 
-    /// As [`update`](Self::update); tables on a device stay as they are if `permit`, one `int` there, is 0.
+    /// Does the same as [`update`](Self::update), except that tables on a device do not change if `permit`, an
+    /// `int` on the device, is 0.
     pub(crate) fn update_if(
         &mut self,
         forward: &mut Forward,
@@ -313,7 +320,7 @@ impl HostPath {
         Ok(Self { lookups, bottom, sequences, interacted, gradients: Vec::new(), sent: None })
     }
 
-    /// From the gradients of the interaction's sources to those of the tables' vectors.
+    /// Computes the gradients of the tables' vectors, given the gradients of the interaction's sources.
     fn backward_sources(&self, model: &Model, gradients: Vec<Vec<f32>>) -> Result<Vec<LookupGradients>> {
         let embeddings = model.embeddings.host()?;
         let Self { lookups, bottom, sequences, .. } = self;
@@ -389,10 +396,10 @@ impl Passed for HostPath {
     }
 }
 
-/// The parts of the graph that the interaction reads, outside of it.
+/// The inputs of the interaction, detached from the graph.
 struct Detached {
     bottom: Option<Tensor>,
-    /// Of every sequence feature, and whether its vectors are of samples.
+    /// The vectors of every sequence feature, and whether they are per sample.
     sequences: Vec<(Tensor, bool)>,
 }
 
@@ -402,9 +409,9 @@ impl Detached {
     }
 }
 
-/// All vectors of a batch: the bottom MLP's, then those of each group, pooled ones first.
+/// Returns all vectors of a batch: the bottom MLP's output, then the vectors of each group, pooled vectors first.
 fn sources<'a>(batch: &'a Batch, lookups: &'a [Lookup], rows: &'a Detached) -> Vec<Source<'a>> {
-    // SAFETY: no operation writes the output of another one in place.
+    // SAFETY: no operation writes in place to the output of another operation.
     let values = |output: &'a Tensor| unsafe { tensors::as_slice(output) };
     let mut sources = Vec::new();
     if let Some(bottom) = &rows.bottom {

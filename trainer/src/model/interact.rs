@@ -1,4 +1,5 @@
-//! From the vectors of a batch to the input of the cross layers or of the top MLP, and back.
+//! The interaction: the input of the cross layers or of the top MLP from the vectors of a batch, and its backward
+//! pass.
 
 use onefold_kernels::interaction::{Form, Interaction, Source};
 use tch::Tensor;
@@ -7,12 +8,12 @@ use super::{Model, Stage};
 use crate::tensors::{self, written};
 
 impl Model {
-    /// The interaction of a batch of `size` samples: the strict lower triangle of the dot products behind the bottom
-    /// MLP's output, or all vectors side by side where cross layers follow. `[B, width]`, a leaf.
+    /// Computes the interaction of a batch of `size` samples, `[B, width]`, a leaf: the bottom MLP's output and the
+    /// strict lower triangle of the dot products, or all vectors concatenated if cross layers follow.
     pub(super) fn interact(&self, sources: &[Source<'_>], size: usize) -> Tensor {
         let interaction = self.interaction(sources);
         let shape = [size as i64, interaction.width() as i64];
-        // Linear layers would round it in the same way. Cross layers add to it what they compute.
+        // Linear layers would round it in the same way. Cross layers add to it, so it is not rounded for them.
         let leaf = self.profile.measure(Stage::Interaction, || match interaction.rounded {
             false => {
                 written::<f32>(&shape, |output| self.embeddings.install(|| interaction.forward_into(output)))
@@ -24,10 +25,10 @@ impl Model {
         leaf.set_requires_grad(true)
     }
 
-    /// The gradients of every source's rows, once `backward` has reached the leaf.
+    /// Returns the gradients of every source's rows, after `backward` has reached the leaf.
     pub(super) fn interact_backward(&self, leaf: &Tensor, sources: &[Source<'_>]) -> Vec<Vec<f32>> {
         let gradient = leaf.grad().contiguous();
-        // SAFETY: the backward pass that wrote the gradient is over, and nobody else has it but the leaf.
+        // SAFETY: the backward pass that wrote the gradient has ended, and only the leaf shares it.
         let gradient = unsafe { tensors::elements(&gradient) };
         let interaction = self.interaction(sources);
         self.profile.measure(Stage::InteractionBackward, || {

@@ -1,23 +1,23 @@
-//! Linear layers with the initial parameters that PyTorch and TorchRec give them.
+//! Linear layers with the initial parameters of PyTorch and TorchRec.
 //!
-//! `tch`'s own default differs: its weights are √6 times as large.
+//! The default of `tch` differs: its weights are √6 times as large.
 
 use tch::Tensor;
 use tch::nn::{self, Init};
 
 use super::compute::Layer;
 
-/// Zeros.
+/// Initializes with zeros.
 pub(super) const ZEROS: Init = Init::Const(0.0);
 
-/// A layer from `input` to `output` values, initialized as `torch.nn.Linear`: weights and bias uniform in
-/// ±1/√`input`. TorchRec's `MLP` consists of such layers.
+/// Creates a layer from `input` to `output` values, initialized like `torch.nn.Linear`: weights and bias are
+/// uniform in ±1/√`input`. TorchRec's `MLP` consists of such layers.
 pub(super) fn linear(path: nn::Path<'_>, input: i64, output: i64) -> nn::Linear {
     let init = uniform(input);
     with_init(path, input, output, init, Some(init))
 }
 
-/// A layer with other initial weights, and a bias if `bias` gives its initial values.
+/// Creates a layer with other initial weights, and with a bias if `bias` is present.
 pub(super) fn with_init(
     path: nn::Path<'_>,
     input: i64,
@@ -29,29 +29,30 @@ pub(super) fn with_init(
     nn::linear(path, input, output, config)
 }
 
-/// `torch.nn.init.kaiming_uniform_` with `a = √5`, which `torch.nn.Linear` uses: ±1/√`input`.
+/// Returns the distribution of `torch.nn.init.kaiming_uniform_` with `a = √5`, which `torch.nn.Linear` uses:
+/// ±1/√`input`.
 pub(super) fn uniform(input: i64) -> Init {
     let bound = 1.0 / (input as f64).sqrt();
     Init::Uniform { lo: -bound, up: bound }
 }
 
-/// `torch.nn.init.xavier_uniform_`: ±√(6 / (`input` + `output`)).
+/// Returns the distribution of `torch.nn.init.xavier_uniform_`: ±√(6 / (`input` + `output`)).
 pub(super) fn xavier_uniform(input: i64, output: i64) -> Init {
     let bound = (6.0 / (input + output) as f64).sqrt();
     Init::Uniform { lo: -bound, up: bound }
 }
 
-/// `torch.nn.init.xavier_normal_`: normal with a variance of 2 / (`input` + `output`).
+/// Returns the distribution of `torch.nn.init.xavier_normal_`: normal with a variance of 2 / (`input` + `output`).
 pub(super) fn xavier_normal(input: i64, output: i64) -> Init {
     Init::Randn { mean: 0.0, stdev: (2.0 / (input + output) as f64).sqrt() }
 }
 
-/// A layer's weights and bias.
+/// Returns a layer's weights and bias.
 pub(super) fn layer(layer: &nn::Linear) -> Layer<'_> {
     (&layer.ws, layer.bs.as_ref())
 }
 
-/// The bias of a layer that has one.
+/// Returns the bias of a layer that has one.
 pub(super) fn bias(layer: &nn::Linear) -> &Tensor {
     layer.bs.as_ref().expect("the layer was made with a bias")
 }
@@ -74,7 +75,7 @@ mod tests {
     /// A distribution of initial values.
     #[derive(Debug, Clone, Copy)]
     enum Expected {
-        /// Uniform between plus and minus this.
+        /// Uniform between plus and minus this bound.
         Within(f64),
         /// Normal with this variance.
         Normal(f64),
@@ -82,7 +83,7 @@ mod tests {
     }
     use Expected::{Constant, Normal, Within};
 
-    /// The parameters of every block, by name.
+    /// Returns the parameters of every block, by name.
     fn parameters(seed: i64) -> HashMap<String, Tensor> {
         let variables = nn::VarStore::new(Device::Cpu);
         let (root, compute) = (variables.root(), Compute::in_tests());
@@ -137,7 +138,7 @@ mod tests {
         for (name, expected) in expected {
             let values = found[name].detach();
             let largest = values.abs().max().double_value(&[]);
-            // Where there are fewer values, chance alone makes their variance another one.
+            // With fewer values, the sample variance deviates too much by chance.
             let many = values.numel() > 10_000;
             let has_variance = |variance: f64| {
                 let found = values.square().mean(Kind::Double).double_value(&[]);
@@ -150,7 +151,7 @@ mod tests {
                         && largest > 0.0
                         && has_variance(bound * bound / 3.0)
                 }
-                // Of so many normal numbers one is beyond three standard deviations.
+                // At least one of this many normal values is beyond three standard deviations.
                 Normal(variance) => largest > 3.0 * variance.sqrt() && has_variance(variance),
                 Constant(value) => values.eq(value).all().int64_value(&[]) == 1,
             };

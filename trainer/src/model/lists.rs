@@ -1,23 +1,23 @@
-//! Lists of vectors as libtorch's operators take them, on any device.
+//! Lists of vectors in the form that libtorch's operators read, on any device.
 
 use tch::{Device, Tensor};
 
-/// Modes of libtorch's `embedding_bag`.
+/// The modes of libtorch's `embedding_bag`.
 const SUM: i64 = 0;
 const MEAN: i64 = 1;
 
-/// Lists over a timeline `[T, D]`: list `i` is `sizes[i]` elements from `offsets[i]` on. Lists may overlap, and be
-/// empty.
+/// Lists over a timeline `[T, D]`: list `i` contains `sizes[i]` elements from `offsets[i]` on. Lists may overlap or
+/// be empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Lists {
-    /// `[N]`.
+    /// The first element of each list, `[N]`.
     pub(super) offsets: Vec<i64>,
-    /// `[N]`.
+    /// The number of elements of each list, `[N]`.
     pub(super) sizes: Vec<i64>,
 }
 
 impl Lists {
-    /// Adds lists that lie `shift` elements further on.
+    /// Adds lists, with `shift` added to their offsets.
     pub(super) fn extend(&mut self, lists: impl IntoIterator<Item = (i32, i32)>, shift: usize) {
         for (offset, size) in lists {
             self.offsets.push(i64::from(offset) + shift as i64);
@@ -25,12 +25,12 @@ impl Lists {
         }
     }
 
-    /// The element of every position of every list, `[P]`: list after list.
+    /// Returns the element at every position of every list, `[P]`, list after list.
     pub(super) fn elements(&self) -> Vec<i64> {
         self.offsets.iter().zip(&self.sizes).flat_map(|(&offset, &size)| offset..offset + size).collect()
     }
 
-    /// Where the positions of every list begin, `[N]`.
+    /// Returns the first position of every list, `[N]`.
     pub(super) fn starts(&self) -> Vec<i64> {
         let start = |next: &mut i64, size: &i64| {
             let start = *next;
@@ -40,7 +40,7 @@ impl Lists {
         self.sizes.iter().scan(0, start).collect()
     }
 
-    /// The same lists, short ones first, and where each stands now, `[N]`.
+    /// Returns the lists ordered by size, and the new index of each list, `[N]`.
     pub(super) fn by_size(&self) -> (Self, Vec<i64>) {
         let mut order: Vec<usize> = (0..self.sizes.len()).collect();
         order.sort_by_key(|&list| self.sizes[list]);
@@ -53,31 +53,31 @@ impl Lists {
     }
 }
 
-/// A tensor of indices.
+/// Creates a tensor of indices.
 pub(super) fn indices(values: &[i64], device: Device) -> Tensor {
     Tensor::from_slice(values).to_device(device)
 }
 
-/// Rows of `values` by index, of which one may stand several times. Its gradient is summed in the order of the indices,
-/// on several threads (that of `index_select` is not).
+/// Returns rows of `values` by index; indices may repeat. The gradient is summed in the order of the indices, by
+/// several threads (unlike that of `index_select`).
 pub(super) fn gather(values: &Tensor, indices: &Tensor) -> Tensor {
     Tensor::embedding(values, indices, -1, false, false)
 }
 
-/// The mean of every list's positions, `[N, D]` from `[P, D]`; zero for an empty list. `starts` are those of
-/// [`Lists::starts`].
+/// Computes the mean of every list's positions, `[N, D]` from `[P, D]`; zero for an empty list. `starts` is the
+/// result of [`Lists::starts`].
 pub(super) fn mean(positions: &Tensor, starts: &Tensor) -> Tensor {
     let all = Tensor::arange(positions.size()[0], (tch::Kind::Int64, positions.device()));
     Tensor::embedding_bag::<Tensor>(positions, &all, starts, false, MEAN, false, None, false).0
 }
 
-/// The weighted sum of every list's elements, `[N, D]` from `[T, D]`; zero for an empty list. `weights` and `elements`
-/// are `[P]`.
+/// Computes the weighted sum of every list's elements, `[N, D]` from `[T, D]`; zero for an empty list. `weights`
+/// and `elements` are `[P]`.
 pub(super) fn weighted_sum(vectors: &Tensor, elements: &Tensor, starts: &Tensor, weights: &Tensor) -> Tensor {
     Tensor::embedding_bag(vectors, elements, starts, false, SUM, false, Some(weights), false).0
 }
 
-/// Lists side by side, `[N, longest, W]` from a timeline `[T, W]`, with zeros behind their ends.
+/// Pads lists to `[N, longest, W]` from a timeline `[T, W]`, with zeros after their ends.
 #[cfg(test)]
 pub(super) fn pad(vectors: &Tensor, lists: &Lists) -> Tensor {
     let longest = lists.sizes.iter().copied().max().unwrap_or(0).max(1);
@@ -89,8 +89,8 @@ pub(super) fn pad(vectors: &Tensor, lists: &Lists) -> Tensor {
     padded
 }
 
-/// Compares the gradients that autograd finds of a weighted sum of `forward`'s result with central differences, in
-/// double precision: of inputs of these shapes, and of all `variables`.
+/// Compares gradients of autograd with central differences, in double precision, for a weighted sum of `forward`'s
+/// result. Checks inputs of these shapes, and all `variables`.
 #[cfg(test)]
 pub(super) fn check_gradients(
     variables: &tch::nn::VarStore,
@@ -110,7 +110,7 @@ pub(super) fn check_gradients(
     let parameters = named.iter().map(|(name, tensor)| (name.as_str(), tensor));
     let step = 1e-5;
     for (name, tensor) in inputs.iter().map(|input| ("an input", input)).chain(parameters) {
-        // Shares its storage with `tensor`.
+        // `values` shares its storage with `tensor`.
         let values = tensor.detach().reshape([-1]);
         let gradient = tensor.grad().reshape([-1]);
         for i in 0..values.size()[0] {

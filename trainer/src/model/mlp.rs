@@ -6,7 +6,7 @@ use tch::nn;
 use super::compute::Compute;
 use super::linear::{layer, linear};
 
-/// Linear layers with ReLU between them.
+/// Linear layers with a ReLU between them.
 #[derive(Debug)]
 pub(super) struct Mlp {
     layers: Vec<nn::Linear>,
@@ -15,7 +15,8 @@ pub(super) struct Mlp {
 }
 
 impl Mlp {
-    /// Layers of the given widths on an input of width `input`; ReLU also after the last one if `activate_last`.
+    /// Creates layers of the given widths for an input of width `input`; the last layer also has a ReLU if
+    /// `activate_last`.
     pub(super) fn new(
         path: &nn::Path<'_>,
         input: i64,
@@ -29,12 +30,12 @@ impl Mlp {
         Self { layers, activate_last, compute: compute.clone() }
     }
 
-    /// The bias of the last layer.
+    /// Returns the bias of the last layer.
     pub(super) fn last_bias(&self) -> Option<&Tensor> {
         self.layers.last()?.bs.as_ref()
     }
 
-    /// `[B, input]` to `[B, last width]`.
+    /// Computes `[B, last width]` from `[B, input]`.
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
         let layers: Vec<_> = self.layers.iter().map(layer).collect();
         self.compute.layers(input, &layers, self.activate_last)

@@ -48,28 +48,29 @@ use crate::{Precision, Result, TrainConfig, tensors};
 pub struct Model {
     variables: nn::VarStore,
     dense_features: i64,
-    /// `None` if dense features stay as they are.
+    /// The normalization of dense features; `None` if they stay unchanged.
     normalization: Option<NormalizationLayer>,
     bottom: Option<Mlp>,
     blocks: Blocks,
     crosses: Option<CrossNet>,
     top: Mlp,
-    /// What each logit predicts, and the weight of its loss.
+    /// The task of each logit, and the weight of its loss.
     tasks: Vec<(Task, f64)>,
     compute: Compute,
-    /// On a device: which of all products of a sample's vectors are the interaction's.
+    /// On a device: the indices of the interaction's products (the strict lower triangle) among all products of a
+    /// sample.
     triangle: OnceCell<Tensor>,
-    /// On a device: the dense parts of steps as graphs.
+    /// On a device: the recorded graphs of the dense part.
     recordings: RefCell<Recordings>,
-    /// The tables.
+    /// The embedding tables.
     pub embeddings: Embeddings,
-    /// The time that each stage takes.
+    /// The time of each stage.
     pub profile: Profile,
 }
 
 impl Model {
-    /// A model around given tables; the dense part has initial parameters from the configuration's seed, the same on
-    /// every rank. It is where the tables are: on the CPU, or on their device.
+    /// Creates a model with the given tables. The dense part has initial parameters from the configuration's seed,
+    /// which are the same on every rank. It is on the same device as the tables.
     ///
     /// # Errors
     ///
@@ -123,11 +124,12 @@ impl Model {
         Ok(model)
     }
 
-    /// The same model, before its first step, whose logits begin around these, one for each task.
+    /// Returns this model, which has taken no step yet, with the bias of its last layer set to `logits`, one per
+    /// task.
     ///
     /// # Errors
     ///
-    /// [`Error::Torch`](crate::Error::Torch) if there is another number of logits than of tasks.
+    /// [`Error::Torch`](crate::Error::Torch) if the number of logits differs from the number of tasks.
     pub(crate) fn starting_at(self, logits: &[f32]) -> Result<Self> {
         if let Some(bias) = self.top.last_bias() {
             let logits = Tensor::f_from_slice(logits)?;
@@ -136,7 +138,7 @@ impl Model {
         Ok(self)
     }
 
-    /// The same model, which normalizes the dense features of `schema` first.
+    /// Returns this model with a normalization of the dense features of `schema`.
     #[must_use]
     pub fn normalized_by(self, schema: &Schema, normalizers: &Normalizers) -> Self {
         let device = self.embeddings.on_device().map(|_| self.device());
@@ -144,9 +146,9 @@ impl Model {
         Self { normalization, ..self }
     }
 
-    /// The normalized dense features of a batch in memory, `[B, F]`.
+    /// Returns the normalized dense features of a batch in host memory, `[B, F]`.
     fn dense_of(&self, batch: &Batch) -> Tensor {
-        // Of no samples a batch does not know its dense features.
+        // A batch without samples does not know its number of dense features.
         let shape = [batch.size() as i64, self.dense_features];
         match &self.normalization {
             Some(normalization) => tensors::from_f32(&normalization.normalized(batch.dense()), &shape),
@@ -154,39 +156,42 @@ impl Model {
         }
     }
 
-    /// The parameters of the dense part, with gradients after `backward`.
+    /// Returns the parameters of the dense part, which have gradients after `backward`.
     pub fn dense_parameters(&self) -> Vec<Tensor> {
         self.variables.trainable_variables()
     }
 
-    /// The parameters of the dense part by name.
+    /// Returns the parameters of the dense part by name.
     pub fn named_dense_parameters(&self) -> std::collections::BTreeMap<String, Tensor> {
         self.variables.variables().into_iter().collect()
     }
 
-    /// What computes the products of the dense part, for logs: where that is, its instructions and its precision.
+    /// Returns a description of the products of the dense part, for logs: the device, the instructions and the
+    /// precision.
     pub fn kernels(&self) -> String {
         let records = self.embeddings.on_device().is_some_and(|own| own.store.accelerator().records());
         let graphs = if records { ", graphs" } else { "" };
         format!("{}{graphs}", self.compute.name(self.device()))
     }
 
-    /// Where the model is.
+    /// Returns the device of the model.
     pub fn device(&self) -> Device {
         self.variables.device()
     }
 
-    /// This rank's part of the loss of a forward pass of `batch`: the tasks' losses, each times its weight, summed. A
-    /// task's loss is that of its samples, weighted by the samples' weights where there are any, and divided by
-    /// `weight`: the sum of the weights of the global batch, or its samples.
+    /// Returns this rank's part of the loss of a forward pass of `batch`: the sum of the tasks' losses, each times
+    /// the task's weight. A task's loss is the sum over its samples, multiplied by the samples' weights if there
+    /// are any, divided by `weight`. `weight` is the sum of the sample weights of the global batch, or its number
+    /// of samples.
     pub fn loss(&self, forward: &Forward, batch: &Batch, weight: f64) -> Tensor {
         let divide = |sum: Tensor, of_task: f64| sum * (of_task / divisor(weight));
-        // Those of a batch on a device came with it; to copy them now, the host would wait for all that is enqueued.
+        // The labels of a batch on a device were copied with the batch. To copy them now, the host would wait for
+        // all enqueued work.
         if let Some((labels, weights)) = forward.passed.labels() {
             return self.loss_of(&forward.logits, labels, weights, divide);
         }
         let (size, device) = (batch.size() as i64, self.device());
-        // Of no samples a batch does not know how many labels they have.
+        // A batch without samples does not know its number of labels.
         let width = match self.tasks.iter().map(|(task, _)| task.column + 1).max() {
             Some(width) if size == 0 => width,
             _ => batch.label_width(),
@@ -196,8 +201,8 @@ impl Model {
         self.loss_of(&forward.logits, &labels, weights.as_ref(), divide)
     }
 
-    /// The same of logits, `[B, tasks]`, and all labels, `[B, labels]`; `divide` has a task's loss from the sum over its
-    /// samples and the task's weight.
+    /// Returns the loss of logits, `[B, tasks]`, given all labels, `[B, labels]`. `divide` computes a task's loss
+    /// from the sum over its samples and the task's weight.
     fn loss_of(
         &self,
         logits: &Tensor,
@@ -212,7 +217,7 @@ impl Model {
         losses.reduce(|a, b| a + b).expect("a model has a task")
     }
 
-    /// `[B, tasks]` from what goes into the cross layers or the top MLP.
+    /// Returns the logits, `[B, tasks]`, given the input of the cross layers or the top MLP.
     fn logits_of(&self, input: &Tensor) -> Tensor {
         match &self.crosses {
             None => self.top.forward(input),
@@ -220,19 +225,19 @@ impl Model {
         }
     }
 
-    /// The sum of the weights of a batch's samples: their number, where they have no weights.
+    /// Returns the sum of the weights of a batch's samples, or their number if they have no weights.
     pub fn weight(batch: &Batch) -> f64 {
         let sum = |weights: &[f32]| weights.iter().map(|weight| f64::from(*weight)).sum();
         batch.weights().map_or(batch.size() as f64, |weights| sum(weights))
     }
 }
 
-/// What losses are divided by, where samples weigh `weight` together: all of them may weigh nothing.
+/// Returns the divisor of losses for a total sample weight of `weight`, which may be zero.
 fn divisor(weight: f64) -> f64 {
     weight.max(f64::from(f32::MIN_POSITIVE))
 }
 
-/// The sum of the losses of all samples, each times its weight.
+/// Returns the sum of the losses of all samples, each times the sample's weight.
 fn loss_of_samples(loss: Loss, logits: &Tensor, labels: &Tensor, weights: Option<&Tensor>) -> Tensor {
     let each = tch::Reduction::None;
     let losses = match loss {

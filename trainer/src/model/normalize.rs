@@ -5,46 +5,47 @@ use tch::{Device, Kind, Tensor};
 
 use crate::normalize::{Normalizer, Normalizers};
 
-/// Normalizes the dense features of a batch.
+/// A layer that normalizes the dense features of a batch.
 #[derive(Debug)]
 pub(super) struct NormalizationLayer {
-    /// By dense feature; `None` for one that stays as it is.
+    /// The normalizer of each dense feature; `None` if the feature stays unchanged.
     columns: Vec<Option<Normalizer>>,
-    /// Where the model is on a device.
+    /// The tensors for a model on a device.
     on_device: Option<OnDevice>,
 }
 
-/// All features at once, by libtorch's operations.
+/// The normalization of all features at once, with libtorch's operations.
 #[derive(Debug)]
 struct OnDevice {
-    /// Which features are logarithms, `[D]`; `None` if none is.
+    /// Which features are transformed to logarithms, `[D]`; `None` if no feature is.
     logarithms: Option<Tensor>,
-    /// What is subtracted from each, `[D]`; 0 for features that stay as they are.
+    /// The value that is subtracted from each feature, `[D]`; 0 for unchanged features.
     shift: Tensor,
-    /// What each is multiplied by then, `[D]`.
+    /// The factor of each feature after the subtraction, `[D]`.
     scale: Tensor,
     quantiles: Option<Quantiles>,
 }
 
-/// Features that are normalized by quantiles.
+/// The features that are normalized by quantiles.
 #[derive(Debug)]
 struct Quantiles {
-    /// Which they are, `[Q]`.
+    /// The indices of these features, `[Q]`.
     columns: Tensor,
-    /// Where each piece between two quantiles begins, `[Q, pieces]`.
+    /// The start of each piece between two quantiles, `[Q, pieces]`.
     starts: Tensor,
-    /// How long it is; 1 where it has no length.
+    /// The length of each piece; 1 for pieces of length zero.
     lengths: Tensor,
-    /// Which pieces have no length.
+    /// Whether each piece has length zero.
     steps: Tensor,
-    /// The smallest and the largest value, `[Q]` each.
+    /// The smallest and the largest quantile, `[Q]` each.
     ends: [Tensor; 2],
-    /// How far they are apart, `[Q]`; infinitely far where they are equal, so that nothing goes on beyond them.
+    /// The difference of the two, `[Q]`; infinite if they are equal, so that nothing is extrapolated.
     ranges: Tensor,
 }
 
 impl NormalizationLayer {
-    /// For the dense features of a schema, in order, of a model in memory or on a device; `None` if all stay as they are.
+    /// Creates the layer for the dense features of a schema, in order; `None` if no feature is normalized. `device`
+    /// is the device of the model, `None` for host memory.
     pub(super) fn new(dense: &[String], normalizers: &Normalizers, device: Option<Device>) -> Option<Self> {
         let columns: Vec<_> = dense.iter().map(|name| normalizers.get(name).cloned()).collect();
         let is_needed = columns.iter().any(Option::is_some);
@@ -52,7 +53,7 @@ impl NormalizationLayer {
         is_needed.then_some(Self { columns, on_device })
     }
 
-    /// `[B, D]` from `[B, D]`, row-major, in memory.
+    /// Normalizes `[B, D]`, row-major, in host memory.
     pub(super) fn normalized(&self, dense: &[f32]) -> Vec<f32> {
         let mut values = dense.to_vec();
         for row in values.chunks_exact_mut(self.columns.len()) {
@@ -65,7 +66,7 @@ impl NormalizationLayer {
         values
     }
 
-    /// `[B, D]` from `[B, D]`, on the model's device.
+    /// Normalizes `[B, D]` on the model's device.
     pub(super) fn forward(&self, dense: &Tensor) -> Tensor {
         let on_device = self.on_device.as_ref().expect("the model is on a device");
         on_device.forward(dense)
@@ -134,18 +135,18 @@ impl Quantiles {
         Some(Self { columns, starts, lengths, steps, ends, ranges })
     }
 
-    /// `[B, Q]` from all dense features.
+    /// Computes `[B, Q]` from all dense features.
     fn forward(&self, dense: &Tensor) -> Tensor {
         let chosen = dense.index_select(1, &self.columns);
         let [below, above] = [0, 1].map(|end| (&chosen - &self.ends[end]) / &self.ranges);
         let beyond = below.clamp(-1.0, 0.0) + above.clamp(0.0, 1.0);
         let values = chosen.unsqueeze(2);
-        // How much of each piece is below the value; half of one without length that lies there.
+        // The share of each piece below the value; 1/2 for a piece of length zero at the value.
         let along = ((&values - &self.starts) / &self.lengths).clamp(0.0, 1.0);
         let above = values.gt_tensor(&self.starts).to_kind(Kind::Float);
         let step = (above + values.ge_tensor(&self.starts).to_kind(Kind::Float)) * 0.5;
         let share = step.where_self(&self.steps, &along).mean_dim(2, false, Kind::Float);
-        // Of a feature that had one value in training, no piece passes a NaN on.
+        // For a feature with a single value in training, all pieces have length zero and would hide a NaN.
         let share = share.masked_fill(&values.squeeze_dim(2).isnan(), f64::NAN);
         ((share + beyond) * 2.0 - 1.0) * 3.0_f64.sqrt()
     }
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
     use crate::tensors;
 
-    /// By the definitions, in double precision.
+    /// Normalizes by the definitions, in double precision.
     fn naive(normalizer: Option<&Normalizer>, x: f32) -> f64 {
         let x = f64::from(x);
         match normalizer {
@@ -168,7 +169,7 @@ mod tests {
                 (x.abs().ln_1p().copysign(x) - f64::from(*mean)) / f64::from(*deviation)
             }
             Some(Normalizer::Quantile { quantiles }) => {
-                // The middle of the shares at which the distribution takes this value.
+                // The middle of the range of shares at which the distribution has this value.
                 let quantiles = quantiles.map(f64::from);
                 let at = |q: usize| q as f64 / (DENSE_QUANTILES - 1) as f64;
                 let (below, up_to) =
@@ -191,7 +192,7 @@ mod tests {
 
     fn normalizer() -> impl Strategy<Value = Option<Normalizer>> {
         let moments = || (-50.0..50.0_f32, 0.1..30.0_f32);
-        // Few values, so that some are equal.
+        // Few distinct values, so that some quantiles are equal.
         let quantiles = prop::collection::vec((-6..6_i8).prop_map(|q| f32::from(q) * 1.5), DENSE_QUANTILES);
         prop_oneof![
             Just(None),
@@ -217,7 +218,7 @@ mod tests {
             let layer = NormalizationLayer::new(&names, &known, None);
             prop_assert_eq!(layer.is_none(), normalizers.iter().all(Option::is_none));
             let Some(layer) = layer else { return Ok(()) };
-            // Halves of the quantiles' distance, and the quantiles themselves.
+            // The quantiles themselves, and the middles between them.
             let values: Vec<f32> = values.into_iter().map(|x| f32::from(x) * 0.75).collect();
             let width = names.len();
             let size = values.len() / width;

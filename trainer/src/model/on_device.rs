@@ -1,14 +1,14 @@
-//! A step through the model where the tables are on a device: libtorch's operations between our kernels.
+//! A step through the model with tables on a device: libtorch's operations between our kernels.
 //!
 //! ```text
-//! tables ─▶ pooled rows ─────────────────────────────────────────┐
-//!        └▶ elements ═▶ what rows share ─▶ rows, padded ═▶ rows ─┴▶ samples ═▶ interaction, top MLP ═▶ logits
-//! dense features ═▶ bottom MLP ═════════════════════════════════════════════▶┘
+//! tables ─▶ pooled rows ─────────────────────────────────────────────────┐
+//!        └▶ elements ═▶ work per element ─▶ padded rows ═▶ work per row ─┴▶ samples ═▶ interaction, top MLP ═▶ logits
+//! dense features ═▶ bottom MLP ═════════════════════════════════════════════════════▶┘
 //! ```
 //!
-//! A double arrow is libtorch's, with autograd; a single one is a kernel of ours. Between two pieces of autograd is a
-//! leaf, and `backward` goes from leaf to leaf. What is right of the samples is the same work in every step, and
-//! [`recorded`] makes one graph of it where the device has graphs.
+//! A double arrow is a libtorch operation with autograd; a single arrow is one of our kernels. Each autograd graph
+//! begins at a leaf, and `backward` proceeds from leaf to leaf. The work after the expansion to samples is the same
+//! in every step; [`recorded`] records it as one graph if the device supports graphs.
 
 use std::rc::Rc;
 
@@ -32,40 +32,40 @@ mod recorded;
 
 pub(super) use self::recorded::Recordings;
 
-/// The way through tables on a device.
+/// The part of the model below the top MLP with tables on a device.
 #[derive(Debug)]
 pub(super) struct DevicePath {
     lookup: DeviceLookup,
     sequences: Pooled,
-    /// `[B, N D]`, the leaf that holds the vectors of every sample, without the bottom MLP's.
+    /// The vectors of every sample without the bottom MLP's output, `[B, N D]`, a leaf.
     vectors: Tensor,
-    /// What has computed the rest of the step.
+    /// The graph that has computed the rest of the step.
     recorded: Option<Rc<Recorded>>,
     gradients: DeviceGradients,
     sent: Option<DeviceSentGradients>,
 }
 
-/// Rows on their way to the samples that have them.
+/// Rows that are expanded to samples.
 struct Source<'a> {
     part: Part,
-    /// The first of them.
+    /// The index of the first row.
     first: i64,
     rows: i64,
-    /// Vectors of a row.
+    /// The number of vectors per row.
     vectors: i64,
-    /// Where rows are no samples.
+    /// The inverse index and the samples of every row; `None` if rows are samples.
     inverse: Option<&'a (Tensor, Sums)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// What is pooled by sum or mean.
+    /// The features that are pooled by sum or mean.
     Pooled,
-    /// What a block gave.
+    /// The result of a sequence block.
     Block(Pooling),
 }
 
-/// The sources of a sample's vectors after the bottom MLP's, in the model's order.
+/// Returns the sources of a sample's vectors after the bottom MLP's output, in the model's order.
 fn sources(batch: &Staged) -> Vec<Source<'_>> {
     let mut next: Vec<(Pooling, i64)> = batch.sequences.iter().map(|block| (block.pooling, 0)).collect();
     let mut sources = Vec::new();
@@ -76,7 +76,7 @@ fn sources(batch: &Staged) -> Vec<Source<'_>> {
             sources.push(Source { part, first, rows: group.rows, vectors: group.pooled, inverse });
         }
         for pooling in &group.sequences {
-            // By `din` every sample has a vector of its own, as it has its own target.
+            // With `din`, every sample has its own vector, because it has its own target.
             let by_sample = *pooling == Pooling::Din;
             let rows = if by_sample { batch.size() } else { group.rows };
             let inverse = inverse.filter(|_| !by_sample);
@@ -89,15 +89,15 @@ fn sources(batch: &Staged) -> Vec<Source<'_>> {
 }
 
 impl Source<'_> {
-    /// These rows of all of the part's vectors, `[rows, vectors D]`.
+    /// Returns this source's rows of all vectors of its part, `[rows, vectors D]`.
     fn of(&self, vectors: &Tensor, dim: i64) -> Tensor {
         vectors.narrow(0, self.first, self.rows * self.vectors).view([self.rows, self.vectors * dim])
     }
 }
 
 impl DevicePath {
-    /// Looks up a batch. Where `weight` is given, the step is one of training, whose loss is divided by it: it may be
-    /// computed by a graph.
+    /// Looks up a batch. If `weight` is given, this is a training step with a loss that is divided by `weight`, and
+    /// a graph may compute it.
     pub(super) fn new(
         model: &Model,
         embeddings: DeviceEmbeddings<'_>,
@@ -135,8 +135,8 @@ impl DevicePath {
         Ok(Self { vectors, recorded, lookup, sequences, gradients, sent: None })
     }
 
-    /// The logits and the loss, if a graph has computed them. The gradients of the parameters right of the samples are
-    /// there then, too.
+    /// Returns the logits and the loss if a graph has computed them. The gradients of the parameters after the
+    /// expansion to samples are then computed too.
     pub(super) fn computed(&self) -> Option<(Tensor, Tensor)> {
         self.recorded.as_ref().map(|recorded| (recorded.logits(), recorded.loss()))
     }
@@ -161,7 +161,8 @@ fn expand<'a>(
 }
 
 impl Model {
-    /// The dense features of a batch on the model's device, normalized, `[B, F]`; of no samples a batch does not know them.
+    /// Returns the normalized dense features of a batch on the model's device, `[B, F]`. A batch without samples
+    /// does not know its number of dense features.
     fn normalized(&self, dense: Option<&Tensor>, samples: i64) -> Tensor {
         let none = || Tensor::zeros([samples, self.dense_features], (Kind::Float, self.device()));
         let dense = dense.map_or_else(none, Tensor::shallow_clone);
@@ -171,8 +172,9 @@ impl Model {
         }
     }
 
-    /// What goes into the cross layers or the top MLP, `[B, width]`: all vectors of the samples where cross layers follow,
-    /// otherwise the strict lower triangle of their products, behind the bottom MLP's. `vectors` has the others, `[B, N D]`.
+    /// Returns the input of the cross layers or the top MLP, `[B, width]`: all vectors of the samples if cross
+    /// layers follow, otherwise the bottom MLP's output and the strict lower triangle of the vectors' products.
+    /// `vectors` contains the vectors without the bottom MLP's output, `[B, N D]`.
     fn interacted(&self, dense: Option<&Tensor>, vectors: &Tensor) -> Tensor {
         let (size, dim) = (vectors.size()[0], self.embeddings.dim() as i64);
         let bottom = self.bottom.as_ref().map(|bottom| bottom.forward(&self.normalized(dense, size)));
@@ -187,7 +189,7 @@ impl Model {
         let matrices = self.compute.narrowed(&vectors.view([size, count, dim]));
         let products = matrices.bmm(&matrices.transpose(1, 2)).view([size, count * count]);
         let triangle = self.triangle.get_or_init(|| {
-            // Row by row.
+            // The triangle, row by row.
             let places: Vec<i64> =
                 (1..count).flat_map(|row| (0..row).map(move |column| row * count + column)).collect();
             Tensor::from_slice(&places).to_device(vectors.device())

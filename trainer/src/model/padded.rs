@@ -1,24 +1,24 @@
-//! Lists of vectors side by side, as long as the longest: what pooling on a device computes with.
+//! Padded lists of vectors, with which blocks on a device compute.
 
 use tch::{Kind, Tensor};
 
-/// What is added to the score of a key that a list does not have; a list without elements has no key, and a sum of
-/// nothing.
+/// The value that is subtracted from the scores of padding keys. In an empty list, all keys are padding and get the
+/// same weights, but [`Valid::share`] is 0 for its queries.
 const MASKED: f64 = 1e30;
 
-/// Which positions of padded lists hold elements.
+/// The positions of padded lists that contain elements.
 #[derive(Debug)]
 pub(super) struct Valid {
-    /// `[N, 1, longest]`: at every position of a list one part in its size, behind its end zero.
+    /// `[N, 1, longest]`: 1 / size at the positions of elements, 0 after the end of a list.
     pub(super) share: Tensor,
     /// `[N, 1]`: 0 for an empty list, and 1 for others.
     pub(super) occupied: Tensor,
-    /// `[N, 1, longest]`: what is added to scores.
+    /// `[N, 1, longest]`: the value that is added to scores, 0 or `-MASKED`.
     mask: Tensor,
 }
 
 impl Valid {
-    /// Of lists `[N, longest, W]` whose sizes are `[N]`.
+    /// Computes the positions for lists `[N, longest, W]` with `sizes` `[N]`.
     pub(super) fn new(sizes: &Tensor, lists: &Tensor) -> Self {
         let (longest, kind) = (lists.size()[1], lists.kind());
         let positions = Tensor::arange(longest, (Kind::Int, lists.device())).unsqueeze(0);
@@ -30,11 +30,12 @@ impl Valid {
         }
     }
 
-    /// The weights of self-attention, `[N heads, longest, longest]`, and the values, `[N heads, longest, D / heads]`, both
-    /// of type `kind`, from queries, keys and values side by side, `[N, longest, 3 D]`.
+    /// Computes the weights of self-attention, `[N heads, longest, longest]`, and the values,
+    /// `[N heads, longest, D / heads]`, both of type `kind`, from concatenated queries, keys and values,
+    /// `[N, longest, 3 D]`.
     pub(super) fn attention(&self, lists: &Tensor, heads: i64, kind: Kind) -> (Tensor, Tensor) {
         let (count, longest, head_dim) = (lists.size()[0], lists.size()[1], lists.size()[2] / 3 / heads);
-        // One copy puts the vectors of each head together, and on the way back one takes them apart again.
+        // One copy makes the vectors of each head contiguous; its backward pass is one copy too.
         let parts = lists.view([count, longest, 3, heads, head_dim]).permute([2, 0, 3, 1, 4]).contiguous();
         let parts = parts.to_kind(kind).view([3, count * heads, longest, head_dim]).unbind(0);
         let queries = &parts[0] * (1.0 / (head_dim as f64).sqrt());
@@ -43,15 +44,15 @@ impl Valid {
         (scores.softmax(2, kind), parts[2].shallow_clone())
     }
 
-    /// The mean of every list over its queries, `[N, D]`, from what [`attention`](Self::attention) gives: the mean is taken
-    /// of the weights, before they meet the values.
+    /// Computes the mean of every list over its queries, `[N, D]`, from the result of
+    /// [`attention`](Self::attention). Averages the weights first, and then multiplies them by the values.
     pub(super) fn mean_attended(&self, (weights, values): &(Tensor, Tensor), heads: i64) -> Tensor {
         let share = by_head(&self.share, heads).to_kind(weights.kind());
         share.bmm(weights).bmm(values).view([self.share.size()[0], heads * values.size()[2]])
     }
 }
 
-/// `[N heads, 1, longest]` from `[N, 1, longest]`.
+/// Returns `[N heads, 1, longest]` from `[N, 1, longest]`.
 fn by_head(values: &Tensor, heads: i64) -> Tensor {
     let (count, longest) = (values.size()[0], values.size()[2]);
     values.expand([count, heads, longest], false).reshape([count * heads, 1, longest])

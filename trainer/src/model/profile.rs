@@ -1,4 +1,4 @@
-//! Where the time of a step goes.
+//! The time of each stage of a step.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -7,25 +7,25 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
-    /// Ids to table rows, lookup and pooling.
+    /// The lookup: ids to table rows, lookup and pooling.
     Lookup,
     /// Waiting for the requests of other ranks.
     Exchange,
-    /// Sequences through the blocks that pool them: attention, DIN, encoder.
+    /// The blocks that pool sequences: attention, DIN, encoder.
     Attention,
-    /// Products of all pairs of vectors, with the expansion of rows to samples inside it.
+    /// The interaction: the products of all pairs of vectors, including the expansion of rows to samples.
     Interaction,
-    /// Bottom and top MLP and the loss.
+    /// The bottom and top MLP, and the loss.
     Mlps,
-    /// The same backward.
+    /// The backward pass of the MLPs.
     MlpsBackward,
-    /// The interaction backward.
+    /// The backward pass of the interaction.
     InteractionBackward,
-    /// The blocks that pool sequences backward.
+    /// The backward pass of the blocks that pool sequences.
     AttentionBackward,
     /// The dense part's optimizer.
     DenseUpdate,
-    /// Gradients by id, and the update of the tables.
+    /// The gradients by id, and the update of the tables.
     TableUpdate,
 }
 
@@ -34,7 +34,7 @@ pub enum Stage {
 pub struct Profile(RefCell<Vec<(Stage, Duration)>>);
 
 impl Profile {
-    /// Runs `work` and counts its time as `stage`'s.
+    /// Runs `work` and adds its time to `stage`.
     pub fn measure<T>(&self, stage: Stage, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let result = work();
@@ -47,7 +47,7 @@ impl Profile {
         result
     }
 
-    /// The stages that ran since the last call and their times, in the order of [`Stage`].
+    /// Returns the stages that ran since the last call, with their times, in the order of [`Stage`].
     pub fn take(&self) -> Vec<(Stage, Duration)> {
         let mut stages = std::mem::take(&mut *self.0.borrow_mut());
         stages.sort_by_key(|(stage, _)| *stage);

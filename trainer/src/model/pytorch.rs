@@ -1,4 +1,4 @@
-//! A small training run of plain PyTorch, and the same run here. This program (torch 2.11.0) printed [`LOSSES`]:
+//! Reproduces a small training run of plain PyTorch. This program (torch 2.11.0) printed [`LOSSES`]:
 //!
 //! ```python
 //! import math, torch
@@ -94,7 +94,7 @@ kind = "adagrad"
 learning_rate = 0.02
 "#;
 
-/// Groups of features and how they pool.
+/// Groups of features and their pooling.
 const GROUPS: [(&str, &[(&str, Pooling)]); 3] = [
     ("user", &[("user", Pooling::Sum), ("mean", Pooling::Mean)]),
     ("timeline", &[("seen", Pooling::Attention)]),
@@ -105,7 +105,7 @@ fn numbers(n: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| (0.3 * (0.7 * i as f64 + n as f64).sin()) as f32).collect()
 }
 
-/// The program's `lists`.
+/// Returns the result of the program's `lists`.
 fn lists(k: i64, b: i64) -> [Vec<i64>; 4] {
     let (s, t) = (b / 4, b % 4);
     let ids = |range: std::ops::Range<i64>, id: &dyn Fn(i64) -> i64| range.map(|j| id(j) % 30).collect();
@@ -145,7 +145,7 @@ fn folded(batch: &Batch, fold: impl Fn(&Group) -> Group) -> Batch {
     Batch::try_new(BatchParts { groups, ..batch.clone().into_parts() }).unwrap()
 }
 
-/// The model with the program's parameters.
+/// Returns the model with the program's parameters.
 fn model(config: &TrainConfig) -> Model {
     let group = |(name, features): &(&str, &[(&str, Pooling)])| FeatureGroup {
         name: (*name).to_owned(),

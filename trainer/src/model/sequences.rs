@@ -1,4 +1,4 @@
-//! Sequences to rows: every feature through the block that it pools by, and the gradients back.
+//! Pooling of sequences: each feature's block computes a vector per row, and the gradients of the elements.
 
 use std::ops::Range;
 
@@ -16,78 +16,78 @@ use crate::config::ModelConfig;
 use crate::embedding::{FeatureLookup, HostEmbeddings, Lookup};
 use crate::{Result, tensors};
 
-/// A block that pools sequences: in memory by the lists over a timeline, on a device by padded lists.
+/// A block that pools sequences. In host memory, it reads lists over a timeline; on a device, padded lists.
 pub(super) trait Block: std::fmt::Debug + Send {
-    /// Whether every sample has a vector of its own, however its group is deduplicated.
+    /// Returns whether the block computes a vector per sample, even if the group is deduplicated.
     fn by_sample(&self) -> bool {
         false
     }
 
-    /// In memory: all features of a batch that pool by the block.
+    /// In host memory: pools all features of a batch that use this block.
     fn pool(&self, features: &Features<'_>) -> Box<dyn Pooled>;
 
-    /// On a device: what runs once per element, `[T, W]` from `[T, D]`.
+    /// On a device: computes the part that runs once per element, `[T, W]` from `[T, D]`.
     fn of_elements(&self, elements: &Tensor) -> Tensor;
 
-    /// On a device: the vector of every list, `[N, D]`. Of lists `[N, longest, W]` there are those [of
-    /// elements](Self::of_elements), and zeros behind their ends, which `sizes` (`[N]`) tell. A block whose lists
-    /// attend with targets gets their part from `queries`.
+    /// On a device: computes the vector of every list, `[N, D]`. `lists`, `[N, longest, W]`, contains the results
+    /// of [`of_elements`](Self::of_elements), with zeros after the ends of lists; `sizes` is `[N]`. `queries`
+    /// computes the targets' part for a block that attends with targets.
     fn of_rows(&self, lists: &Tensor, sizes: &Tensor, queries: &mut OfQueries<'_>) -> Result<Tensor>;
 }
 
-/// What lists attend with, `[N, W]`: every list's row of [with queries](TargetAttention::with_queries).
+/// A function that returns every list's row of [`with_queries`](TargetAttention::with_queries), `[N, W]`.
 pub(super) type OfQueries<'a> = dyn FnMut(&TargetAttention) -> Result<Tensor> + 'a;
 
 /// A batch's lookups, and the tables.
 pub(super) type Read<'a> = (&'a [Lookup], HostEmbeddings<'a>);
 
-/// What a block gave in memory.
+/// The result of a block in host memory.
 pub(super) trait Pooled: std::fmt::Debug {
-    /// `[N, D]`, the vectors of all features that pool by the block, one feature's after the other.
+    /// Returns the vectors of all features that use the block, `[N, D]`, one feature after the other.
     fn rows(&self) -> &Tensor;
 
-    /// The gradients of each feature's elements, `[T, D]`, once `backward` has reached the leaves; those of targets are
-    /// added to `pooled`, the gradients of every lookup's pooled vectors.
+    /// Returns the gradients of each feature's elements, `[T, D]`, after `backward` has reached the leaves. Adds
+    /// the gradients of targets to `pooled`, the gradients of every lookup's pooled vectors.
     fn gradients(&self, read: Read<'_>, pooled: &mut [Vec<f32>]) -> Vec<Vec<f32>>;
 }
 
-/// The blocks that the features pool by.
+/// The blocks that pool the sequence features of a model.
 #[derive(Debug)]
 pub(super) struct Blocks {
     pub(super) blocks: Vec<(Pooling, Box<dyn Block>)>,
-    /// By feature, if it pools by `din`: its target.
+    /// For each feature that is pooled by `din`, the index of its target.
     targets: Vec<Option<usize>>,
 }
 
 /// The vectors of a batch's sequence features.
 #[derive(Debug)]
 pub(super) struct Sequences {
-    /// In the order of the lookups.
+    /// The positions of the features' vectors, in the order of the lookups.
     features: Vec<Place>,
-    /// What every block gave.
+    /// The results of the blocks.
     pooled: Vec<Box<dyn Pooled>>,
 }
 
-/// Where the vectors of one feature are.
+/// The position of the vectors of one feature.
 #[derive(Debug)]
 struct Place {
-    /// The number of its block.
+    /// The index of its block.
     block: usize,
-    /// Rows of the block's result.
+    /// Its rows of the block's result.
     rows: Range<usize>,
     by_sample: bool,
 }
 
-/// The features of a batch that pool by one block.
+/// The features of a batch that use one block.
 pub(super) struct Features<'a> {
     own: Vec<(&'a Group, &'a FeatureLookup)>,
     batch: &'a Batch,
     pub(super) read: Read<'a>,
-    /// As in [`Blocks`].
+    /// The targets, as in [`Blocks`].
     targets: &'a [Option<usize>],
 }
 
-/// What a block gave that reads the elements themselves.
+/// The result of a block that reads the elements through autograd.
 #[derive(Debug)]
 struct OfTimeline {
     timeline: Timeline,
@@ -95,35 +95,35 @@ struct OfTimeline {
     rows: Tensor,
 }
 
-/// The vectors of several features, one feature's after the other.
+/// The vectors of several features, one feature after the other.
 #[derive(Debug)]
 struct Timeline {
-    /// `[ΣT, D]`, the leaf.
+    /// The vectors, `[ΣT, D]`, a leaf of autograd.
     vectors: Tensor,
-    /// The elements of each feature.
+    /// The range of elements of each feature.
     ranges: Vec<Range<usize>>,
 }
 
-/// The pooled vectors of the features that others attend with.
+/// The pooled vectors of the target features.
 #[derive(Debug)]
 struct Queries {
-    /// `[ΣU, D]`, the leaf.
+    /// The vectors, `[ΣU, D]`, a leaf of autograd.
     vectors: Tensor,
     parts: Vec<QueryPart>,
 }
 
-/// The vectors of one feature among them.
+/// The vectors of one target feature.
 #[derive(Debug)]
 struct QueryPart {
     target: usize,
     lookup: usize,
-    /// Its number among the lookup's pooled features.
+    /// Its index among the lookup's pooled features.
     feature: usize,
     rows: Range<usize>,
 }
 
 impl Blocks {
-    /// The blocks that `configs` need, with new parameters below `root`.
+    /// Creates the blocks that `configs` need, with new parameters below `root`.
     pub(super) fn new(
         root: &nn::Path<'_>,
         model: &ModelConfig,
@@ -152,13 +152,13 @@ impl Blocks {
         Self { blocks: poolings.map(block).collect(), targets: configs.iter().map(target).collect() }
     }
 
-    /// The number of the block that pools so.
+    /// Returns the index of the block with this pooling.
     pub(super) fn place(&self, pooling: Pooling) -> usize {
         let place = self.blocks.iter().position(|(own, _)| *own == pooling);
         place.expect("a block is there if a table pools by it")
     }
 
-    /// The vectors of all sequence features of a batch.
+    /// Computes the vectors of all sequence features of a batch.
     pub(super) fn forward(&self, batch: &Batch, read: Read<'_>) -> Sequences {
         let (lookups, embeddings) = read;
         let configs = embeddings.all.features();
@@ -182,7 +182,7 @@ impl Blocks {
 }
 
 impl Features<'_> {
-    /// What `block` gives of all elements, `[T, D]`, and the lists of rows over them.
+    /// Calls `block` with all elements, `[T, D]`, and the lists of rows over them.
     pub(super) fn pool_rows(&self, block: impl FnOnce(&Tensor, &Lists) -> Tensor) -> Box<dyn Pooled> {
         let timeline = Timeline::new(self);
         let mut lists = Lists::default();
@@ -194,8 +194,8 @@ impl Features<'_> {
         Box::new(OfTimeline { timeline, queries: None, rows })
     }
 
-    /// What `block` gives of all elements, `[T, D]`, all queries, `[U, D]`, the lists of samples, and the query that
-    /// each attends with.
+    /// Calls `block` with all elements, `[T, D]`, all queries, `[U, D]`, the lists of samples, and the index of
+    /// each list's query.
     pub(super) fn pool_pairs(
         &self,
         block: impl FnOnce(&Tensor, &Tensor, &Lists, &[i64]) -> Tensor,
@@ -218,8 +218,8 @@ impl Features<'_> {
 }
 
 impl Sequences {
-    /// From the gradients of every feature's rows to those of its timeline's vectors, `[T, D]` each; those of targets
-    /// are added to `pooled`, the gradients of every lookup's pooled vectors.
+    /// Computes the gradients of every feature's elements, `[T, D]` each, given the gradients of its vectors. Adds
+    /// the gradients of targets to `pooled`, the gradients of every lookup's pooled vectors.
     pub(super) fn backward(
         &self,
         read: Read<'_>,
@@ -242,7 +242,8 @@ impl Sequences {
         self.features.iter().map(gradient).collect()
     }
 
-    /// Of every feature, in the order of the lookups: its vectors, outside the graph, and whether they are of samples.
+    /// Returns for every feature, in the order of the lookups, its vectors, detached from the graph, and whether
+    /// they are per sample.
     pub(super) fn vectors(&self) -> Vec<(Tensor, bool)> {
         let detached: Vec<_> = self.pooled.iter().map(|result| result.rows().detach().contiguous()).collect();
         let vectors = |Place { block, rows, by_sample }: &Place| {
@@ -292,7 +293,7 @@ impl Timeline {
         Self { vectors: vectors.set_requires_grad(true), ranges }
     }
 
-    /// What `backward` left at the leaf, by feature.
+    /// Returns the gradients of the leaf, by feature.
     fn gradients(&self) -> Vec<Vec<f32>> {
         let values = tensors::to_vec(&self.vectors.grad());
         let dim = self.vectors.size()[1] as usize;
@@ -323,7 +324,7 @@ impl Queries {
         Self { vectors, parts }
     }
 
-    /// Adds what `backward` left at the leaf to the gradients of the lookups' pooled vectors.
+    /// Adds the gradients of the leaf to the gradients of the lookups' pooled vectors.
     fn add_gradients(&self, lookups: &[Lookup], pooled: &mut [Vec<f32>]) {
         let values = tensors::to_vec(&self.vectors.grad());
         let dim = self.vectors.size()[1] as usize;

@@ -1,4 +1,4 @@
-//! The whole model against plain libtorch with autograd, and against itself in every form of a batch.
+//! Compares the whole model with plain libtorch and autograd, and with itself in every form of a batch.
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
@@ -47,7 +47,7 @@ fn config(kind: &str) -> TrainConfig {
     TrainConfig::parse("train.toml".as_ref(), &CONFIG.replace("KIND", kind)).unwrap()
 }
 
-/// Features and how they pool: two groups that repeat within a session, one that does not.
+/// Features and their pooling: two groups that repeat within a session, and one that does not.
 const GROUPS: [(&str, &[(&str, Pooling)]); 3] = [
     ("user", &[("user_sum", Pooling::Sum), ("user_mean", Pooling::Mean)]),
     (
@@ -66,7 +66,7 @@ const GROUPS: [(&str, &[(&str, Pooling)]); 3] = [
     ("item", &[("item", Pooling::Sum)]),
 ];
 
-/// What a feature attends with: another group's feature, which may be another one's target too, or one of its own
+/// Returns the target of a feature: a feature of another group, which several features may share, or of the same
 /// group.
 fn target(feature: &str) -> Option<&'static str> {
     match feature {
@@ -106,7 +106,8 @@ fn tables() -> Vec<FeatureConfig> {
     features.map(table).collect()
 }
 
-/// The same features, of which some share tables: a sequence and its target, and features that pool in different ways.
+/// Returns the same features with some shared tables: between a sequence and its target, and between features with
+/// different pooling.
 fn shared_tables() -> Vec<FeatureConfig> {
     let table = |config: FeatureConfig| {
         let table = match config.feature.as_str() {
@@ -119,14 +120,14 @@ fn shared_tables() -> Vec<FeatureConfig> {
     tables().into_iter().map(table).collect()
 }
 
-/// The weights of every table, `[ROWS, DIM]`.
+/// Returns the weights of every table, `[ROWS, DIM]`.
 fn weights(model: &Model) -> Vec<Tensor> {
     let weights = |table| model.embeddings.weights(table).unwrap().unwrap();
     let tables = 0..model.embeddings.tables().len();
     tables.map(|table| Tensor::from_slice(&weights(table)).reshape([ROWS, DIM])).collect()
 }
 
-/// Twenty-four samples in sessions of six, whose histories slide; the first histories of a session are empty.
+/// Returns 24 samples in sessions of six with sliding histories; the first histories of a session are empty.
 fn batch(seed: u64) -> Batch {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let size = 24;
@@ -172,8 +173,8 @@ fn deduplicated(batch: &Batch, windows: bool) -> Batch {
     Batch::try_new(BatchParts { groups, ..batch.clone().into_parts() }).unwrap()
 }
 
-/// The loss of the model's parameters and of these tables in plain libtorch, sample by sample where it must be: what
-/// the model means.
+/// Computes the definition of the loss from the model's parameters and these tables in plain libtorch, mostly
+/// sample by sample.
 fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
     let dense = Tensor::from_slice(batch.dense()).reshape([-1, 2]);
     let bottom = model.bottom.as_ref().unwrap().forward(&dense);
@@ -205,7 +206,7 @@ fn plain_loss(model: &Model, weights: &[Tensor], batch: &Batch) -> Tensor {
     losses.reduce(|a, b| a + b).unwrap()
 }
 
-/// One sample's vectors, in the order in which they interact.
+/// Returns one sample's vectors, in the order in which they interact.
 fn vectors(
     plain: &Plain,
     (features, weights): (&[FeatureConfig], &[Tensor]),
@@ -250,7 +251,7 @@ fn vectors(
     all
 }
 
-/// The blocks that pool one list `[L, D]` to `[D]`, from their definitions.
+/// The blocks that pool one list `[L, D]` to `[D]`, implemented from their definitions.
 struct Plain(std::collections::BTreeMap<String, Tensor>);
 
 impl Plain {
@@ -258,7 +259,7 @@ impl Plain {
         x.matmul(&self.0[&format!("{name}.weight")].tr()) + &self.0[&format!("{name}.bias")]
     }
 
-    /// Multi-head attention from queries, keys and values side by side, `[L, D]`.
+    /// Computes multi-head attention from concatenated queries, keys and values, `[L, 3 D]`.
     fn heads(projected: &Tensor, heads: i64) -> Tensor {
         let (length, size) = (projected.size()[0], DIM / heads);
         let part = |i: i64, head: i64| projected.narrow(1, i * DIM + head * size, size);
@@ -283,7 +284,8 @@ impl Plain {
         self.linear("attention.output", &mean.unsqueeze(0)).squeeze_dim(0)
     }
 
-    /// Every element by its weight, which an MLP computes from all four parts of its input.
+    /// Computes the sum of the elements times their weights. An MLP computes a weight from all four parts of its
+    /// input.
     fn target_attention(&self, q: &Tensor, x: &Tensor) -> Tensor {
         let mut sum = q * 0.0;
         for i in 0..x.size()[0] {
@@ -296,7 +298,7 @@ impl Plain {
         sum
     }
 
-    /// `torch.nn.TransformerEncoderLayer(DIM, 4, 24, dropout=0, norm_first=True)`, then the mean.
+    /// Computes `torch.nn.TransformerEncoderLayer(DIM, 4, 24, dropout=0, norm_first=True)`, then the mean.
     fn encode(&self, x: &Tensor) -> Tensor {
         if x.size()[0] == 0 {
             return Tensor::zeros([DIM], (Kind::Float, Device::Cpu));
@@ -315,7 +317,7 @@ impl Plain {
     }
 }
 
-/// Two cross layers, from their definition.
+/// Computes two cross layers from their definition.
 fn cross(named: &std::collections::BTreeMap<String, Tensor>, first: &Tensor) -> Tensor {
     let mut x = first.shallow_clone();
     for layer in 0..2 {
@@ -331,7 +333,7 @@ fn assert_near(what: &str, found: &Tensor, expected: &Tensor) {
     assert!(error <= 2e-4 * scale, "{what}: off by {error} of {scale}\n{found}\n{expected}");
 }
 
-/// All forms of a batch.
+/// Returns all forms of a batch.
 fn forms(plain: &Batch) -> Vec<(&'static str, Batch)> {
     vec![("off", plain.clone()), ("exact", deduplicated(plain, false)), ("window", deduplicated(plain, true))]
 }
@@ -387,7 +389,7 @@ fn weights_of_samples_weigh_every_task() {
     assert!((found - (sums[0] + 0.5 * sums[1]) / total).abs() < 1e-5, "{found} {sums:?} {total}");
 }
 
-/// A batch with nothing to attend to.
+/// Returns a batch with empty sequences only.
 fn batch_without_elements() -> Batch {
     let plain = batch(1);
     let emptied = |group: &Group| {
@@ -399,7 +401,7 @@ fn batch_without_elements() -> Batch {
     Batch::try_new(BatchParts { groups, ..plain.clone().into_parts() }).unwrap()
 }
 
-/// Every parameter has a gradient, and those that only sequences reach one of zeros.
+/// Asserts that every parameter has a gradient, and that it is zero for parameters that only sequences use.
 fn assert_gradients_of_no_elements(name: &str, model: &Model) {
     for (parameter, value) in model.named_dense_parameters() {
         let gradient = value.grad();
@@ -410,7 +412,7 @@ fn assert_gradients_of_no_elements(name: &str, model: &Model) {
     }
 }
 
-/// Nothing to attend to in the whole batch: no vector, and a gradient of zero, not none, for every parameter.
+/// If all sequences of a batch are empty, every parameter still has a gradient (of zero), and no row changes.
 #[test]
 fn a_batch_may_have_no_element_of_any_sequence() {
     let config = config("sgd");
@@ -429,7 +431,7 @@ fn a_batch_may_have_no_element_of_any_sequence() {
     assert!(weights(&model) == before, "no row was looked up");
 }
 
-/// A rank's streams may end before those of others: of no samples there is no loss, and no gradient but zeros.
+/// A rank's streams may end before those of other ranks: without samples, the loss and all gradients are zero.
 #[test]
 fn a_batch_may_have_no_samples() {
     for interaction in [Interaction::Dot, Interaction::Dcn] {
@@ -493,7 +495,7 @@ fn compare_with_plain_libtorch(config: &TrainConfig, features: &[FeatureConfig])
         for ((parameter, value), expected) in named.iter().zip(&expected_gradients) {
             assert_near(&format!("{name}, {parameter}"), &value.grad(), expected);
         }
-        // With SGD at a rate of 1, what a table loses is its gradient.
+        // With SGD and a rate of 1, a table decreases by its gradient.
         model.update(forward, &config.optimizer.tables).unwrap();
         for ((table, (before, after)), leaf) in
             tables_of(features).0.iter().zip(before.iter().zip(weights(&model))).zip(&leaves)
@@ -503,7 +505,7 @@ fn compare_with_plain_libtorch(config: &TrainConfig, features: &[FeatureConfig])
     }
 }
 
-/// A model with whole tables.
+/// Returns a model with whole tables.
 fn model(config: &TrainConfig, threads: usize) -> Model {
     model_of(config, &tables(), threads)
 }
@@ -515,7 +517,7 @@ fn model_of(config: &TrainConfig, features: &[FeatureConfig], threads: usize) ->
     Model::new(config, &schema(), embeddings).unwrap()
 }
 
-/// The losses of 60 steps on batches of one form.
+/// Returns the losses of 60 steps on batches of one form.
 fn losses(config: &TrainConfig, mut model: Model, form: usize) -> Vec<f64> {
     let mut optimizer = DenseOptimizer::of(&model, &config.optimizer.dense, 1).unwrap();
     let step = |seed: u64| {
@@ -537,7 +539,7 @@ fn training_is_the_same_in_every_form() {
         let mut config = config(kind);
         config.optimizer.dense.learning_rate = 0.3;
         config.optimizer.tables.learning_rate = 0.05;
-        // Gradients that are nothing but rounding must not become whole steps.
+        // Gradients that consist of rounding errors must not become whole steps.
         config.optimizer.tables.eps = 1e-2;
         let plain = losses(&config, model(&config, 2), 0);
         assert!(plain[59] < 0.9 * plain[0], "{kind}: the loss did not fall: {plain:?}");
@@ -550,8 +552,8 @@ fn training_is_the_same_in_every_form() {
     }
 }
 
-/// In bfloat16 a loss differs by what rounding does, from that in 32-bit floats and from form to form; in memory and on a
-/// device, where libtorch multiplies.
+/// With bfloat16, losses differ from those with 32-bit floats only by rounding, in every form, in host memory and
+/// on a device (where libtorch multiplies).
 #[test]
 fn bf16_trains_as_floats_do() {
     let mut floats = config("row_wise_adagrad");

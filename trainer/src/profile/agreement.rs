@@ -1,52 +1,52 @@
-//! How what was predicted for plans agrees with what was measured.
+//! Compares the predicted costs of plans with the measured ones.
 
 use onefold_sharding::kendall_tau;
 use serde::Serialize;
 
 use super::plans::{MeasuredPlan, MeasuredRank};
 
-/// One search's plans, over the tasks that every search has a plan for.
+/// The results of one search's plans, over the tasks for which every search has a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SearchFigures {
     /// The name of the plans.
     pub plan: String,
-    /// Mean predicted computation of the busiest rank.
+    /// The mean predicted computation time of the busiest rank.
     pub predicted_compute_ms: f64,
-    /// The same as measured.
+    /// The mean measured computation time of the busiest rank.
     pub measured_compute_ms: f64,
-    /// Mean predicted cost: computation and exchange.
+    /// The mean predicted cost: computation and exchange.
     pub predicted_cost_ms: f64,
-    /// The same with measured computation.
+    /// The mean cost with measured computation.
     pub measured_cost_ms: f64,
-    /// Tasks for which no other plan's measured cost was lower.
+    /// The number of tasks for which no other plan had a lower measured cost.
     pub cheapest: usize,
 }
 
-/// How predictions agree with measurements.
+/// The agreement between predictions and measurements.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Agreement {
-    /// Tasks that all searches have a plan for.
+    /// The number of tasks for which all searches have a plan.
     pub tasks: usize,
-    /// Ranks that were measured, of all tasks.
+    /// The number of measured ranks over all tasks.
     pub ranks: usize,
     /// Kendall's tau of predicted and measured computation, over ranks.
     pub rank_tau: f64,
-    /// Mean of |predicted - measured| ÷ measured computation, over ranks with any.
+    /// The mean of |predicted - measured| / measured computation, over ranks with any computation.
     pub relative_error: f64,
     /// Kendall's tau of predicted and measured cost, over all plans.
     pub cost_tau: f64,
-    /// Kendall's tau of predicted and measured cost of a task's plans, the mean over tasks.
+    /// Kendall's tau of predicted and measured cost over the plans of a task, averaged over tasks.
     pub plan_tau: f64,
-    /// Tasks whose plan with the lowest predicted cost has the lowest measured one too, of equal ones any.
+    /// The number of tasks for which a plan with the lowest predicted cost also has the lowest measured cost.
     pub best_stays_best: usize,
-    /// How much more than the cheapest plan, as measured, the one that is predicted to be the cheapest costs: the
-    /// mean over tasks, 0.01 is one per cent.
+    /// The relative excess of the measured cost of the predicted best plan over the cheapest plan, averaged
+    /// over tasks; 0.01 is one per cent.
     pub mean_regret: f64,
-    /// By search, in the order of their measured costs.
+    /// The results by search, in the order of measured costs.
     pub searches: Vec<SearchFigures>,
 }
 
-/// Compares what was predicted with what was measured.
+/// Compares predictions with measurements.
 pub fn agreement(measured: &[MeasuredPlan]) -> Agreement {
     let ranks: Vec<&MeasuredRank> = measured.iter().flat_map(|plan| &plan.ranks).collect();
     let column = |of: fn(&MeasuredRank) -> f64| ranks.iter().map(|rank| of(rank)).collect::<Vec<f64>>();
@@ -81,7 +81,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// The tasks that have as many plans as any.
+/// Returns the tasks with the maximum number of plans.
 fn common_tasks(measured: &[MeasuredPlan]) -> Vec<&str> {
     let mut tasks: Vec<(&str, usize)> = Vec::new();
     for plan in measured {
@@ -116,7 +116,7 @@ fn figures(by_task: &[Vec<&MeasuredPlan>]) -> Vec<SearchFigures> {
     names.map(of_name).collect()
 }
 
-/// Kendall's tau of a task's plans, and what is lost by trusting the prediction.
+/// Returns Kendall's tau of a task's plans, and the relative loss from choosing the plan by prediction.
 fn tau_and_regret(plans: &[&MeasuredPlan]) -> (f64, f64) {
     let predicted: Vec<f64> = plans.iter().map(|plan| plan.predicted_cost_ms()).collect();
     let measured: Vec<f64> = plans.iter().map(|plan| plan.measured_cost_ms()).collect();
@@ -158,7 +158,7 @@ mod tests {
             plan_of("b", "one", &[(4.0, 6.0, 1.0), (1.0, 1.0, 0.0)]),
             plan_of("a", "two", &[(2.0, 3.0, 0.0)]),
             plan_of("b", "two", &[(2.5, 2.0, 0.0)]),
-            // Only one search has a plan for this.
+            // Only one search has a plan for this task.
             plan_of("a", "three", &[(9.0, 9.0, 0.0)]),
         ];
         let found = agreement(&measured);
@@ -170,7 +170,7 @@ mod tests {
         let a = &found.searches[0];
         assert_eq!((a.predicted_compute_ms, a.measured_compute_ms, a.cheapest), (2.5, 3.5, 1));
         assert_eq!((found.searches[1].predicted_cost_ms, found.searches[1].measured_cost_ms), (3.75, 4.5));
-        // Ordered by measured cost 9, 7, 4, 3, 2: predicted 9, 5, 3, 2, 2.5.
+        // Ordered by measured cost 9, 7, 4, 3, 2; the predicted costs are 9, 5, 3, 2, 2.5.
         assert!((found.cost_tau - 0.8).abs() < 1e-9, "{found:?}");
         assert!(found.rank_tau > 0.6 && found.relative_error > 0.1, "{found:?}");
         assert_eq!(agreement(&[]).tasks, 0);

@@ -1,4 +1,5 @@
-//! Measures the exchange between ranks: what the forward and backward models of a learned cost model are trained on.
+//! Measures the exchange between ranks, as training data for the forward and backward models of a learned cost
+//! model.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,42 +14,49 @@ use super::median;
 use crate::distributed::Collectives;
 use crate::{Error, Result};
 
-/// What is measured.
+/// The options of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeOptions {
-    /// Exchanges.
+    /// The number of exchanges.
     pub exchanges: usize,
-    /// The most bytes of the average rank in one of them.
+    /// The maximum bytes per rank, on average, in one exchange.
     pub most_bytes: u64,
-    /// Another seed gives other exchanges.
+    /// The seed of the random exchanges.
     pub seed: u64,
 }
 
-/// The fewest bytes of the average rank.
+/// The minimum bytes per rank, on average.
 const LEAST_BYTES: f64 = 4096.0;
-/// The longest time, in milliseconds, that a rank begins after the first one.
+/// The maximum delay of a rank's start after the first rank, in milliseconds.
 const LATEST_MS: f64 = 20.0;
-/// Each exchange is measured so often, after one that warms up; the median counts. Short ones are delayed by chance.
+/// The number of measurements of each exchange, after one warm-up; the median counts. Short exchanges have
+/// random delays.
 const REPEATS: usize = 9;
-/// Exchanges of more bytes, on average, are measured less often.
+/// The average number of bytes above which an exchange is measured less often.
 const LONG_BYTES: f64 = 4e6;
 const LONG_REPEATS: usize = 3;
-/// Words of the header before a request, for each rank.
+/// The number of words in the header of a request, per rank.
 const HEADER: i64 = 3;
 
-/// Measures exchanges between the ranks of `collectives`. Every rank calls it, and all get the same samples.
+/// Measures exchanges between the ranks of `collectives`. Every rank must call it, and all get the same
+/// samples.
 ///
-/// A forward exchange is what training does before a step's vectors are there: a header, requests to the ranks that own
-/// tables, and their answers. A backward one is an all-to-all of gradients to the owners. The bytes of a rank are those
-/// that it receives as an owner and those with which it answers; from 4 KiB to `most_bytes` on average, equal in one
-/// exchange of four, else up to all of them on one rank. A gather, one exchange in five, gives every rank's sums of
-/// data-parallel tables' gradients to all ranks: with a backward exchange before it, it is an all-reduce. Its bytes are
-/// the same for all ranks. In half of the exchanges ranks begin up to 20 ms after one another, as after unequal work. A
-/// rank's time is from its start to its end.
+/// * A forward exchange is the one before a step's vectors are available: a header, requests to the ranks that
+///   own tables, and their answers. The bytes of a rank are the requests that it receives and the answers that
+///   it sends as an owner.
+/// * A backward exchange is an all-to-all of gradients to the owners. The bytes of a rank are the gradients
+///   that it receives.
+/// * A gather, one exchange in five, sends every rank's part of the summed gradients of data-parallel tables to
+///   all ranks. Together with a preceding backward exchange it is an all-reduce. Its bytes are equal on all
+///   ranks.
+///
+/// The average bytes per rank are from 4 KiB to `most_bytes`. They are equal on all ranks in one of four
+/// exchanges; in the others, up to all bytes belong to one rank. In half of the exchanges, ranks start up to 20
+/// ms after each other, as after unequal work. The time of a rank is from its start to its end.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if there is one rank only; those of [`Collectives`].
+/// [`Error::Fault`] if there is only one rank; the errors of [`Collectives`].
 pub fn profile_collectives(
     options: &ExchangeOptions,
     collectives: &Arc<dyn Collectives>,
@@ -63,7 +71,7 @@ pub fn profile_collectives(
     reporter.begin("Measuring exchanges", Some(options.exchanges as u64), "exchanges");
     let mut samples = Vec::with_capacity(options.exchanges);
     for number in 0..options.exchanges {
-        // The same on all ranks.
+        // All ranks draw the same exchange.
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         rng.set_stream(number as u64);
         let drawn = Drawn::draw(&mut rng, options, collectives.size() as usize, number);
@@ -78,7 +86,8 @@ pub fn profile_collectives(
 #[derive(Debug)]
 struct Drawn {
     direction: Direction,
-    /// By rank: bytes of requests that it receives, and of vectors that it sends, or whose gradients it receives.
+    /// The bytes by rank: requests that it receives, and vectors that it sends (or whose gradients it
+    /// receives).
     bytes: Vec<[f64; 2]>,
     starts_ms: Vec<f64>,
 }
@@ -92,7 +101,7 @@ impl Drawn {
             1 | 2 => Direction::Forward,
             _ => Direction::Backward,
         };
-        // Powers of exponential variates: the higher, the more of the sum is one rank's.
+        // Powers of exponential variates: the higher the power, the larger the share of a single rank.
         let is_even = direction == Direction::Gather || number.is_multiple_of(4);
         let power = if is_even { 0.0 } else { rng.random_range(0.2..3.0) };
         let shares: Vec<f64> =
@@ -139,7 +148,7 @@ impl Drawn {
         Ok(ExchangeSample { direction: self.direction, ranks })
     }
 
-    /// The operations of the exchange, one after the other.
+    /// Returns the operations of the exchange, in sequence.
     fn messages(&self, rank: usize) -> Vec<Message> {
         let ranks = self.bytes.len();
         let owned = |kind: usize| -> Vec<f64> { self.bytes.iter().map(|bytes| bytes[kind]).collect() };
@@ -155,12 +164,12 @@ impl Drawn {
     }
 }
 
-/// An operation as one rank sees it, in words of 4 bytes.
+/// An operation from the point of view of one rank, in words of 4 bytes.
 struct Message {
-    /// To each rank.
+    /// The words to each rank.
     sent: Vec<i64>,
     received: Vec<i64>,
-    /// Whether all ranks get the same words, by an all-gather. Otherwise it is an all-to-all.
+    /// Whether the operation is an all-gather, which sends the same words to all ranks, and not an all-to-all.
     is_gather: bool,
 }
 
@@ -169,12 +178,13 @@ impl Message {
         Self { sent: vec![words; ranks], received: vec![words; ranks], is_gather: false }
     }
 
-    /// Every rank sends as many bytes, in equal parts to all others, as on a ring.
+    /// Creates an all-gather: every rank sends `bytes` bytes in total, in equal parts to all other ranks, as on
+    /// a ring.
     fn to_all(bytes: f64, ranks: usize) -> Self {
         Self { is_gather: true, ..Self::even((bytes / 4.0 / (ranks - 1) as f64) as i64, ranks) }
     }
 
-    /// Each owner receives its bytes from the other ranks, from each as many.
+    /// Creates an all-to-all in which each owner receives its bytes in equal parts from the other ranks.
     fn to_owners(bytes: &[f64], rank: usize) -> Self {
         let others = (bytes.len() - 1) as f64;
         let words = |owner: usize| (bytes[owner] / 4.0 / others) as i64;
@@ -186,7 +196,7 @@ impl Message {
         }
     }
 
-    /// From the owners.
+    /// Returns the operation in the opposite direction: from the owners.
     fn reversed(self) -> Self {
         Self { sent: self.received, received: self.sent, ..self }
     }
@@ -234,7 +244,7 @@ mod tests {
         assert!(directions.iter().all(|count| *count > 4) && late > 8 && uneven > 8, "{directions:?}");
     }
 
-    /// What a rank sends another is what that one receives.
+    /// The words that one rank sends to another equal the words that the other one receives.
     #[test]
     fn ranks_agree_on_what_they_exchange() {
         for seed in 0..20 {

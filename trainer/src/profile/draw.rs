@@ -1,4 +1,4 @@
-//! Random tables, plans for them, and the ids that are looked up in them.
+//! Draws random tables, plans for them, and ids to look up.
 
 use onefold_ikjt::{Feature, Group};
 use onefold_sharding::{
@@ -13,28 +13,28 @@ use rand_chacha::ChaCha8Rng;
 use super::ProfileOptions;
 use crate::Result;
 
-/// The most tables of a set for each of its ranks, as in NeuroShard.
+/// The maximum number of tables per two ranks of a set, as in NeuroShard.
 pub(super) const MAX_TABLES: usize = 15;
-/// Columns of a table: dimensions of 4 to 128.
+/// The numbers of columns of a table, from 4 to 128.
 const COLUMNS: [u64; 6] = [4, 8, 16, 32, 64, 128];
-/// One in so many sets is of tables that are not deduplicated.
+/// One in this many sets has tables that are not deduplicated.
 const PLAIN_SETS: usize = 3;
-/// The fewest samples of a set's steps for each of its ranks.
+/// The minimum number of samples per rank in the steps of a set.
 const LEAST_SAMPLES: u64 = 1024;
-/// A set of more ids than this gets fewer samples, so that none takes seconds.
+/// The number of ids above which a set gets fewer samples, so that no step takes seconds.
 const MAX_IDS: f64 = 16e6;
-/// The most copies of a table's rows, over all ranks: larger tables are not copied.
+/// The maximum number of rows of a replicated table, over all ranks; larger tables are not replicated.
 const MAX_COPIED: u64 = 2_000_000;
 
-/// Tables, and a plan for them.
+/// Random tables, and a plan for them.
 pub(super) struct Drawn {
     pub(super) tables: Vec<Table>,
     pub(super) plan: Plan,
-    /// By table: the exponent of the Zipf law of its ids.
+    /// The Zipf exponents of the ids, by table and feature.
     pub(super) exponents: Vec<Vec<f64>>,
 }
 
-/// Draws set number `number`: tables for as many ranks as a set has, and a random plan.
+/// Draws set number `number`: a number of ranks, tables for it, and a random plan.
 pub(super) fn draw(
     rng: &mut ChaCha8Rng,
     pool: &[PoolTable],
@@ -44,11 +44,12 @@ pub(super) fn draw(
     let ranks = options.ranks[rng.random_range(0..options.ranks.len())];
     let optimizers =
         [TableOptimizer::RowWiseAdagrad, TableOptimizer::Sgd, TableOptimizer::Adagrad, TableOptimizer::Adam];
-    // The optimizer that most models have, in half of the sets.
+    // Half of the sets use row-wise Adagrad, which most models use.
     let optimizer = if rng.random_bool(0.5) { optimizers[0] } else { optimizers[rng.random_range(1..4)] };
     let count = rng.random_range(1..=MAX_TABLES * (ranks as usize).div_ceil(2));
     let (mut tables, mut placed, mut exponents) = (Vec::with_capacity(count), Vec::new(), Vec::new());
-    // One half for what comes first, the other in equal parts for what then finds no room.
+    // Half of the memory is for the first tables. The other half is reserved in equal parts, for tables that
+    // then do not fit.
     let (mut left, part) = (options.memory_bytes / 2, options.memory_bytes / 2 / count as u64);
     while tables.len() < count {
         let (table, exponent) = table(rng, pool, tables.len(), (optimizer, number));
@@ -69,7 +70,7 @@ pub(super) fn draw(
     let drawn = least * (most / least).powf(rng.random());
     let ids: f64 = tables.iter().map(|table| table.first.pooling_factor / table.first.dedupe_factor).sum();
     let samples_per_rank = (drawn.min(MAX_IDS / ids.max(1e-9)) / f64::from(ranks)).floor().max(1.0) as u64;
-    // Buffers need no room here.
+    // The topology has ample memory, because buffers do not matter here.
     let topology = Topology::h100(ranks, 1 << 50).map_err(unsuitable)?;
     let batch = topology.global_batch_size(samples_per_rank);
     let plan = Plan::predict("profile", &tables, placed, &topology, &AnalyticCost, batch);
@@ -80,7 +81,7 @@ fn unsuitable(source: onefold_sharding::Error) -> crate::Error {
     crate::Error::Sharding { path: "a drawn set of tables".into(), source }
 }
 
-/// A table of the pool, and the exponent of its ids' law.
+/// Draws a table from the pool, and the Zipf exponent of its ids.
 fn table(
     rng: &mut ChaCha8Rng,
     pool: &[PoolTable],
@@ -89,7 +90,7 @@ fn table(
 ) -> (Table, f64) {
     let source = &pool[rng.random_range(0..pool.len())];
     let dim = COLUMNS[rng.random_range(0..COLUMNS.len())];
-    // Smaller tables too: those that are copied.
+    // Smaller tables are included, because only these are replicated.
     let rows = (source.rows >> rng.random_range(0..8)).max(1);
     let exponent = rng.random_range(0.4..1.2);
     let plain = set.is_multiple_of(PLAIN_SETS);
@@ -113,7 +114,8 @@ fn table(
     (table, exponent)
 }
 
-/// A random way to shard a table: half of them whole on a rank, the others in columns, in rows or copied.
+/// Draws a placement of a table: in half of the cases whole on a rank, otherwise split by columns or rows, or
+/// replicated.
 fn placement(rng: &mut ChaCha8Rng, table: &Table, ranks: u32) -> TablePlan {
     let first = rng.random_range(0..ranks);
     let whole = TablePlan::table_wise(table, first);
@@ -142,7 +144,7 @@ fn placement(rng: &mut ChaCha8Rng, table: &Table, ranks: u32) -> TablePlan {
     }
 }
 
-/// What one feature's lists of a rank's batch look up in `table`: the distinct lists of so many samples.
+/// Draws the distinct lists of one feature that `samples` samples of a rank look up in `table`.
 pub(super) fn fill(
     rng: &mut ChaCha8Rng,
     (name, table): (&str, &Table),
@@ -162,7 +164,7 @@ pub(super) fn fill(
     let [lists, ids] = lookups.distinct(samples as f64);
     let lists = lists.round().max(1.0);
     let mean = ids / lists;
-    // Lengths around the mean; a mean below one leaves some lists empty.
+    // Lengths vary around the mean; with a mean below one, some lists are empty.
     let length = |rng: &mut ChaCha8Rng| match mean {
         mean if mean < 1.0 => usize::from(rng.random_bool(mean)),
         mean => 1 + ((mean - 1.0) * 2.0 * rng.random::<f64>()).round() as usize,
@@ -171,7 +173,8 @@ pub(super) fn fill(
     let total: usize = lengths.iter().sum();
     let rows = config.rows;
     let ids: Vec<i64> = match rand_distr::Zipf::new(rows as f64, exponent) {
-        // Frequent rows do not stand together: a step that shares no divisor with the rows spreads them.
+        // Frequent rows are not adjacent: multiplication by a number that is coprime to the number of rows
+        // spreads them.
         Ok(zipf) => (0..total).map(|_| spread(zipf.sample(rng) as u64 - 1, rows) as i64).collect(),
         Err(_) => (0..total).map(|_| rng.random_range(0..rows) as i64).collect(),
     };
@@ -180,7 +183,7 @@ pub(super) fn fill(
     Ok((config, group))
 }
 
-/// A large prime: a divisor of no table's rows.
+/// A prime that is larger than any table, so it is coprime to all numbers of rows.
 const PRIME: u64 = 2_654_435_761;
 
 fn spread(row: u64, rows: u64) -> u64 {

@@ -1,4 +1,4 @@
-//! What is measured: this machine's processor, or a GPU of it.
+//! The hardware to measure: the processor of this machine, or a GPU.
 
 use std::time::Instant;
 
@@ -7,22 +7,24 @@ use onefold_sharding::Costs;
 
 use crate::device::Accelerator;
 
-/// The processor's kernels. Raise it with any change that makes them faster or slower: models keep it.
+/// The version of the processor's kernels, which cost models record. Increase it with every change that affects
+/// their speed.
 const CPU_KERNELS: &str = "cpu-5";
-/// The GPU's.
+/// The version of the GPU's kernels.
 const GPU_KERNELS: &str = "gpu-1";
 
-/// Where sets of tables are measured.
+/// The hardware on which sets of tables are measured.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// Threads of lookups and updates; beside a GPU, of what puts batches together.
+    /// The number of threads for lookups and updates; with a GPU, for assembling batches.
     pub threads: usize,
-    /// The GPU, if it is not the processor that is measured.
+    /// The GPU to measure; the processor if `None`.
     pub device: Option<Accelerator>,
 }
 
 impl Machine {
-    /// The hardware's name, as a topology names it: `AMD EPYC, 2 threads`, or a GPU's.
+    /// Returns the name of the hardware as in topologies: for example `AMD EPYC, 2 threads`, or the name of a
+    /// GPU.
     pub fn name(&self) -> String {
         if let Some(device) = &self.device {
             return device.describe();
@@ -30,7 +32,7 @@ impl Machine {
         hardware_name(self.threads)
     }
 
-    /// Costs of this machine, of which none are measured yet.
+    /// Returns costs of this machine without measurements.
     pub fn no_costs(&self) -> Costs {
         Costs {
             machine: self.name(),
@@ -41,14 +43,14 @@ impl Machine {
         }
     }
 
-    /// The kernels that are measured.
+    /// Returns the version of the measured kernels.
     pub fn kernel_version(&self) -> &'static str {
         if self.device.is_some() { GPU_KERNELS } else { CPU_KERNELS }
     }
 }
 
-/// The time since a moment, less what other processes took of it: on a machine that does something else too, threads
-/// wait for a processor, and the kernel counts how long.
+/// A clock that subtracts time taken by other processes. On a busy machine, threads wait for a processor, and
+/// the kernel records these waiting times.
 #[derive(Debug)]
 pub(super) struct Clock {
     before: Schedule,
@@ -61,14 +63,16 @@ impl Clock {
         Self { before: Schedule::now(), started: Instant::now(), threads }
     }
 
-    /// Work is shared by all threads, so each one's waiting delays the end by its part.
+    /// Returns the milliseconds since the start. All threads share the work, so the waiting time of one delays
+    /// the end by its share.
     pub(super) fn ms(&self) -> f64 {
         let ms = self.started.elapsed().as_secs_f64() * 1e3;
         (ms - self.before.elapsed().waiting_ms / self.threads as f64).max(ms / 8.0)
     }
 }
 
-/// How long this process's threads have been running, and waiting for a processor; 0 where the kernel does not tell.
+/// The times that this process's threads have run and have waited for a processor; 0 if the kernel does not
+/// report them.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Schedule {
     pub(super) running_ms: f64,
@@ -76,12 +80,13 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Since the process began.
+    /// Returns the times since the process started.
     pub(super) fn now() -> Self {
         let mut all = Self::default();
         let Ok(threads) = fs_err::read_dir("/proc/self/task") else { return all };
         for thread in threads.flatten() {
-            // Nanoseconds on a processor, nanoseconds waiting for one, and how often.
+            // The file has the nanoseconds of running, the nanoseconds of waiting, and the number of time
+            // slices.
             let counts = fs_err::read_to_string(thread.path().join("schedstat")).unwrap_or_default();
             let mut ms =
                 counts.split_whitespace().map(|count| count.parse::<u64>().unwrap_or(0) as f64 / 1e6);
@@ -91,7 +96,7 @@ impl Schedule {
         all
     }
 
-    /// Between `self` and now.
+    /// Returns the times since `self` was taken.
     pub(super) fn elapsed(&self) -> Self {
         let now = Self::now();
         let since = |now: f64, before: f64| (now - before).max(0.0);

@@ -1,4 +1,4 @@
-//! Measures the ranks of plans, to see whether predicted costs rank them as the machine does.
+//! Measures the ranks of plans, to check whether predicted costs order plans as measurements do.
 //!
 //! ```text
 //! tables.json + plan.json ──▶ every rank's shards ──draw ids, whole steps in turns──▶ ms beside the predicted ms
@@ -23,20 +23,20 @@ use crate::{Error, Result};
 /// Plans for the same tables.
 #[derive(Debug, Clone)]
 pub struct PlanSet {
-    /// The task's folder, or the file of the tables.
+    /// The name of the task's folder, or of the file of the tables.
     pub name: String,
     /// The tables.
     pub tables: TableFile,
-    /// Plans, by the names of their files.
+    /// The plans, with the names of their files.
     pub plans: Vec<(String, Plan)>,
 }
 
 impl PlanSet {
-    /// The plans in `files` for the tables in `tables`.
+    /// Loads the plans in `files` for the tables in `tables`.
     ///
     /// # Errors
     ///
-    /// [`Error::Sharding`] for a file that is missing or wrong, and for a plan of other tables.
+    /// [`Error::Sharding`] for a file that is missing or invalid, and for a plan of other tables.
     pub fn load(name: String, tables: &Path, files: &[PathBuf]) -> Result<Self> {
         let of = |path: &Path| {
             let path = path.to_owned();
@@ -53,12 +53,12 @@ impl PlanSet {
         Ok(Self { name, tables: table_file, plans })
     }
 
-    /// The plans of the first `count` tasks in `tasks`, as `onefold-evaluate-plans compare --plans` writes them: a folder of the
-    /// task's name in `plans`, with a file per search.
+    /// Loads the plans of the first `count` tasks in `tasks`, as written by
+    /// `onefold-evaluate-plans compare --plans`: `plans` has a folder per task, with a file per search.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load); [`Error::Fault`] if a task has no plans.
+    /// The errors of [`load`](Self::load); [`Error::Fault`] if a task has no plans.
     pub fn load_tasks(tasks: &Path, plans: &Path, count: usize) -> Result<Vec<Self>> {
         let hint = || {
             format!(
@@ -94,64 +94,65 @@ impl PlanSet {
     }
 }
 
-/// A rank's part in a step, predicted and measured; milliseconds.
+/// The predicted and measured times of a rank in a step, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MeasuredRank {
     /// The rank.
     pub rank: u32,
-    /// The computation that the plan predicts.
+    /// The predicted computation time.
     pub predicted_ms: f64,
-    /// What it was.
+    /// The measured computation time.
     pub measured_ms: f64,
-    /// The same by part of the step, in the order of [`PARTS`].
+    /// The measured time of each part of the step, in the order of [`PARTS`].
     pub parts_ms: Vec<f64>,
-    /// What the plan predicts for the exchange with other ranks, and for waiting for them.
+    /// The predicted time of exchanging with other ranks and of waiting for them.
     pub communication_ms: f64,
-    /// How long exchanges took from the moment on when all ranks were ready, by exchange, in the order of
-    /// [`EXCHANGES`]; empty where ranks were threads of one process.
+    /// The time of each exchange, from the moment when all ranks were ready, in the order of [`EXCHANGES`].
+    /// Empty if the ranks were threads of one process.
     pub exchanges_ms: Vec<f64>,
 }
 
-/// The parts of a step's computation.
+/// The names of the parts of a step's computation.
 pub const PARTS: [&str; 4] = ["look up for others", "assemble, ask", "gradients", "update"];
-/// The exchanges between ranks. Requests are for the next step; sums are those of data-parallel tables' gradients.
+/// The names of the exchanges between ranks. Requests are for the next step; sums are of the gradients of
+/// data-parallel tables.
 pub const EXCHANGES: [&str; 4] = ["answers", "requests", "gradients", "sums"];
 
 /// A plan whose ranks were measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MeasuredPlan {
-    /// The plans' common tables.
+    /// The name of the task, which the plans share.
     pub task: String,
-    /// The plan.
+    /// The name of the plan.
     pub plan: String,
-    /// The cost model behind its predictions.
+    /// The cost model that made the predictions.
     pub cost_model: String,
-    /// On ranks that were processes: the milliseconds of a whole step, in which ranks wait for the slowest one before
-    /// every exchange, and exchange.
+    /// The milliseconds of a whole step, in which ranks wait for the slowest rank before every exchange. Only
+    /// for ranks that were processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_ms: Option<f64>,
-    /// Its ranks.
+    /// The ranks of the plan.
     pub ranks: Vec<MeasuredRank>,
 }
 
 impl MeasuredPlan {
-    /// The predicted computation of the rank for which that is highest.
+    /// Returns the highest predicted computation time of a rank.
     pub fn predicted_ms(&self) -> f64 {
         self.most(|rank| rank.predicted_ms)
     }
 
-    /// The measured computation of the rank for which that is highest.
+    /// Returns the highest measured computation time of a rank.
     pub fn measured_ms(&self) -> f64 {
         self.most(|rank| rank.measured_ms)
     }
 
-    /// The predicted cost: computation and exchange of the most expensive rank.
+    /// Returns the predicted cost: computation and exchange of the most expensive rank.
     pub fn predicted_cost_ms(&self) -> f64 {
         self.most(|rank| rank.predicted_ms + rank.communication_ms)
     }
 
-    /// The whole step, if it was measured; otherwise the cost with the computation as it was measured, and the exchange
-    /// as it is predicted.
+    /// Returns the measured time of a whole step. If that was not measured, returns the cost from measured
+    /// computation and predicted exchange.
     pub fn measured_cost_ms(&self) -> f64 {
         self.step_ms.unwrap_or_else(|| self.most(|rank| rank.measured_ms + rank.communication_ms))
     }
@@ -161,30 +162,32 @@ impl MeasuredPlan {
     }
 }
 
-/// How plans are measured.
+/// The options of measuring plans.
 #[derive(Debug, Clone, Copy)]
 pub struct StepOptions {
-    /// Ranks that share this machine's memory; all of a plan's where they are threads.
+    /// The number of ranks that share this machine's memory; all ranks of a plan if they are threads.
     pub local_ranks: usize,
-    /// Steps that are timed, at least 1; two more warm up.
+    /// The number of timed steps, at least 1; two warm-up steps precede them.
     pub steps: u32,
-    /// Another seed draws other ids.
+    /// The seed of the random ids.
     pub seed: u64,
 }
 
-/// Measures the ranks of every plan on `machine`: their shards are filled, each rank draws a batch of its own by the
-/// tables' pooling factors, dedupe factors and the Zipf law nearest to their accesses, and they take whole steps in
-/// turns, as in [`profile`](fn@super::profile). Plans of a set that place its tables alike are measured once.
+/// Measures the ranks of every plan on `machine`. The ranks fill their shards, and each draws its own batch
+/// according to the tables' pooling factors, dedupe factors, and the Zipf distribution nearest to their
+/// accesses. They take whole steps in turns, as in [`profile`](fn@super::profile). Plans of a set with
+/// identical placements are measured once.
 ///
-/// With one rank in `collectives`, a plan's ranks are threads of this process: their computation is measured, and the
-/// exchange is as predicted. With as many as the plans have, each is a process (every rank calls this and gets the same
-/// result), and steps are measured with their exchanges.
+/// With one rank in `collectives`, the ranks of a plan are threads of this process: their computation is
+/// measured, and the exchange is predicted. Otherwise `collectives` must have as many ranks as the plans, each
+/// of them a process; every rank calls this and gets the same result, and steps are measured including their
+/// exchanges.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if a plan is for another number of ranks than there are, if a GPU is to measure a plan for several
-/// ranks, or if tables are larger than the memory that is available; [`Error::Sharding`] if a plan does not fit its
-/// tables; those of [`Collectives`].
+/// [`Error::Fault`] if a plan is for a different number of ranks, if a plan for several ranks is to be measured
+/// on a GPU, or if tables do not fit into the available memory; [`Error::Sharding`] if a plan does not fit its
+/// tables; the errors of [`Collectives`].
 pub fn measure_plans(
     sets: &[PlanSet],
     machine: &Machine,
@@ -203,7 +206,7 @@ pub fn measure_plans(
         let exponents = exponents(&set.tables.tables);
         let (different, place_of) = different_plans(&set.plans);
         let mut steps_of = vec![Vec::new(); different.len()];
-        // What is measured first is a little slower, so that is another plan in each set.
+        // The first measurement is a little slower, so each set starts with a different plan.
         for i in (0..different.len()).map(|i| (i + number) % different.len()) {
             let workload = Workload { tables: &set.tables.tables, plan: different[i], exponents: &exponents };
             steps_of[i] = times(&workload, (machine, &threads), collectives, options)?;
@@ -217,7 +220,7 @@ pub fn measure_plans(
     Ok(measured)
 }
 
-/// The plans that place tables differently, and for every plan the place in them of the one that is like it.
+/// Returns the plans with different placements, and for every plan the index of the one with its placement.
 fn different_plans(plans: &[(String, Plan)]) -> (Vec<&Plan>, Vec<usize>) {
     let mut different: Vec<&Plan> = Vec::new();
     let is_like = |plan: &Plan, other: &Plan| {
@@ -236,7 +239,7 @@ fn different_plans(plans: &[(String, Plan)]) -> (Vec<&Plan>, Vec<usize>) {
     (different, place_of)
 }
 
-/// The steps of every rank.
+/// Returns the timed steps of every rank.
 fn times(
     workload: &Workload<'_>,
     (machine, threads): (&Machine, &Arc<rayon::ThreadPool>),
@@ -254,7 +257,7 @@ fn times(
     collectives.gather_json(&work(collectives)?)
 }
 
-/// By table and feature: the exponent of the Zipf law nearest to the accesses.
+/// Returns the exponent of the Zipf distribution nearest to the accesses, by table and feature.
 fn exponents(tables: &[Table]) -> Vec<Vec<f64>> {
     let of_feature = |table: &Table, lookups: &Lookups| {
         let [_, accesses] = lookups.distinct(ACCESS_BATCH as f64);
@@ -263,7 +266,8 @@ fn exponents(tables: &[Table]) -> Vec<Vec<f64>> {
     tables.iter().map(|table| table.lookups().map(|lookups| of_feature(table, lookups)).collect()).collect()
 }
 
-/// What a step of ranks was, whose steps were timed. In a step all wait for the slowest before each exchange.
+/// Summarizes the timed steps of a plan's ranks. In a step, all ranks wait for the slowest one before each
+/// exchange.
 fn measured_plan(
     (set, name, plan): (&PlanSet, &String, &Plan),
     times: &[Vec<Step>],
@@ -307,20 +311,21 @@ fn measured_plan(
     }
 }
 
-/// Which of [`PARTS`] a turn belongs to: after the header of the requests nothing is computed. The update of a plan
-/// without data-parallel tables is one turn.
+/// The index in [`PARTS`] of each turn. Turn 2 follows the header of the requests, and computes nothing.
+/// For a plan without data-parallel tables, the update is one turn.
 const PART_OF_TURN: [usize; 6] = [0, 1, 1, 2, 3, 3];
-/// Which of [`EXCHANGES`] an exchange is: requests have a header. Sums are there only of data-parallel tables.
+/// The index in [`EXCHANGES`] of each exchange: requests have a header. Sums exist only for data-parallel
+/// tables.
 const EXCHANGE_OF: [usize; 5] = [0, 1, 1, 2, 3];
 
-/// Sums of what belongs together.
+/// Sums the values of each group.
 fn joined(values: &[f64], group_of: &[usize], groups: usize) -> Vec<f64> {
     let mut sums = vec![0.0; groups];
     values.iter().zip(group_of).for_each(|(value, group)| sums[*group] += value);
     sums
 }
 
-/// Refuses a plan that these ranks cannot measure.
+/// Rejects a plan that these ranks cannot measure.
 fn check(
     (set, name, plan): (&PlanSet, &String, &Plan),
     machine: &Machine,
@@ -349,11 +354,11 @@ fn check(
     check_memory(&set.name, name, plan, together)
 }
 
-/// Refuses what would not end well: tables that are larger than the memory that is left, of a plan of which `together`
-/// ranks are measured at a time on this machine.
+/// Rejects a plan whose tables exceed the available memory, if `together` of its ranks are measured at a time
+/// on this machine.
 fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<()> {
     let Some(available) = available_bytes() else { return Ok(()) };
-    // Lookups, their gradients and sorted places take about as much as the plan's buffers, twice.
+    // Lookups, their gradients and sorted positions need about twice the plan's buffers.
     let needed = |rank: &onefold_sharding::RankPrediction| {
         rank.memory_bytes.saturating_add(rank.buffer_bytes.saturating_mul(2))
     };
@@ -379,7 +384,7 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
     ))
 }
 
-/// What the kernel says is available, where it says so.
+/// Returns the available memory in bytes, if the kernel reports it.
 fn available_bytes() -> Option<u64> {
     let known = fs_err::read_to_string("/proc/meminfo").ok()?;
     let line = known.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -420,7 +425,7 @@ mod tests {
         let found = measure_plans(&sets(), &machine, &alone, &options, &Silent).unwrap();
         let names: Vec<_> = found.iter().map(|plan| (plan.task.as_str(), plan.plan.as_str())).collect();
         assert_eq!(names, ["whole", "spread", "copied", "again"].map(|name| ("task", name)));
-        // It was measured once.
+        // The plan has the same placement as another one, and was not measured again.
         assert_eq!(found[3].ranks, found[1].ranks);
         assert_eq!((found[0].ranks.len(), found[1].ranks.len()), (1, 5));
         for rank in found.iter().flat_map(|plan| &plan.ranks) {
@@ -445,7 +450,7 @@ mod tests {
             assert!(plan.step_ms.unwrap() > 0.5 * slowest, "{plan:?}");
             for rank in &plan.ranks {
                 assert_eq!(rank.exchanges_ms.len(), EXCHANGES.len());
-                // The gradients of copies are summed, and the sums exchanged.
+                // The gradients of replicas are summed, and the sums are exchanged.
                 assert_eq!(rank.exchanges_ms[3] > 0.0, plan.plan == "copied", "{rank:?}");
             }
         }

@@ -1,4 +1,4 @@
-//! One rank of a plan: its shards, a batch of its own, and the steps that it takes with them.
+//! A rank of a plan: its shards, its batch, and the steps that it takes with them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::embedding::{
 };
 use crate::{Error, Result};
 
-/// Tables, a plan for them, and by table and feature the exponents of the Zipf laws that ids are drawn by.
+/// Tables, a plan for them, and the Zipf exponents of the ids by table and feature.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Workload<'a> {
     pub(super) tables: &'a [Table],
@@ -31,22 +31,22 @@ pub(super) struct Workload<'a> {
 }
 
 impl Workload<'_> {
-    /// The error of a plan that does not fit the tables.
+    /// Returns the error of a plan that does not fit the tables.
     pub(super) fn wrong(&self, source: onefold_sharding::Error) -> Error {
         Error::Sharding { path: PathBuf::from(&self.plan.search), source }
     }
 }
 
-/// How many steps are timed.
+/// The number of steps to time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) most: usize,
-    /// Fewer than `most`, but at least these, if the ranks have worked for `enough` time.
+    /// The minimum number of timed steps. After it, timing ends once the ranks have worked for `enough` time.
     pub(super) least: usize,
     pub(super) enough: Duration,
 }
 
-/// The value of all gradients: they come from the dense model, which is not measured.
+/// The value of all gradients. They would come from the dense model, which is not measured.
 const GRADIENT: f32 = 0.001;
 
 /// A rank of a plan.
@@ -62,15 +62,16 @@ enum Tables {
     Device { accelerator: Accelerator, parts: Vec<Part> },
 }
 
-/// A device's tables of one dimension: it has an array for each.
+/// The tables of one dimension on a device, which has one array per dimension.
 struct Part {
     embeddings: Embeddings,
     batch: Batch,
 }
 
 impl PlanRank {
-    /// The rank of `turns` with its shards filled and its lists drawn; `threads` are those of `machine`, and may be
-    /// other ranks', too, which work at other times. A device has all tables of a plan for one rank.
+    /// Creates the rank of `turns`: fills its shards and draws its lists. `threads` is the thread pool of
+    /// `machine`, and may be shared with ranks that work at other times. A device has all tables of a plan for
+    /// one rank.
     pub(super) fn new(
         workload: &Workload<'_>,
         turns: Arc<Turns>,
@@ -105,7 +106,7 @@ impl PlanRank {
         Ok(Self { turns, optimizer, tables })
     }
 
-    /// Takes steps, after some that warm up.
+    /// Takes timed steps, after some warm-up steps.
     pub(super) fn steps(mut self, Limits { most, least, enough }: Limits) -> Result<Vec<Step>> {
         let mut request = match &self.tables {
             Tables::Processor { embeddings, groups, .. } => {
@@ -126,7 +127,7 @@ impl PlanRank {
                 }
                 None => self.device_step()?,
             };
-            // All ranks see the same time, and stop together.
+            // All ranks see the same times, so they stop together.
             let all = self.turns.inner().gather(&[step.work_ms()])?;
             if number < WARM_UP {
                 continue;
@@ -140,8 +141,8 @@ impl PlanRank {
         Ok(taken)
     }
 
-    /// One step: answers what was asked, asks for the next step, sends gradients and updates. The dense part is left
-    /// out, as it is the same in all plans.
+    /// Takes one step: answers requests, sends requests for the next step, sends gradients, and updates. The
+    /// dense part is left out, because it is the same for all plans.
     fn step(&mut self, request: Request) -> Result<(Step, Request)> {
         let Self { turns, optimizer, tables: Tables::Processor { embeddings, groups, gradients } } = self
         else {
@@ -159,7 +160,8 @@ impl PlanRank {
         Ok((turns.end()?, next))
     }
 
-    /// The batch's copy is made before, as training does it beside the step before.
+    /// Takes one step on the device. The batch is copied before, since training overlaps the copy with the
+    /// previous step.
     fn device_step(&mut self) -> Result<Step> {
         let Self { turns, optimizer, tables: Tables::Device { accelerator, parts } } = self else {
             unreachable!("only tables on a device have no requests")
@@ -203,7 +205,7 @@ impl Tables {
             let placement = Placement::alone(&configs);
             let embeddings =
                 Embeddings::on_accelerator(accelerator, &configs, &placement, optimizer, 0, threads)?;
-            // What is looked up are rows; how many samples share them is not seen here.
+            // Only the looked-up rows matter, not how many samples share them.
             let size = groups.iter().map(Group::samples).max().unwrap_or(0);
             let parts = BatchParts {
                 size,
@@ -221,7 +223,7 @@ impl Tables {
     }
 }
 
-/// The group with as many samples as the others of a batch have; its rows stay what they are.
+/// Returns the group with `samples` samples, like the other groups of the batch; its rows do not change.
 fn for_samples(group: Group, samples: usize) -> Result<Group> {
     let rows = group.rows();
     if rows == samples {

@@ -1,4 +1,4 @@
-//! Ranks that take turns on a machine's processors, so that each is timed as if it had them to itself.
+//! Lets ranks take turns on a machine's processors, so that each is timed as if it had them for itself.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -15,11 +15,12 @@ use super::machine::Clock;
 use crate::distributed::{Collectives, Pending, Reduce};
 use crate::{Error, Result};
 
-/// [`Collectives`] between which one rank works at a time. The ranks are on one machine.
+/// [`Collectives`] between whose operations only one rank works at a time. The ranks must be on one machine.
 ///
-/// Between two exchanges every rank has a **turn**: the others wait until it comes to the next exchange. Exchanges begin
-/// on all ranks together and end before the next turn, so that work and exchange do not overlap. What is measured is
-/// what a step takes where every rank has a machine like this one, and ranks wait for the slowest before they exchange.
+/// Between two exchanges, every rank has a **turn**, in which the other ranks wait. Exchanges begin on all
+/// ranks together and end before the next turn, so work and exchange do not overlap. The measured time of a
+/// step is the time that it would take if every rank had its own machine like this one, and ranks waited for
+/// the slowest one before every exchange.
 #[derive(Debug)]
 pub(super) struct Turns {
     inner: Arc<dyn Collectives>,
@@ -34,25 +35,26 @@ struct State {
     step: Step,
 }
 
-/// What ranks tell each other of turns, by a socket for each in a folder. A rank sleeps until it is told. Gloo's own
-/// waiting would not do: a rank that is sent a message before it asks for one keeps a processor busy until then.
+/// Passes turns between ranks, through a Unix socket per rank in a common folder. A rank sleeps until it gets a
+/// message. Gloo cannot be used for this: a rank that gets a message before it receives it keeps a processor
+/// busy until then.
 #[derive(Debug)]
 struct Baton {
     rank: u32,
-    /// By rank.
+    /// The paths of the sockets, by rank.
     sockets: Vec<PathBuf>,
     own: UnixDatagram,
-    /// On rank 0: the folder, which is removed with it.
+    /// The folder of the sockets, on rank 0; removed when it is dropped.
     _folder: Option<tempfile::TempDir>,
 }
 
-/// It is the rank's turn.
+/// The message that it is the rank's turn.
 const TURN: u8 = 0;
-/// All ranks have had their turns.
+/// The message that all ranks have had their turns.
 const OVER: u8 = 1;
-/// A rank has failed.
+/// The message that a rank has failed.
 const FAILED: u8 = 2;
-/// A rank sleeps until its turn.
+/// The message that a rank sleeps until its turn.
 const READY: u8 = 3;
 
 impl Baton {
@@ -80,7 +82,7 @@ impl Baton {
         Ok(())
     }
 
-    /// Tells all others, and returns the first error after that.
+    /// Sends a message to all other ranks, and returns the first error after that.
     fn tell_others(&self, message: u8) -> Result<()> {
         let others = (0..self.sockets.len() as u32).filter(|rank| *rank != self.rank);
         others.map(|rank| self.tell(rank, message)).fold(Ok(()), Result::and)
@@ -96,7 +98,7 @@ impl Baton {
         }
     }
 
-    /// Waits for this rank's turn. The first one begins when no other works any more.
+    /// Waits for this rank's turn. The first turn begins when all other ranks sleep.
     fn take(&self) -> Result<()> {
         if self.rank == 0 {
             return self.sockets.iter().skip(1).try_for_each(|_| self.wait_for(READY));
@@ -105,7 +107,7 @@ impl Baton {
         self.wait_for(TURN)
     }
 
-    /// Ends this rank's turn, and waits until all have had theirs.
+    /// Ends this rank's turn, and waits until all ranks have had theirs.
     fn pass(&self) -> Result<()> {
         let next = self.rank + 1;
         if next as usize == self.sockets.len() {
@@ -116,48 +118,48 @@ impl Baton {
     }
 }
 
-/// How long one rank's parts of a step took, in milliseconds.
+/// The times of one rank's parts of a step, in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Step {
-    /// Of every turn.
+    /// The time of each turn.
     pub(super) turns_ms: Vec<f64>,
-    /// Of every exchange between two turns.
+    /// The time of each exchange between two turns.
     pub(super) exchanges_ms: Vec<f64>,
 }
 
 impl Step {
-    /// What the rank worked.
+    /// Returns the working time of the rank in milliseconds.
     pub(super) fn work_ms(&self) -> f64 {
         self.turns_ms.iter().sum()
     }
 }
 
 impl Turns {
-    /// Turns between the operations of `inner`, whose ranks have so many threads each.
+    /// Creates turns between the operations of `inner`, whose ranks have `threads` threads each.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the ranks are on several machines; those of all operations.
+    /// [`Error::Fault`] if the ranks are on several machines; the errors of all collective operations.
     pub(super) fn new(inner: Arc<dyn Collectives>, threads: usize) -> Result<Self> {
         let baton = Baton::new(inner.as_ref())?;
         Ok(Self { inner, threads, baton, state: Mutex::default() })
     }
 
-    /// Begins a step: returns when it is this rank's turn.
+    /// Begins a step: waits for this rank's turn.
     pub(super) fn begin(&self) -> Result<()> {
         self.lock().step = Step::default();
         self.begin_turn()
     }
 
-    /// Ends a step, when all ranks have had their last turn.
+    /// Ends a step, after all ranks have had their last turn.
     pub(super) fn end(&self) -> Result<Step> {
         self.end_turn()?;
-        // Nobody leaves, and removes the sockets, before all have been told that the turns are over.
+        // No rank may leave, and remove the sockets, before all ranks know that the turns are over.
         self.inner.barrier()?;
         Ok(std::mem::take(&mut self.lock().step))
     }
 
-    /// The operations without turns.
+    /// Returns the collectives without turns.
     pub(super) fn inner(&self) -> &dyn Collectives {
         self.inner.as_ref()
     }
@@ -183,7 +185,7 @@ impl Turns {
         self.baton.pass()
     }
 
-    /// An operation between two turns.
+    /// Runs an operation between two turns.
     fn exchange(&self, operation: impl FnOnce() -> Result<Pending>) -> Result<Pending> {
         self.end_turn()?;
         let started = Instant::now();
@@ -244,8 +246,9 @@ impl Collectives for Turns {
 
 impl Drop for Turns {
     fn drop(&mut self) {
-        // A rank that leaves must not let others wait. Rank 0 tells them before it removes the sockets, so each is told
-        // even if the rank that failed comes too late. After the last step nobody waits any more.
+        // A rank that leaves must not make others wait. Rank 0 sends the message before it removes the sockets,
+        // so each rank gets it even if the failed rank is too late. After the last step, no rank waits any
+        // more.
         let _ = self.baton.tell_others(FAILED);
     }
 }
@@ -262,7 +265,7 @@ mod tests {
     use super::*;
     use crate::distributed::threads;
 
-    /// While a rank works no other does, and each part of a step is counted on every rank.
+    /// Only one rank works at a time, and every rank counts each part of a step.
     #[test]
     fn one_rank_works_at_a_time() {
         const RANKS: u32 = 3;

@@ -1,4 +1,4 @@
-//! The page.
+//! The HTML page of a report.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use serde_json::Value;
 
 use super::{Point, Report, ReportedRun};
 
-/// Classes of colours, one a run.
+/// The CSS classes of the runs' colours.
 const COLOURS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
-/// Segments of a feature that are in the table.
+/// The maximum number of segments in the table of a feature.
 const SEGMENTS: usize = 60;
 
-/// Figures of which less is better, more is better, or neither.
+/// Whether lower or higher values of a metric are better.
 #[derive(Clone, Copy, PartialEq)]
 enum Better {
     Less,
@@ -23,7 +23,7 @@ enum Better {
     Neither,
 }
 
-/// Figures of evaluations, as tables have them.
+/// The metrics of evaluations, in the order of the tables.
 const FIGURES: [(&str, Better); 12] = [
     ("loss", Better::Less),
     ("ne", Better::Less),
@@ -40,7 +40,7 @@ const FIGURES: [(&str, Better); 12] = [
 ];
 
 impl Report {
-    /// The report as a self-contained HTML page.
+    /// Returns the report as a self-contained HTML page.
     pub fn html(&self) -> String {
         let title = match self.runs.as_slice() {
             [run] => format!("Run {}", escape(&run.name)),
@@ -85,7 +85,7 @@ impl Report {
         legend(&entries)
     }
 
-    /// The table of all figures.
+    /// Returns the table of all metrics.
     fn results(&self) -> String {
         let evaluations: Vec<Option<&Value>> = self.runs.iter().map(ReportedRun::evaluation).collect();
         let summaries: Vec<Option<&Value>> = self.runs.iter().map(|run| run.summary.as_ref()).collect();
@@ -147,7 +147,7 @@ impl Report {
         section("Results", lead, &table)
     }
 
-    /// Curves over training.
+    /// Returns the learning curves.
     fn learning(&self) -> String {
         let figure = |name: &str, title: &str, points: &dyn Fn(&ReportedRun) -> &[Point]| {
             let lines: Vec<Line<'_>> = self.lines(|run| {
@@ -173,7 +173,7 @@ impl Report {
         section("Learning", lead, &format!("<div class=\"pair\">{}</div>", plots.concat()))
     }
 
-    /// Every day before it was trained on.
+    /// Returns the curves of each day, evaluated before it was trained on.
     fn days(&self) -> String {
         let names: BTreeSet<&str> =
             self.runs.iter().flat_map(|run| run.days.iter().map(|(name, _)| name.as_str())).collect();
@@ -203,7 +203,7 @@ impl Report {
         section("Day by day", lead, &format!("<div class=\"pair\">{}</div>", plots.concat()))
     }
 
-    /// Predictions against labels.
+    /// Returns the plot of labels over predictions.
     fn calibration(&self) -> String {
         let lines = self.lines(|run| {
             let bins = run.evaluation().and_then(|figures| figures["calibration_bins"].as_array());
@@ -220,7 +220,7 @@ impl Report {
         section("Calibration", lead, &format!("<div class=\"pair\"><figure>{plot}</figure></div>"))
     }
 
-    /// Figures by segment.
+    /// Returns the tables of metrics by segment.
     fn segments(&self) -> String {
         let features: BTreeSet<&String> = self
             .runs
@@ -298,7 +298,7 @@ impl Report {
         )
     }
 
-    /// A line for every run that has points.
+    /// Returns a line for every run with points.
     fn lines(&self, points: impl Fn(&ReportedRun) -> Vec<(f64, f64)>) -> Vec<Line<'_>> {
         let runs = self.runs.iter().enumerate();
         let lines =
@@ -319,7 +319,7 @@ fn better_of(figure: &str) -> Better {
     FIGURES.iter().find(|(name, _)| *name == figure).map_or(Better::Neither, |(_, better)| *better)
 }
 
-/// A number by its path, as `ranking.gauc`.
+/// Returns the number at a path, such as `ranking.gauc`.
 fn at(figures: &Value, path: &str) -> Option<f64> {
     path.split('.').try_fold(figures, |figures, key| figures.get(key))?.as_f64()
 }
@@ -328,7 +328,7 @@ fn numbers(all: &[Option<&Value>], path: &str) -> Vec<Option<f64>> {
     all.iter().map(|figures| figures.and_then(|figures| at(figures, path))).collect()
 }
 
-/// Rows of all figures that a run has, those of rankings at some K among them.
+/// Returns the rows of all metrics that at least one run has, including ranking metrics at each K.
 fn figure_rows(all: &[Option<&Value>]) -> Vec<String> {
     let fixed = FIGURES.iter().map(|(name, better)| ((*name).to_owned(), *better));
     let at_k: BTreeSet<String> = all
@@ -349,7 +349,7 @@ fn heading(title: &str, runs: usize) -> String {
     format!("<tr class=\"group\"><td colspan=\"{}\">{title}</td></tr>", runs + 1)
 }
 
-/// A row of a table; nothing if no run has the figure.
+/// Returns a row of a table, or nothing if no run has the metric.
 fn row(name: &str, values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String) -> String {
     if values.iter().all(Option::is_none) {
         return String::new();
@@ -357,7 +357,8 @@ fn row(name: &str, values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -
     format!("<tr><td class=\"member\">{name}</td>{}</tr>", cells(values, better, shown, false))
 }
 
-/// Cells of the runs' values, with an edge before the first one if `edge`; the best of several is emphasized.
+/// Returns the cells of the runs' values, with an edge before the first cell if `edge`; the best of several
+/// values is emphasized.
 fn cells(values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String, edge: bool) -> String {
     let known = || values.iter().flatten().copied();
     let best = match better {

@@ -1,6 +1,6 @@
-//! What runs came to, side by side, as a page: curves, calibration, days, segments.
+//! A page that compares the results of runs: curves, calibration, days, segments.
 //!
-//! Everything comes from the files of a run: `metrics.jsonl`, and `summary.json` where it is complete.
+//! All data come from the files of the runs: `metrics.jsonl`, and `summary.json` of complete runs.
 
 mod html;
 #[cfg(test)]
@@ -14,31 +14,31 @@ use serde_json::Value;
 use crate::run::Run;
 use crate::{Error, Result};
 
-/// Points of a curve; longer ones are thinned out.
+/// The maximum number of points of a curve; longer curves are thinned out.
 const POINTS: usize = 400;
 
-/// Runs that are compared.
+/// The runs to compare.
 #[derive(Debug)]
 pub struct Report {
     runs: Vec<ReportedRun>,
 }
 
-/// What is known of a run.
+/// The data of a run.
 #[derive(Debug)]
 struct ReportedRun {
     name: String,
     description: Run,
-    /// What the command printed at the end; `None` while the run goes on.
+    /// The output of the training command; `None` while the run is not complete.
     summary: Option<Value>,
-    /// Figures of training between two log lines, by samples.
+    /// The training metrics of each log line, by number of samples.
     training: Vec<Point>,
-    /// Evaluations, by samples.
+    /// The evaluations, by number of samples.
     evaluations: Vec<Point>,
-    /// Days before they were trained on.
+    /// The metrics of each day, evaluated before it was trained on.
     days: Vec<(String, Value)>,
 }
 
-/// Figures at a moment of training.
+/// Metrics at a point of training.
 #[derive(Debug)]
 struct Point {
     samples: f64,
@@ -50,12 +50,12 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if a directory holds no run, or its metrics are malformed.
+    /// [`Error::Run`] if a directory has no run, or its metrics are malformed.
     pub fn load(runs: &[PathBuf]) -> Result<Self> {
         Ok(Self { runs: runs.iter().map(|run| ReportedRun::load(run)).collect::<Result<_>>()? })
     }
 
-    /// The names of the runs, and how many evaluations and days are known of each.
+    /// Returns the name, the number of evaluations and the number of days of each run.
     pub fn counts(&self) -> impl Iterator<Item = (&str, usize, usize)> {
         self.runs.iter().map(|run| (run.name.as_str(), run.evaluations.len(), run.days.len()))
     }
@@ -91,7 +91,7 @@ impl ReportedRun {
         while let Some((number, line)) = lines.next() {
             match serde_json::from_slice(&line?) {
                 Ok(line) => run.add(line),
-                // A run that goes on may be writing it.
+                // A run that is not complete may be writing the line.
                 Err(_) if lines.peek().is_none() => {}
                 Err(error) => return Err(wrong(number, error.to_string())),
             }
@@ -114,13 +114,13 @@ impl ReportedRun {
         }
     }
 
-    /// The last evaluation.
+    /// Returns the last evaluation.
     fn evaluation(&self) -> Option<&Value> {
         self.evaluations.last().map(|point| &point.figures)
     }
 }
 
-/// Keeps so many points that a picture can show them, the last one among them.
+/// Reduces the points to at most [`POINTS`], keeping the last one.
 fn thin_out(points: &mut Vec<Point>) {
     let every = points.len().div_ceil(POINTS).max(1);
     let last = points.len().saturating_sub(1);

@@ -1,4 +1,4 @@
-//! A timeline in Chrome's trace format, which Perfetto opens.
+//! Exports a timeline in Chrome's trace format, which Perfetto opens.
 //!
 //! The format is Google's "Trace Event Format": complete events (`"ph": "X"`) with microseconds in `ts` and
 //! `dur`, and metadata events (`"ph": "M"`) that name processes.
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::Timeline;
 
 impl Timeline {
-    /// The timeline as JSON of Chrome's trace format: a process for each rank, with an event for each step and
-    /// in it one for each span, whose category is its kind. Times are microseconds since the first step's
-    /// begin.
+    /// Returns the timeline as JSON in Chrome's trace format. It has a process per rank, with an event per
+    /// step, which contains an event per span; the category of a span is its kind. Times are microseconds since
+    /// the beginning of the first step.
     pub fn chrome(&self) -> String {
         let begin = self.steps.iter().map(|step| step.began_micros).min().unwrap_or(0);
         let mut events: Vec<Value> = Vec::new();

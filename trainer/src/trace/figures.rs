@@ -1,4 +1,4 @@
-//! Times and bytes of a job's ranks, compared.
+//! Compares times and bytes of a job's ranks.
 
 use std::time::Duration;
 
@@ -9,51 +9,51 @@ use crate::Result;
 use crate::distributed::Collectives;
 use crate::embedding::SentBytes;
 
-/// A figure of every rank.
+/// A statistic of a value over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct OverRanks {
     /// The mean over the ranks.
     pub mean: f64,
-    /// The largest.
+    /// The maximum.
     pub max: f64,
-    /// The rank that has it; the lowest of several.
+    /// The rank with the maximum; the lowest of several.
     pub max_rank: u32,
 }
 
-/// Where the time of the ranks' steps went, in milliseconds.
+/// The times of the ranks' steps by kind, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RankTimes {
-    /// Waiting for the reader.
+    /// The time of waiting for the reader.
     pub waiting_ms: OverRanks,
-    /// Waiting for requests, answers and gradients of table rows.
+    /// The time of waiting for requests, answers and gradients of table rows.
     pub exchange_ms: OverRanks,
-    /// Neither.
+    /// The remaining time.
     pub compute_ms: OverRanks,
-    /// Waiting for the sum of the dense part's gradients, and for the ranks' losses and counts.
+    /// The time of waiting for the sum of the dense part's gradients, and for the ranks' losses and counts.
     pub all_reduce_ms: OverRanks,
 }
 
-/// A step of a job with several ranks, on average.
+/// The average step of a job with several ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RankFigures {
-    /// Where the time went.
+    /// The times by kind.
     #[serde(flatten)]
     pub times: RankTimes,
-    /// Bytes that ranks sent to others, summed over the ranks.
+    /// The bytes that ranks sent to other ranks, summed over the ranks.
     pub sent_bytes: SentBytes,
 }
 
-/// What a rank did in some steps.
+/// The accumulated times and bytes of a rank's steps.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Work {
     pub(super) steps: u64,
-    /// In the order of [`Kind::ALL`].
+    /// The times by kind, in the order of [`Kind::ALL`].
     pub(super) times: [Duration; 4],
     pub(super) sent: SentBytes,
 }
 
 impl OverRanks {
-    /// A figure of ranks, each with its number.
+    /// Computes the statistic from the ranks' values.
     fn new(of_ranks: impl Iterator<Item = (u32, f64)>) -> Self {
         let (mut sum, mut count, mut max, mut max_rank) = (0.0, 0_u32, f64::NEG_INFINITY, 0);
         for (rank, value) in of_ranks {
@@ -68,7 +68,7 @@ impl OverRanks {
 }
 
 impl RankTimes {
-    /// Of ranks with their milliseconds by kind, in the order of [`Kind::ALL`].
+    /// Computes the statistics from the ranks' milliseconds by kind, in the order of [`Kind::ALL`].
     pub(super) fn new(of_ranks: impl Iterator<Item = (u32, [f64; 4])> + Clone) -> Self {
         let of =
             |kind: Kind| OverRanks::new(of_ranks.clone().map(|(rank, times)| (rank, times[kind as usize])));
@@ -80,7 +80,7 @@ impl RankTimes {
         }
     }
 
-    /// By name, in the order of the fields.
+    /// Returns the names and values, in the order of the fields.
     pub fn named(&self) -> [(&'static str, OverRanks); 4] {
         [
             ("waiting_ms", self.waiting_ms),
@@ -92,7 +92,7 @@ impl RankTimes {
 }
 
 impl RankFigures {
-    /// Scalars for TensorBoard, tagged `ranks/waiting_ms/mean` and so on.
+    /// Returns scalars for TensorBoard, with tags such as `ranks/waiting_ms/mean`.
     pub(crate) fn scalars(&self) -> Vec<(String, f64)> {
         let times = self.times.named().into_iter().flat_map(|(name, OverRanks { mean, max, max_rank })| {
             [("mean", mean), ("max", max), ("max_rank", f64::from(max_rank))]
@@ -111,7 +111,8 @@ impl Work {
         self.sent = self.sent + sent;
     }
 
-    /// Milliseconds of all ranks by kind, and the bytes that all sent. Every rank calls it.
+    /// Returns the milliseconds of all ranks by kind, and the bytes that all ranks sent. Every rank must call
+    /// it.
     fn gathered(&self, collectives: &dyn Collectives) -> Result<(Vec<[f64; 4]>, SentBytes)> {
         let times = self.times.map(|time| 1e3 * time.as_secs_f64());
         let sent = self.sent.named().map(|(_, bytes)| bytes as f64);
@@ -121,7 +122,7 @@ impl Work {
         Ok((times, SentBytes::from(std::array::from_fn(sum))))
     }
 
-    /// The times of all ranks, if there are several. Every rank calls it.
+    /// Returns the times over all ranks, or `None` for one rank. Every rank must call it.
     pub(crate) fn totals(&self, collectives: &dyn Collectives) -> Result<Option<RankTimes>> {
         if collectives.size() == 1 {
             return Ok(None);
@@ -129,7 +130,7 @@ impl Work {
         Ok(Some(RankTimes::new((0..).zip(self.gathered(collectives)?.0))))
     }
 
-    /// A step of all ranks on average, if there are several. Every rank calls it.
+    /// Returns the average step over all ranks, or `None` for one rank. Every rank must call it.
     pub(crate) fn per_step(&self, collectives: &dyn Collectives) -> Result<Option<RankFigures>> {
         if collectives.size() == 1 || self.steps == 0 {
             return Ok(None);

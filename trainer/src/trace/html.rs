@@ -1,4 +1,5 @@
-//! A timeline as one page: no script, nothing loaded from elsewhere, light or dark as the reader's system is.
+//! Draws a timeline as a single page: without scripts and external files, in light or dark colours as set in
+//! the reader's system.
 
 use std::fmt::Write;
 
@@ -8,29 +9,29 @@ use onefold_page::{document, section};
 
 use super::{Kind, OfRank, OverRanks, RankTimes, Timeline, TracedStep};
 
-/// The page's looks; a colour has the name of its kind.
+/// The style sheet of the page; CSS classes have the names of kinds.
 const STYLE: &str = include_str!("style.css");
-/// Steps that are drawn one by one.
+/// The maximum number of steps that are drawn individually.
 const STEPS: usize = 40;
-/// Pixels: of a picture, of the lanes' names, and on the right of the lanes.
+/// Widths in pixels: of a picture, of the lanes' names, and of the margin at the right.
 const WIDTH: f64 = 1040.0;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 14.0;
 
-/// A stretch of time, drawn.
+/// A drawing of a time interval.
 struct Picture<'a> {
     timeline: &'a Timeline,
-    /// Microseconds since 1970.
+    /// The beginning of the interval in microseconds since 1970.
     begin: u64,
     pixels_per_micro: f64,
     lane: f64,
-    /// Height above the lanes.
+    /// The height above the lanes in pixels.
     top: f64,
     body: String,
 }
 
 impl Timeline {
-    /// The timeline as a self-contained HTML page; `run` names the run.
+    /// Returns the timeline as a self-contained HTML page; `run` is the name of the run.
     pub fn html(&self, run: &str) -> String {
         let title = escape(&format!("Ranks of {run}"));
         let ranks = self.by_rank();
@@ -52,7 +53,7 @@ impl Timeline {
     }
 }
 
-/// What was traced, in a line.
+/// Returns a line about the traced steps and ranks.
 fn facts(timeline: &Timeline, ranks: &[OfRank]) -> String {
     let (first, last) = timeline.range();
     let steps = ranks.iter().map(|rank| rank.steps).max().unwrap_or(0);
@@ -69,7 +70,7 @@ fn facts(timeline: &Timeline, ranks: &[OfRank]) -> String {
     format!("<p class=\"facts\">{facts}</p>")
 }
 
-/// What the timeline comes to, in a sentence or two.
+/// Returns a summary of the timeline, in a sentence or two.
 fn verdict(timeline: &Timeline) -> String {
     let RankTimes { waiting_ms, exchange_ms, compute_ms, all_reduce_ms } = timeline.times();
     let step = [waiting_ms, exchange_ms, compute_ms, all_reduce_ms].iter().map(|time| time.mean).sum::<f64>();
@@ -90,7 +91,7 @@ fn verdict(timeline: &Timeline) -> String {
     format!("{text} Rank {rank} computes longest: {longest} a step, where the mean is {mean}.")
 }
 
-/// Times and bytes of every rank.
+/// Returns a table with the times and bytes of every rank.
 fn table(ranks: &[OfRank]) -> String {
     let longest =
         ranks.iter().map(|rank| rank.times_ms.iter().sum::<f64>()).fold(f64::MIN_POSITIVE, f64::max);
@@ -145,13 +146,13 @@ fn lead(steps: usize) -> String {
     }
 }
 
-/// First begin and last end of steps.
+/// Returns the beginning and the end of an interval that contains the steps.
 fn stretch(steps: &[TracedStep]) -> (u64, u64) {
     let begin = steps.iter().map(|step| step.began_micros).min().unwrap_or(0);
     (begin, steps.iter().map(TracedStep::ended_micros).max().unwrap_or(begin))
 }
 
-/// All steps in one picture.
+/// Draws all steps in one picture.
 fn overview(timeline: &Timeline, steps: &[&[TracedStep]]) -> String {
     let (begin, end) = stretch(&timeline.steps);
     let scale = (WIDTH - LEFT - RIGHT) / (end - begin).max(1) as f64;
@@ -169,7 +170,7 @@ fn overview(timeline: &Timeline, steps: &[&[TracedStep]]) -> String {
     picture.finish(end, &format!("{} steps over time", steps.len()))
 }
 
-/// A picture for each step.
+/// Draws a picture per step.
 fn one_by_one(timeline: &Timeline, steps: &[&[TracedStep]]) -> String {
     let shown = &steps[..steps.len().min(STEPS)];
     let longest = shown.iter().map(|step| stretch(step)).map(|(begin, end)| end - begin).max().unwrap_or(1);
@@ -214,7 +215,7 @@ impl<'a> Picture<'a> {
         let _ = write!(self.body, "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{text}</text>");
     }
 
-    /// Draws a step in its rank's lane, with the spans' names where there is room if `named`.
+    /// Draws a step in its rank's lane; with `named`, spans that are wide enough have labels.
     fn step(&mut self, step: &TracedStep, named: bool) {
         let (y, lane) = (self.y(step.rank), self.lane);
         let of_step = format!("rank {}, step {}", step.rank, format_count(step.step));
@@ -249,7 +250,7 @@ impl<'a> Picture<'a> {
         );
     }
 
-    /// Adds the scale, whose end is at `end`; `label` says what is shown to those who cannot see it.
+    /// Adds the time axis, which ends at `end`; `label` is the text alternative of the picture.
     fn finish(mut self, end: u64, label: &str) -> String {
         let bottom = self.y(self.timeline.ranks);
         let length = (end - self.begin).max(1) as f64 / 1e3;
@@ -269,18 +270,18 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// The round number at or above `rough`: 1, 2 or 5 times a power of ten.
+/// Returns the smallest round number that is at least `rough`: 1, 2 or 5 times a power of ten.
 fn round_step(rough: f64) -> f64 {
     let power = 10_f64.powf(rough.log10().floor());
     [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|step| *step >= rough).unwrap_or(10.0 * power)
 }
 
-/// "1 step", "11 steps".
+/// Returns a count with its noun, such as "1 step" or "11 steps".
 fn count(count: u64, one: &str) -> String {
     onefold_base::units::count_of(count, one)
 }
 
-/// Milliseconds with about three digits: `0.42 ms`.
+/// Formats milliseconds with about three digits: `0.42 ms`.
 fn millis(time: f64) -> String {
     format!("{}\u{202F}ms", number_of_millis(time))
 }

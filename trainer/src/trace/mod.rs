@@ -1,15 +1,15 @@
-//! What the ranks of a job do in a step, and for how long: computing, or waiting for the reader and for each
-//! other.
+//! Records the steps of a job's ranks: how long they compute, and how long they wait for the reader and for
+//! each other.
 //!
 //! ```text
 //! Recorder ─ step's marks ─▶ Watch ─▶ Work ─ gathered every window ─▶ RankFigures: metrics.jsonl, TensorBoard, summary.json
 //!                              └────▶ RUN/timeline/rank-00000.jsonl ─▶ Timeline ─▶ HTML, Chrome's trace format
 //! ```
 //!
-//! A step is divided without gaps: at every moment a rank computes or waits for one thing ([`Activity`]). A
-//! span starts by the clock of the rank's machine and lasts by a monotonic one. Ranks of one machine share the
-//! clock; lanes of ranks on different machines are shifted against each other by as much as their clocks
-//! differ. Lengths do not depend on it.
+//! A step is divided without gaps: at every moment, a rank computes or waits for one thing ([`Activity`]). The
+//! start of a step is measured with the clock of the rank's machine, durations with a monotonic clock. Ranks of
+//! one machine share the clock; the lanes of ranks on different machines are shifted by the difference of their
+//! clocks. Durations are not affected.
 
 mod chrome;
 mod figures;
@@ -27,54 +27,54 @@ pub(crate) use self::recorder::Recorder;
 pub use self::timeline::{OfRank, Span, Timeline, TracedStep};
 pub(crate) use self::watch::Watch;
 
-/// What a rank does at a moment of a step.
+/// The activity of a rank within a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activity {
     /// Waits for the reader's next batch.
     Input,
-    /// Waits for what other ranks ask it for.
+    /// Waits for the requests of other ranks.
     Requests,
-    /// Waits for the vectors that it asked for.
+    /// Waits for the requested vectors.
     Answers,
     /// Waits for the gradients of its tables' rows.
     Gradients,
     /// Waits for the sum of the dense part's gradients.
     DenseGradient,
-    /// Waits for the other ranks' losses and counts, so for the slowest rank's backward pass.
+    /// Waits for the other ranks' losses and counts, and so for the slowest rank's backward pass.
     Losses,
-    /// Looks up for all ranks, and computes the logits.
+    /// Looks up rows for all ranks, and computes the logits.
     Forward,
-    /// Finds the distinct rows of the next batch at their owners.
+    /// Determines the distinct rows of the next batch by owner.
     Request,
     /// Computes the loss and its gradients.
     Backward,
-    /// Puts the gradients of vectors together for their owners.
+    /// Assembles the gradients of vectors for their owners.
     SendGradients,
-    /// Updates the dense part and its tables.
+    /// Updates the dense part and the tables.
     Update,
-    /// Adds up metrics, and writes the log.
+    /// Accumulates metrics, and writes the log.
     Record,
 }
 
 /// The kinds of a rank's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Computing, and all else that is no waiting.
+    /// Computing, and all other activities except waiting.
     Compute,
     /// Waiting for requests, answers and gradients of table rows.
     Exchange,
-    /// Waiting for what all ranks sum up or tell each other.
+    /// Waiting for reductions over all ranks, and for their losses and counts.
     AllReduce,
     /// Waiting for the reader.
     Waiting,
 }
 
 impl Kind {
-    /// All, in the order in which they are shown; a kind's number is its place.
+    /// All kinds, in display order; the index of a kind is its discriminant.
     pub const ALL: [Self; 4] = [Self::Compute, Self::Exchange, Self::AllReduce, Self::Waiting];
 
-    /// The name in files.
+    /// Returns the name in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -86,7 +86,7 @@ impl Kind {
 }
 
 impl Activity {
-    /// The kind of time that it takes.
+    /// Returns the kind of time that the activity takes.
     pub fn kind(self) -> Kind {
         match self {
             Self::Input => Kind::Waiting,
@@ -101,7 +101,7 @@ impl Activity {
         }
     }
 
-    /// The name for people.
+    /// Returns the name for display.
     pub fn label(self) -> &'static str {
         match self {
             Self::Input => "input",

@@ -1,30 +1,30 @@
-//! The moments of a step at which a rank turns to something else.
+//! Records the moments of a step at which a rank starts a new activity.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{Activity, Kind, Span};
 
-/// Records one step at a time. Outside of a step it records nothing, as in an evaluation.
+/// Records one step at a time. Outside of a step, for example in an evaluation, it records nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder(Mutex<Option<UnderWay>>);
 
-/// A step under way.
+/// A step that is being recorded.
 #[derive(Debug)]
 struct UnderWay {
     clock: SystemTime,
     began: Instant,
-    /// What the rank turned to, and when.
+    /// The activities and their starts, relative to the beginning of the step.
     marks: Vec<(Activity, Duration)>,
 }
 
-/// A step that has ended.
+/// A recorded step.
 #[derive(Debug)]
 pub(super) struct Recorded {
-    /// Microseconds since 1970.
+    /// The beginning in microseconds since 1970.
     pub(super) began_micros: u64,
     pub(super) length: Duration,
-    /// In ascending order; the first one is at zero.
+    /// The activities and their starts, in ascending order; the first start is zero.
     pub(super) marks: Vec<(Activity, Duration)>,
 }
 
@@ -33,14 +33,14 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a step with `activity`; one that was not ended is forgotten.
+    /// Begins a step with `activity`, and discards an unfinished step.
     pub(crate) fn begin(&self, activity: Activity) {
         let mut marks = Vec::with_capacity(32);
         marks.push((activity, Duration::ZERO));
         *self.lock() = Some(UnderWay { clock: SystemTime::now(), began: Instant::now(), marks });
     }
 
-    /// The rank turns to something else. Returns what it did before, within a step.
+    /// Starts a new activity. Returns the previous one, or `None` outside of a step.
     pub(crate) fn turn_to(&self, activity: Activity) -> Option<Activity> {
         let mut state = self.lock();
         let UnderWay { began, marks, .. } = state.as_mut()?;
@@ -49,7 +49,7 @@ impl Recorder {
         before
     }
 
-    /// Does `work` as `activity`, and then turns back to what the rank did before.
+    /// Runs `work` as `activity`, and then resumes the previous activity.
     pub(crate) fn during<T>(&self, activity: Activity, work: impl FnOnce() -> T) -> T {
         let before = self.turn_to(activity);
         let result = work();
@@ -59,7 +59,7 @@ impl Recorder {
         result
     }
 
-    /// Ends the step, if one is under way.
+    /// Ends the step and returns it, or `None` outside of a step.
     pub(super) fn end(&self) -> Option<Recorded> {
         let UnderWay { clock, began, marks } = self.lock().take()?;
         let since_1970 = clock.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -68,13 +68,13 @@ impl Recorder {
 }
 
 impl Recorded {
-    /// What the rank turned to, from when, and until when.
+    /// Returns the activities with their starts and ends.
     fn turns(&self) -> impl Iterator<Item = (Activity, Duration, Duration)> {
         let ends = self.marks.iter().skip(1).map(|(_, start)| *start).chain([self.length]);
         self.marks.iter().zip(ends).map(|((activity, start), end)| (*activity, *start, end))
     }
 
-    /// Time by kind, in the order of [`Kind::ALL`].
+    /// Returns the time by kind, in the order of [`Kind::ALL`].
     pub(super) fn times(&self) -> [Duration; 4] {
         let mut times = [Duration::ZERO; 4];
         for (activity, start, end) in self.turns() {
@@ -83,7 +83,7 @@ impl Recorded {
         times
     }
 
-    /// The spans in whole microseconds. One that is shorter is part of its neighbours.
+    /// Returns the spans in whole microseconds. Spans that become empty are merged into their neighbours.
     pub(super) fn spans(&self) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::with_capacity(self.marks.len());
         for (name, start, end) in self.turns() {
@@ -122,7 +122,7 @@ mod tests {
             (Forward, 0),
             (Answers, 1_000),
             (Forward, 5_500),
-            // Too short to be seen, so that forward goes on.
+            // Too short for whole microseconds, so `Forward` continues.
             (Input, 8_100),
             (Forward, 8_200),
             (Backward, 9_000),

@@ -6,7 +6,7 @@ use super::*;
 use crate::Error;
 use crate::embedding::SentBytes;
 
-/// Two steps of two ranks, the second of which lasts longer on rank 1.
+/// Two steps of rank 0, and one of rank 1, whose first step takes longer.
 const RANKS: [&str; 2] = [
     concat!(
         r#"{"step":7,"rank":0,"ranks":2,"began_micros":1000000,"length_micros":9000,"#,
@@ -27,7 +27,7 @@ const RANKS: [&str; 2] = [
     ),
 ];
 
-/// A run whose ranks have these files.
+/// Creates a run whose ranks have timeline files with these contents.
 fn run(ranks: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join(timeline::DIRECTORY);
@@ -65,7 +65,7 @@ fn ranks_are_compared() {
     let times = timeline.times();
     assert_eq!(times.compute_ms, OverRanks { mean: 5.925, max: 9.1, max_rank: 1 });
     assert_eq!(times.waiting_ms, OverRanks { mean: 1.0, max: 2.0, max_rank: 0 });
-    // A rank that was killed before its first traced step counts as little.
+    // A rank that was killed before its first traced step does not contribute to the mean.
     let times = load(&["", RANKS[1]]).times();
     assert_eq!(times.compute_ms, OverRanks { mean: 9.1, max: 9.1, max_rank: 1 });
 }
@@ -100,7 +100,7 @@ fn perfetto_gets_a_process_for_each_rank() {
     );
 }
 
-/// The rectangles of a page: kind, x, y, width, title.
+/// Returns the rectangles of a page: class, x, y, width, title.
 fn rectangles(page: &str) -> Vec<String> {
     let attribute = |rect: &str, name: &str| {
         let (_, rest) = rect.split_once(&format!(" {name}=\"")).unwrap();
@@ -119,7 +119,7 @@ fn a_page_has_a_lane_for_each_rank() {
     let page = load(&RANKS).html("runs/<1>");
     assert!(page.contains("<h1>Ranks of runs/&lt;1&gt;</h1>"));
     assert!(page.contains("2 steps of 2 ranks, from step 7 to 8 · rank 1 has 1 of them"), "{page}");
-    // In the overview 15 ms take 960 pixels.
+    // In the overview, 15 ms have a width of 960 pixels.
     let rectangles = rectangles(&page);
     assert_eq!(
         rectangles[..8],
@@ -134,12 +134,12 @@ fn a_page_has_a_lane_for_each_rank() {
             "waiting 770.00 20.0 256.00 | waits for input: 4.00 ms, from 1.00 ms on (rank 0, step 8)",
         ]
     );
-    // The same once more, each step in a picture of its own.
+    // Each step is drawn again, in its own picture.
     assert_eq!(rectangles.len(), 2 * 9);
     assert!(page.contains("<h3>Step 8 <span>5.00\u{202F}ms</span></h3>"), "{page}");
 }
 
-/// Whatever the times are, a page has numbers only.
+/// A page contains only finite numbers, whatever the times are.
 #[test]
 fn pages_of_odd_timelines_have_numbers_only() {
     let instant = RANKS[1].replace("9100", "0").replace("\"rank\":1", "\"rank\":0");

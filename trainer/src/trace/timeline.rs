@@ -1,4 +1,4 @@
-//! The files of a run's timeline: a line for every traced step of a rank.
+//! The files of a run's timeline, with one line per traced step of a rank.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,19 @@ use crate::{Error, Result};
 
 /// The folder of the timeline in a run.
 pub(super) const DIRECTORY: &str = "timeline";
-/// Times in a file are below this, so that sums of a few do not overflow and doubles are exact: the year 2112.
+/// The upper bound of times in a file, so that sums of a few do not overflow and doubles are exact. It is in
+/// the year 2112.
 const LATEST: u64 = 1 << 52;
 
-/// What a rank did without a break.
+/// An uninterrupted activity of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Span {
-    /// What it did.
+    /// The activity.
     pub name: Activity,
-    /// Microseconds after the step's begin.
+    /// The start in microseconds after the beginning of the step.
     pub start_micros: u64,
-    /// Likewise, exclusive.
+    /// The end in microseconds after the beginning of the step, exclusive.
     pub end_micros: u64,
 }
 
@@ -36,15 +37,15 @@ pub struct TracedStep {
     pub step: u64,
     /// The rank.
     pub rank: u32,
-    /// The number of ranks of its job.
+    /// The number of ranks of the job.
     pub ranks: u32,
-    /// Its begin in microseconds since 1970, by the clock of the rank's machine.
+    /// The beginning in microseconds since 1970, by the clock of the rank's machine.
     pub began_micros: u64,
-    /// Its length in microseconds.
+    /// The duration in microseconds.
     pub length_micros: u64,
-    /// Bytes that the rank sent to others meanwhile.
+    /// The bytes that the rank sent to other ranks in the step.
     pub sent_bytes: SentBytes,
-    /// In ascending order, without gaps of a microsecond or more.
+    /// The activities, in ascending order, without gaps of a microsecond or more.
     pub spans: Vec<Span>,
 }
 
@@ -53,32 +54,33 @@ pub struct TracedStep {
 pub struct Timeline {
     /// The number of ranks of the job.
     pub ranks: u32,
-    /// At least one, by step and then by rank. A job that was killed may lack steps of some ranks.
+    /// The steps, at least one, by step and then by rank. After a job was killed, steps of some ranks may be
+    /// missing.
     pub steps: Vec<TracedStep>,
 }
 
-/// The steps of a rank, on average.
+/// The average step of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OfRank {
-    /// The number of its steps.
+    /// The number of steps.
     pub steps: u64,
-    /// Milliseconds by kind, in the order of [`Kind::ALL`](super::Kind::ALL).
+    /// The milliseconds by kind, in the order of [`Kind::ALL`](super::Kind::ALL).
     pub times_ms: [f64; 4],
-    /// Bytes that it sent to others.
+    /// The bytes that the rank sent to other ranks.
     pub sent_bytes: SentBytes,
 }
 
-/// The file of a rank in the timeline's folder.
+/// Returns the name of a rank's file in the timeline's folder.
 fn file_name(rank: u32) -> String {
     format!("rank-{rank:05}.jsonl")
 }
 
-/// The rank that a file is of.
+/// Returns the rank of a file.
 fn rank_of(name: &str) -> Option<u32> {
     name.strip_prefix("rank-")?.strip_suffix(".jsonl")?.parse().ok()
 }
 
-/// The ranks that have a file in the timeline's folder.
+/// Returns the ranks that have a file in the timeline's folder.
 fn ranks_in(directory: &Path) -> Result<Vec<u32>> {
     if !directory.is_dir() {
         return Ok(Vec::new());
@@ -91,9 +93,10 @@ fn ranks_in(directory: &Path) -> Result<Vec<u32>> {
     Ok(ranks)
 }
 
-/// Begins the file of a rank; rank 0 removes those of an earlier job with more ranks.
+/// Creates the file of a rank; rank 0 removes files of ranks that only an earlier job had.
 pub(super) fn create(directory: &Path, rank: u32, ranks: u32) -> Result<File> {
-    // Another rank may be first. The run itself is never made anew: it is gone where rank 0 has failed.
+    // Another rank may create the folder first. The run's own folder is never created here: it is missing if
+    // rank 0 has failed.
     match fs_err::create_dir(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
         _ => {}
@@ -105,14 +108,14 @@ pub(super) fn create(directory: &Path, rank: u32, ranks: u32) -> Result<File> {
 }
 
 impl TracedStep {
-    /// Writes the line.
+    /// Writes the step as a line.
     pub(super) fn write(&self, out: &mut impl Write) -> Result<()> {
         let mut line = serde_json::to_vec(self).map_err(std::io::Error::from)?;
         line.push(b'\n');
         Ok(out.write_all(&line)?)
     }
 
-    /// Reads a line of the file of `rank`; what is wrong with it, if anything is.
+    /// Parses a line of the file of `rank`; the error describes the damage.
     fn parse(line: &str, rank: u32) -> Result<Self, String> {
         let step: Self = serde_json::from_str(line).map_err(|error| error.to_string())?;
         if step.rank != rank {
@@ -137,12 +140,12 @@ impl TracedStep {
         Ok(step)
     }
 
-    /// Its end in microseconds since 1970.
+    /// Returns the end in microseconds since 1970.
     pub(super) fn ended_micros(&self) -> u64 {
         self.began_micros + self.length_micros
     }
 
-    /// Milliseconds by kind, in the order of [`Kind::ALL`](super::Kind::ALL).
+    /// Returns the milliseconds by kind, in the order of [`Kind::ALL`](super::Kind::ALL).
     pub fn times_ms(&self) -> [f64; 4] {
         let mut times = [0.0; 4];
         for span in &self.spans {
@@ -157,7 +160,7 @@ impl Timeline {
     ///
     /// # Errors
     ///
-    /// [`Error::Run`] if there is no run or it has no timeline, or a line is damaged.
+    /// [`Error::Run`] if there is no run, it has no timeline, or a line is damaged.
     pub fn load(run: &Path) -> Result<Self> {
         let directory = run.join(DIRECTORY);
         let files = ranks_in(&directory)?;
@@ -191,7 +194,7 @@ impl Timeline {
         Ok(Self { ranks, steps })
     }
 
-    /// Every rank's steps on average, by rank.
+    /// Returns the average step of every rank, by rank.
     pub fn by_rank(&self) -> Vec<OfRank> {
         let of_rank = |rank: u32| {
             let steps: Vec<_> = self.steps.iter().filter(|step| step.rank == rank).collect();
@@ -209,7 +212,7 @@ impl Timeline {
         (0..self.ranks).map(of_rank).collect()
     }
 
-    /// The times of a step on average, of the ranks that have steps.
+    /// Returns the times of an average step, over the ranks that have steps.
     pub fn times(&self) -> RankTimes {
         let ranks = self.by_rank();
         RankTimes::new(
@@ -220,19 +223,19 @@ impl Timeline {
         )
     }
 
-    /// The first and the last step.
+    /// Returns the first and the last step.
     pub fn range(&self) -> (u64, u64) {
         let step = |step: Option<&TracedStep>| step.map_or(0, |step| step.step);
         (step(self.steps.first()), step(self.steps.last()))
     }
 
-    /// The steps, each with its ranks' lines in the order of ranks.
+    /// Returns the steps, each with its ranks in ascending order.
     pub(super) fn by_step(&self) -> impl Iterator<Item = &[TracedStep]> {
         self.steps.chunk_by(|a, b| a.step == b.step)
     }
 }
 
-/// The lines of a rank's file.
+/// Reads the lines of a rank's file.
 fn read(path: &PathBuf, rank: u32) -> Result<Vec<TracedStep>> {
     let text = fs_err::read_to_string(path)?;
     let mut steps: Vec<TracedStep> = Vec::new();

@@ -1,4 +1,4 @@
-//! One rank's steps: added up, and some of them written down.
+//! Accumulates the steps of one rank, and writes some of them to the timeline.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::Result;
 use crate::distributed::Collectives;
 use crate::embedding::SentBytes;
 
-/// The steps of which a job with several ranks keeps a timeline, unless it is told otherwise.
+/// The steps that a job with several ranks traces by default.
 const TRACED: RangeInclusive<u64> = 10..=20;
 
 /// Watches the steps of this rank.
@@ -22,15 +22,16 @@ pub(crate) struct Watch {
     ranks: u32,
     directory: PathBuf,
     traced: Option<RangeInclusive<u64>>,
-    /// Opened at the first traced step, so that a resumed run that has none keeps the file that is there.
+    /// The timeline file, opened at the first traced step, so that a resumed run without traced steps keeps the
+    /// existing file.
     file: Option<File>,
-    /// Since the last window.
+    /// The steps since the last window.
     window: Work,
     total: Work,
 }
 
 impl Watch {
-    /// Watches a rank of the run in `run`, whose timeline has the steps `traced`.
+    /// Watches a rank of the run in `run`, and traces the steps `traced`.
     pub(crate) fn new(
         run: &Path,
         traced: Option<RangeInclusive<u64>>,
@@ -48,7 +49,7 @@ impl Watch {
         }
     }
 
-    /// Ends `step`, in which this rank sent `sent`.
+    /// Ends `step`, in which this rank sent `sent` bytes.
     ///
     /// # Errors
     ///
@@ -76,20 +77,21 @@ impl Watch {
         self.file.as_mut().map_or(Ok(()), |file| line.write(file))
     }
 
-    /// A step since the last call of all ranks on average, if there are several. Every rank calls it.
+    /// Returns the average step of all ranks since the last call, or `None` for one rank. Every rank must call
+    /// it.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all collective operations.
     pub(crate) fn end_window(&mut self, collectives: &dyn Collectives) -> Result<Option<RankFigures>> {
         std::mem::take(&mut self.window).per_step(collectives)
     }
 
-    /// The times of all ranks in all steps so far, if there are several. Every rank calls it.
+    /// Returns the times of all ranks in all steps so far, or `None` for one rank. Every rank must call it.
     ///
     /// # Errors
     ///
-    /// Those of all operations.
+    /// The errors of all collective operations.
     pub(crate) fn totals(&self, collectives: &dyn Collectives) -> Result<Option<RankTimes>> {
         self.total.totals(collectives)
     }

@@ -1,8 +1,8 @@
-//! Where the time of a training loop goes.
+//! Measures the time of a training loop.
 
 use std::time::{Duration, Instant};
 
-/// Where this process's time went.
+/// The times and counts of this process.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     pub(super) resumed_from_step: Option<u64>,
@@ -12,13 +12,14 @@ pub(super) struct Clock {
     pub(super) evaluation: Duration,
     pub(super) checkpoint: Duration,
     pub(super) checkpoints: u64,
-    /// `samples`, `training` and `waited` at the last log line, from which the next rates are computed.
+    /// The values of `samples`, `training` and `waited` at the last log line, from which the next rates are
+    /// computed.
     pub(super) window: (u64, Duration, Duration),
     pub(super) rates: Option<Rates>,
     pub(super) noted: Option<Instant>,
 }
 
-/// Rates since the last log line.
+/// The rates since the last log line.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rates {
     pub(super) samples_per_second: f64,
@@ -26,7 +27,7 @@ pub(super) struct Rates {
 }
 
 impl Clock {
-    /// The rates since the last log line.
+    /// Returns the rates since the last log line.
     pub(super) fn rates_since_window(&self) -> Rates {
         let (samples, training, waited) = self.window;
         let seconds = (self.training - training).as_secs_f64().max(1e-9);
@@ -36,7 +37,7 @@ impl Clock {
         }
     }
 
-    /// The same; the next ones are since now.
+    /// Returns the rates since the last log line, and starts a new window.
     pub(super) fn end_window(&mut self) -> Rates {
         let rates = self.rates_since_window();
         self.window = (self.samples, self.training, self.waited);

@@ -1,4 +1,4 @@
-//! What is left when the loss is no number: the batch, to be looked at, and a guess at the cause.
+//! Saves the batch with which the loss stopped being finite, and looks for the cause.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use onefold_ikjt::Batch;
 use crate::metrics::Task;
 use crate::{Error, Result};
 
-/// Where the batch is, below the run.
+/// The path of the batch in a run.
 const BATCH_FILE: &str = "diverged/batch.arrow";
-/// The column of the model's output; with several tasks, `logit_TASK`.
+/// The column of the logits; with several tasks, `logit_TASK`.
 const LOGIT_COLUMN: &str = "logit";
 
-/// Whether there is a batch to look at in the run.
+/// Returns whether a batch is saved in the run.
 pub(super) fn is_saved(run: &Path) -> bool {
     run.join(BATCH_FILE).is_file()
 }
 
-/// Writes the batch into the run, as an Arrow file (IPC) with a row per sample: labels, weight, dense and sparse
+/// Writes the batch to the run, as an Arrow IPC file with a row per sample: labels, weight, dense and sparse
 /// features, and the logits of all tasks.
 pub(super) fn save(
     run: &Path,
@@ -89,7 +89,8 @@ fn rows(
     RecordBatch::try_new(Arc::new(schema), columns.into_iter().map(|(_, values)| values).collect())
 }
 
-/// What in the batch, or in the model, may be the cause: the first of the inputs that is no finite number.
+/// Describes the likely cause in the batch or in the model: the first input that is not finite, if there is
+/// one.
 pub(super) fn cause(batch: &Batch, schema: &Schema, logits: &[f32]) -> String {
     let first = |values: &[f32], width: usize, name: &dyn Fn(usize) -> String| {
         let at = values.iter().position(|value| !value.is_finite())?;

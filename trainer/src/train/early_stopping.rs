@@ -1,36 +1,36 @@
-//! Early stopping: ends training when held-out figures no longer improve.
+//! Early stopping: ends training when held-out metrics no longer improve.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{EarlyStoppingConfig, WatchedMetric};
 use crate::metrics::Figures;
 
-/// State of early stopping.
+/// The state of early stopping.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EarlyStopping {
-    /// Bits of the best figure: JSON would round it.
+    /// The bits of the best value; JSON would round the value.
     best_bits: Option<u64>,
-    /// The step of the best figure.
+    /// The step of the best value.
     #[serde(default)]
     best_step: Option<u64>,
-    /// Evaluations since it.
+    /// The number of evaluations since the best value.
     without_improvement: u32,
 }
 
-/// An evaluation, as early stopping sees it.
+/// The result of an evaluation for early stopping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// The best figure so far.
+    /// The value is the best so far.
     Best,
-    /// A figure that is not better than the best one.
+    /// The value is not better than the best one.
     NotBetter,
-    /// The figure cannot be computed.
+    /// The metric is not defined.
     Undefined,
 }
 
 impl EarlyStopping {
-    /// Records the evaluation after `step`. One whose figure cannot be computed is not counted.
+    /// Records the evaluation after `step`. An evaluation whose metric is not defined does not count.
     pub(super) fn see(&mut self, config: &EarlyStoppingConfig, figures: &Figures, step: u64) -> Seen {
         let figure = match config.metric {
             WatchedMetric::Ne => figures.ne,
@@ -47,12 +47,12 @@ impl EarlyStopping {
         Seen::NotBetter
     }
 
-    /// Whether training should end.
+    /// Returns whether training should end.
     pub(super) fn should_stop(&self, config: &EarlyStoppingConfig) -> bool {
         self.without_improvement >= config.patience
     }
 
-    /// The step after which the figure was best.
+    /// Returns the step with the best value.
     pub(super) fn best_step(&self) -> Option<u64> {
         self.best_step
     }
@@ -77,7 +77,7 @@ mod tests {
     fn patience_counts_evaluations_in_a_row() {
         assert_eq!(stops(WatchedMetric::Ne, 0.0, &[0.9, 0.8, 0.85, 0.79, 0.81, 0.8]), Some(5));
         assert_eq!(stops(WatchedMetric::Ne, 0.0, &[0.9, 0.8, 0.7]), None);
-        // Equal is not better, and neither is better by less than asked for.
+        // Equal values, and improvements of at most `min_delta`, do not count as better.
         assert_eq!(stops(WatchedMetric::Loss, 0.0, &[0.9, 0.9, 0.9]), Some(2));
         assert_eq!(stops(WatchedMetric::Loss, 0.05, &[0.9, 0.87, 0.86]), Some(2));
         assert_eq!(stops(WatchedMetric::Auc, 0.0, &[0.7, 0.75, 0.74, 0.73]), Some(3));

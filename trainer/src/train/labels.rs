@@ -1,4 +1,4 @@
-//! Labels that are read before the first step.
+//! Reads labels before the first step.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::evaluate::open_whatever_size;
 use crate::metrics::Task;
 use crate::preprocess::Preprocessing;
 
-/// How the labels are read that a new model is trained on.
+/// The request for the labels that a new model is trained on.
 #[derive(Debug)]
 pub(super) struct LabelReading {
     request: ReadRequest,
@@ -19,7 +19,7 @@ pub(super) struct LabelReading {
 }
 
 impl LabelReading {
-    /// The labels of `partitions`, of the samples that the `sampling` steps of `preprocessing` leave to `training`.
+    /// Creates a request for the labels of `partitions`, after the `sampling` steps of `preprocessing`.
     pub(super) fn new(
         training: &ReadRequest,
         partitions: PartitionFilter,
@@ -27,7 +27,7 @@ impl LabelReading {
         workers: &Workers,
     ) -> Self {
         let request = of_labels(training, preprocessing.map(Preprocessing::of_labels));
-        // One rank reads them, in one order, whatever the number of ranks.
+        // One rank reads them, in an order that does not depend on the number of ranks.
         let request = ReadRequest { rank: Rank::default(), ..request }.with(|options| ReaderOptions {
             partitions,
             shuffle: None,
@@ -37,11 +37,12 @@ impl LabelReading {
         Self { request, workers: workers.clone() }
     }
 
-    /// By task, the logit that predicts the weighted mean of its labels; `None` if no sample has a weight.
+    /// Returns for each task the logit that predicts the weighted mean of its labels; `None` if the weights are
+    /// all zero, or a logit is not finite.
     ///
     /// # Errors
     ///
-    /// [`Error::Read`](crate::Error::Read) for damaged data, and for a label that the loss does not take.
+    /// [`Error::Read`](crate::Error::Read) for damaged data, and for a label that is invalid for the loss.
     pub(super) fn logits(
         &self,
         (dataset, snapshot): (&Path, &Snapshot),
@@ -65,8 +66,8 @@ impl LabelReading {
     }
 }
 
-/// Reads the labels of samples that are evaluated on once. One that the loss does not take, or a file that is damaged,
-/// is so an error before the first step.
+/// Reads the labels of the evaluation samples once, so that invalid labels and damaged files are reported
+/// before the first step.
 pub(super) fn check_labels(
     dataset: &Path,
     snapshot: &Snapshot,
@@ -80,7 +81,7 @@ pub(super) fn check_labels(
     Ok(())
 }
 
-/// As `request`, for labels and weights alone, after the steps of `preprocess`.
+/// Returns a request like `request`, but only for labels and weights, after the steps of `preprocess`.
 fn of_labels(request: &ReadRequest, preprocess: Option<PreprocessConfig>) -> ReadRequest {
     let mut request = request.clone().with(|options| ReaderOptions {
         features: Some(Vec::new()),

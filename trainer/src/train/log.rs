@@ -1,5 +1,5 @@
-//! What a run leaves to be plotted: `metrics.jsonl`, which is equal for equal runs of one rank, and TensorBoard's event
-//! files, which have times and rates too.
+//! The logs of a run: `metrics.jsonl`, which is identical for equal runs on one rank, and TensorBoard's event
+//! files, which also have times and rates.
 
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -13,29 +13,31 @@ use crate::tensorboard::EventWriter;
 use crate::trace::RankFigures;
 use crate::{Error, Result};
 
-/// The file of the figures, one JSON object a line.
+/// The metrics file, with one JSON object per line.
 pub(super) const METRICS_FILE: &str = "metrics.jsonl";
 
-/// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`, and `evicted_rows` where
-/// rows of tables are evicted; after the steps that `log_every_steps` chooses one with `train`, the
-/// figures since the one before, and on several ranks with `ranks`, their times and bytes; of every evaluation one with
-/// `eval`, or with `partition` and `progressive`, where the partition is trained on next.
+/// A line of `metrics.jsonl`. The kinds of lines are:
+///
+/// * for every step, `loss` and `grad_norm`, and `evicted_rows` when table rows are evicted;
+/// * after the steps that `log_every_steps` selects, `train`, the metrics since the last such line, and on
+///   several ranks `ranks`, their times and bytes;
+/// * for every evaluation, `eval`, or `partition` and `progressive` if the partition is trained on next.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Line<'a> {
     pub(super) step: u64,
-    /// Samples trained on so far.
+    /// The number of samples trained on so far.
     pub(super) samples: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) loss: Option<f64>,
-    /// L2 norm of the dense part's gradient, before clipping.
+    /// The L2 norm of the dense part's gradient, before clipping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) grad_norm: Option<f64>,
-    /// Rows of tables that were evicted after the step, if any rows could be.
+    /// The number of table rows that were evicted after the step; only after steps with an eviction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) evicted_rows: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) train: Option<Window>,
-    /// A step on average since the one before.
+    /// The average step since the last such line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ranks: Option<RankFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,25 +45,25 @@ pub(super) struct Line<'a> {
     /// The partition that is evaluated on before it is trained on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) partition: Option<&'a str>,
-    /// Its figures.
+    /// The metrics of that partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) progressive: Option<&'a EvaluationSummary>,
 }
 
-/// Training since the window before.
+/// The training metrics since the last window.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Window {
-    /// Those of the first task.
+    /// The metrics of the first task.
     #[serde(flatten)]
     pub(super) figures: Figures,
-    /// Those of every task, if there are several.
+    /// The metrics of every task, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) tasks: BTreeMap<String, Figures>,
-    /// Learning rate of the dense part in the last step.
+    /// The learning rate of the dense part in the last step.
     pub(super) learning_rate_dense: f64,
-    /// Learning rate of the tables in the last step.
+    /// The learning rate of the tables in the last step.
     pub(super) learning_rate_tables: f64,
-    /// What computes the products of the dense part.
+    /// The kernels that compute the dense part's matrix products.
     pub(super) kernels: String,
 }
 
@@ -74,8 +76,8 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Starts the logs in `directory`, after `bytes` of the lines that are there; what follows them is cut off, because
-    /// the steps from `first_step` on are taken again.
+    /// Opens the logs in `directory`. Existing lines after the first `bytes` bytes are removed, because the
+    /// steps from `first_step` on are repeated.
     pub(super) fn open(directory: &Path, bytes: u64, first_step: u64) -> Result<Self> {
         let path = directory.join(METRICS_FILE);
         let mut file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
@@ -100,7 +102,7 @@ impl Log {
         Ok(self.lines.write_all(&text)?)
     }
 
-    /// Adds scalars to TensorBoard's.
+    /// Writes scalars for TensorBoard.
     pub(super) fn scalars<'a>(
         &mut self,
         step: u64,
@@ -110,13 +112,13 @@ impl Log {
         self.flush()
     }
 
-    /// Makes everything visible to others.
+    /// Flushes both logs, so that other processes see everything.
     pub(super) fn flush(&mut self) -> Result<()> {
         self.lines.flush()?;
         self.events.flush()
     }
 
-    /// Puts the lines on the disk; gives their bytes.
+    /// Writes the lines durably to the disk; returns their size in bytes.
     pub(super) fn sync(&mut self) -> Result<u64> {
         self.flush()?;
         self.lines.get_ref().sync_all()?;
@@ -124,8 +126,8 @@ impl Log {
     }
 }
 
-/// The scalars of the first task's figures, tagged `PREFIX/ne` and so on, and where there are several tasks those of
-/// each, tagged `PREFIX/TASK/ne`.
+/// Returns the scalars of the first task, with tags such as `PREFIX/ne`; with several tasks also those of each
+/// task, with tags such as `PREFIX/TASK/ne`.
 pub(super) fn tagged_by_task(
     prefix: &str,
     first: &Figures,
@@ -135,7 +137,7 @@ pub(super) fn tagged_by_task(
     tagged(prefix, first).into_iter().chain(tasks.iter().flat_map(of_task)).collect()
 }
 
-/// The scalars of figures, tagged `PREFIX/ne` and so on; those that cannot be computed are left out.
+/// Returns the scalars of all defined metrics, with tags such as `PREFIX/ne`.
 pub(super) fn tagged(prefix: &str, figures: &Figures) -> Vec<(String, f64)> {
     figures.named().map(|(name, value)| (format!("{prefix}/{name}"), value)).collect()
 }

@@ -1,37 +1,37 @@
-//! Notices when the loss jumps, so that the run can say so.
+//! Detects jumps of the loss.
 
 use serde::Serialize;
 
-/// Steps before which nothing is called a jump.
+/// The number of first steps in which no jump is detected.
 const FIRST_STEPS: f64 = 50.0;
-/// Steps that the usual loss is a mean of, about; later ones weigh more.
+/// The approximate number of steps in the mean of the usual loss; later steps have more weight.
 const USUAL: f64 = 100.0;
-/// Steps that the present loss is a mean of, about.
+/// The approximate number of steps in the mean of the present loss.
 const PRESENT: f64 = 10.0;
-/// A jump is larger than this part of the usual loss…
+/// A jump exceeds this fraction of the usual loss, and …
 const SHARE: f64 = 0.25;
-/// …and than so many times the mean distance of a step's loss from the usual one.
+/// … this multiple of the mean distance between a step's loss and the usual loss.
 const DEVIATIONS: f64 = 3.0;
 
-/// The loss of some steps is clearly worse than that of those before.
+/// An increase of the loss of some steps over the loss of earlier steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct LossJump {
-    /// The step at which it was noticed.
+    /// The step at which the jump was detected.
     pub step: u64,
-    /// The mean loss of about 100 steps before.
+    /// The mean loss of about 100 earlier steps.
     pub before: f64,
     /// The mean loss of about 10 steps.
     pub loss: f64,
 }
 
-/// Exponential means of the loss of every step.
+/// Exponential moving averages of the loss.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct LossWatch {
     steps: f64,
-    /// Of about [`USUAL`] steps, and of the distances from it.
+    /// The average over about [`USUAL`] steps, and the average distance from it.
     usual: f64,
     distance: f64,
-    /// Of about [`PRESENT`] steps.
+    /// The average over about [`PRESENT`] steps.
     present: f64,
     jump: Option<LossJump>,
 }
@@ -40,7 +40,7 @@ impl LossWatch {
     /// Adds the loss of step `step`.
     pub(super) fn add(&mut self, step: u64, loss: f64) {
         self.steps += 1.0;
-        // The mean of all steps as long as there are few.
+        // In the first steps, this is the mean of all steps.
         let toward = |mean: f64, value: f64, of: f64| mean + (value - mean) / of.min(self.steps);
         let present = toward(self.present, loss, PRESENT);
         let margin = (SHARE * self.usual.abs()).max(DEVIATIONS * self.distance);
@@ -48,25 +48,26 @@ impl LossWatch {
             self.jump = Some(LossJump { step, before: self.usual, loss: present });
         }
         let distance = toward(self.distance, (loss - self.usual).abs(), USUAL);
-        // From the first step there is no distance yet.
+        // In the first step, there is no distance yet.
         self.distance = if self.steps > 1.0 { distance } else { 0.0 };
         self.usual = toward(self.usual, loss, USUAL);
         self.present = present;
     }
 
-    /// The first jump, if there was one.
+    /// Returns the first jump, if there was one.
     pub(super) fn jump(&self) -> Option<LossJump> {
         self.jump
     }
 
-    /// All of it as numbers, for a checkpoint.
+    /// Returns the whole state as numbers, for a checkpoint.
     pub(super) fn to_numbers(self) -> Vec<f64> {
         let mut numbers = vec![self.steps, self.usual, self.distance, self.present];
         numbers.extend(self.jump.iter().flat_map(|jump| [jump.step as f64, jump.before, jump.loss]));
         numbers
     }
 
-    /// From what [`to_numbers`](Self::to_numbers) gave; `None` if it is something else.
+    /// Restores the state from the result of [`to_numbers`](Self::to_numbers); returns `None` if the numbers
+    /// are malformed.
     pub(super) fn from_numbers(numbers: &[f64]) -> Option<Self> {
         let (&[steps, usual, distance, present], jump) = numbers.split_first_chunk::<4>()?;
         let jump = match jump {
@@ -82,7 +83,7 @@ impl LossWatch {
 mod tests {
     use super::*;
 
-    /// A number in [0, 1) that depends on the step.
+    /// Returns a pseudo-random number in [0, 1) that depends only on the step.
     fn noise(step: u64) -> f64 {
         (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -104,14 +105,14 @@ mod tests {
     #[test]
     fn noise_single_batches_and_slow_changes_are_no_jumps() {
         assert_eq!(watch((0..2000).map(|i| 0.3 + 0.3 * noise(i))).jump(), None);
-        // It falls, and rises by a fifth over 500 steps.
+        // The loss falls, and then rises by a fifth over 500 steps.
         let slow = (0..1500).map(|i| 0.7 - 0.3 * (i as f64 / 500.0).min(1.0) + 0.08 * (i as f64 / 1500.0));
         assert_eq!(watch(slow).jump(), None);
         assert_eq!(watch((0..500).map(|i| if i == 300 { 1.2 } else { 0.5 })).jump(), None);
-        // Losses of counts are negative where the mean is large.
+        // Losses of counts are negative if the mean is large.
         assert_eq!(watch((0..500).map(|i| -4.0 + noise(i))).jump(), None);
         assert!(watch((0..500).map(|i| if i < 300 { -4.0 + noise(i) } else { 1.0 })).jump().is_some());
-        // The first steps are always strange.
+        // Jumps in the first steps are not reported.
         assert_eq!(watch((0..500).map(|i| if i < 20 { 0.2 } else { 0.5 })).jump(), None);
     }
 

@@ -63,42 +63,44 @@ pub use self::run_directory::Existing;
 pub use self::summary::{Ending, GrownTable, ProgressiveSummary, RowCounts, TrainSummary};
 pub use self::warm_start::WarmStart;
 
-/// How a model is trained.
+/// The options of training.
 #[derive(Debug, Clone)]
 pub struct TrainOptions {
-    /// Whether batches are deduplicated. The losses are the same up to the order of 32-bit sums.
+    /// The kind of deduplication. The losses do not depend on it, except for the order of 32-bit sums.
     pub dedupe: Dedupe,
-    /// Threads of libtorch and of the tables; half as many read.
+    /// The number of threads of libtorch and of the tables; half as many threads read.
     pub threads: usize,
-    /// The number of the dataset's snapshot; if `None`, that of the run that goes on, or the newest one.
+    /// The number of the dataset's snapshot. If `None`: the snapshot of the resumed run, or the newest one.
     pub snapshot: Option<u64>,
-    /// Ends training after this many steps, those before a resumption included.
+    /// The step after which training ends, counted over all resumptions.
     pub max_steps: Option<u64>,
-    /// A plan to execute; without one, every table is whole on one rank.
+    /// The plan to execute; without one, every table is whole on one rank.
     pub plan: Option<PathBuf>,
     /// The ranks that train together.
     pub collectives: Arc<dyn Collectives>,
-    /// The steps, counted from 1, of which the ranks keep a timeline; if `None`, 10 to 20 on several ranks.
+    /// The steps, counted from 1, that the ranks trace. If `None`, 10 to 20 on several ranks, and none on one
+    /// rank.
     pub trace_steps: Option<RangeInclusive<u64>>,
-    /// The streams of a run that goes on, if its configuration names none.
+    /// The number of streams of a resumed run, if its configuration does not set it.
     pub streams: Option<usize>,
-    /// What happens to a run that is there.
+    /// The treatment of an existing run.
     pub existing: Existing,
     /// The run whose model is trained further.
     pub warm_start: Option<WarmStart>,
-    /// Trains on the partitions of one day or hour after the other, and evaluates on them before.
+    /// Whether to train on the partitions of one day or hour after another, evaluating on each first.
     pub progressive: bool,
-    /// The path or URL of a folder for the checkpoints and the model, if they are not to be in the run's directory.
+    /// The path or URL of the folder for the checkpoints and the model; the run's directory if `None`.
     pub checkpoints: Option<PathBuf>,
-    /// Bytes for parameters, optimizer state and the reader. A batch's activations come on top.
+    /// The limit in bytes for parameters, optimizer state and the reader. The activations of a batch are not
+    /// included.
     pub memory_limit: Option<u64>,
-    /// The GPU that trains, if it is not the processor.
+    /// The GPU to train on; the processor if `None`.
     pub device: Option<Accelerator>,
-    /// Raised to end training with a checkpoint.
+    /// The flag that ends training with a checkpoint when it is raised.
     pub stop: Stop,
 }
 
-/// A run that can begin: everything that can be known before anything is allocated fits together.
+/// A run that can begin: all checks that need no allocations have succeeded.
 #[derive(Debug)]
 pub struct Prepared<'a> {
     config: &'a TrainConfig,
@@ -106,22 +108,22 @@ pub struct Prepared<'a> {
     options: &'a TrainOptions,
     preprocessing: Option<Preprocessing>,
     reader: Arc<Reader>,
-    /// The partitions, where each is trained on by itself.
+    /// The partitions by day, if each day is trained on separately.
     progressive: Option<Progressive>,
     held_out: Option<Reader>,
     earlier: Option<Earlier>,
-    /// The partitions, if they are not those that the configuration names.
+    /// The partitions to train on, if they differ from those that the configuration selects.
     partitions: Option<Vec<PartitionKey>>,
     schema: Schema,
     features: Vec<FeatureConfig>,
     normalizers: Normalizers,
-    /// How the labels are read that a new model begins with; one that goes on has learned them.
+    /// The request for the labels that initialize a new model; `None` for a model that is trained further.
     labels: Option<LabelReading>,
     placement: Placement,
     size: ModelSize,
 }
 
-/// Refuses a number of streams that the ranks, the dataset's buckets or the batch cannot be divided by.
+/// Checks that the number of streams fits the number of ranks, the dataset's buckets and the batch size.
 fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> Result<()> {
     let ranks = options.collectives.size() as usize;
     let streams = config.data.streams.or(options.streams).unwrap_or(ranks);
@@ -153,7 +155,7 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
     Ok(())
 }
 
-/// Refuses to evaluate on what is trained on, unless the configuration allows it.
+/// Checks that no partition is used for both training and evaluation, unless the configuration allows it.
 fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
     let Some(eval) = config.eval_partitions()?.filter(|_| !config.data.allow_overlap) else { return Ok(()) };
     let of = |filter| snapshot.select(filter).map_err(onefold_ikjt::Error::from);
@@ -172,7 +174,7 @@ fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
     ))
 }
 
-/// Where the tables are: as the plan says, or every table whole on one rank.
+/// Returns the placement of the tables: from the plan, or every table whole on one rank.
 fn placement(config: &TrainConfig, options: &TrainOptions, features: &[FeatureConfig]) -> Result<Placement> {
     let collectives = Arc::clone(&options.collectives);
     let mut placement = Placement::even(features, collectives);
@@ -203,9 +205,9 @@ impl<'a> Prepared<'a> {
     ///
     /// # Errors
     ///
-    /// What [`TrainConfig::tables`] finds wrong; [`Error::Sharding`] for a plan that cannot be run here;
-    /// [`Error::Read`] for a dataset or preprocessing that cannot be read; [`Error::Fault`] for a model beyond the
-    /// memory limit.
+    /// The errors of [`TrainConfig::tables`]; [`Error::Sharding`] for a plan that cannot be executed here;
+    /// [`Error::Read`] for a dataset or preprocessing that cannot be read; [`Error::Fault`] for a model beyond
+    /// the memory limit.
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
         let snapshot = load_snapshot(dataset, options.snapshot)?;
         let preprocessing = Preprocessing::of(config)?;
@@ -229,7 +231,7 @@ impl<'a> Prepared<'a> {
         let common = ReaderOptions {
             dedupe: options.dedupe,
             streams: config.data.streams.or(options.streams),
-            // A commit between here and the opening of the readers must not change what is trained on.
+            // A commit between this point and the opening of the readers must not change the training data.
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
             ..ReaderOptions::new(config.train.batch_size)
@@ -259,7 +261,7 @@ impl<'a> Prepared<'a> {
             );
         }
         let days = options.progressive.then(|| Day::of_partitions(keys.iter().cloned()));
-        // A model that is evaluated on days to come knows nothing of them.
+        // A model that is evaluated on later days must not be normalized with their statistics.
         let first_day = days.as_ref().and_then(|days| days.first()).map(Day::filter);
         let seen = (dataset, &snapshot, first_day.as_ref().unwrap_or(&partitions));
         let normalizers = match &earlier {
@@ -268,7 +270,7 @@ impl<'a> Prepared<'a> {
         };
         let shuffle = config.data.shuffle;
         let training = common.with(|options| ReaderOptions { partitions, shuffle, ..options });
-        // Training's batches wait in memory while the model is evaluated.
+        // Training batches remain in memory while the model is evaluated.
         let evaluates = eval.is_some() || options.progressive;
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
         let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
@@ -310,26 +312,29 @@ impl<'a> Prepared<'a> {
         })
     }
 
-    /// How large the model is.
+    /// Returns the size of the model.
     pub fn size(&self) -> &ModelSize {
         &self.size
     }
 
-    /// The schema of the batches: the dataset's, as preprocessing changes it.
+    /// Returns the schema of the batches, after preprocessing.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }
 
-    /// Trains, and leaves the run in `out`: `run.json`, `train.toml`, `metrics.jsonl`, event files for TensorBoard and
-    /// `checkpoints` while it goes on; `model.safetensors` and `summary.json` when it is complete.
+    /// Trains the model, and writes the run to `out`: during training `run.json`, `train.toml`,
+    /// `metrics.jsonl`, event files for TensorBoard and `checkpoints`, and at the end `model.safetensors` and
+    /// `summary.json`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a model that the machine has no memory for, unless a memory limit is given, and if a loss
-    /// is not finite; [`Error::Dataset`] if `out` is taken; [`Error::Run`] if the run there cannot be resumed;
-    /// [`Error::Read`] for damaged data. `out` is then as it was before if no step was taken, unless it has the batch
-    /// that the model diverged on; a run that has taken steps stays. If only the evaluation at the end fails, the model
-    /// is written before the error is returned.
+    /// [`Error::Fault`] for a model that exceeds the machine's memory, unless a memory limit is given, and if a
+    /// loss is not finite; [`Error::Dataset`] if `out` exists and may not be used; [`Error::Run`] if the run
+    /// there cannot be resumed; [`Error::Read`] for damaged data.
+    ///
+    /// After an error before the first step, `out` is restored to its previous state, unless it contains the
+    /// batch with which the model diverged. A run that has taken steps is kept. If only the evaluation at the
+    /// end fails, the model is written before the error is returned.
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
         let collectives = Arc::clone(&self.options.collectives);
         let mut run = Run::new(self.config, &self.schema, &self.features);
@@ -345,7 +350,8 @@ impl<'a> Prepared<'a> {
         self.check_ranks(out)?;
         let describe = |earlier: &Earlier| earlier.describe(&*collectives);
         run.warm_start = self.earlier.as_ref().map(describe).transpose()?;
-        // A limit that is given has been checked, and a GPU has memory of its own.
+        // An explicit limit has been checked already, and the check is about main memory, which a model on a
+        // GPU does not use.
         if self.options.memory_limit.is_none() && self.options.device.is_none() {
             memory::check_machine(self.size.model_bytes, &*collectives, memory::available())?;
         }
@@ -357,7 +363,7 @@ impl<'a> Prepared<'a> {
         trained
     }
 
-    /// Trains the run that begins or goes on in `out`, which the lowest rank has taken as `directory`.
+    /// Trains the run that begins or resumes in `out`; `directory` is its directory on the lowest rank.
     fn train_in(
         &self,
         mut directory: Option<&mut RunDirectory>,
@@ -391,7 +397,7 @@ impl<'a> Prepared<'a> {
                         false => figures,
                     };
                 }
-                // The model is written all the same, unless ranks are lost.
+                // The model is written nevertheless, unless ranks are lost.
                 Err(error) if error.is_agreed() => {
                     training.put_back_best()?;
                     failed = Some(error);
@@ -416,7 +422,7 @@ impl<'a> Prepared<'a> {
         failed.map_or(Ok(summary), Err)
     }
 
-    /// Refuses ranks that were not started for the same run.
+    /// Checks that all ranks were started for the same run.
     fn check_ranks(&self, out: &Path) -> Result<()> {
         let options = self.options;
         let snapshot = self.reader.snapshot();
@@ -442,7 +448,8 @@ impl<'a> Prepared<'a> {
         ])
     }
 
-    /// Takes the run's directory, and writes what a new run begins with. The lowest rank alone does so, for all.
+    /// Locks the run's directory and writes the initial files of a new run. Only the lowest rank does so, for
+    /// all ranks.
     fn take_directory(&self, run: &mut Run, out: &Path) -> Result<Option<RunDirectory>> {
         if self.options.collectives.rank() != 0 {
             return Ok(None);
@@ -457,16 +464,16 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Writes the description of a run that begins or goes on in `directory`, which is at `out`.
+    /// Writes the description of a run that begins or resumes in `directory`, which is at `out`.
     fn describe_in(&self, directory: &mut RunDirectory, run: &mut Run, out: &Path) -> Result<()> {
         let begun = self.begun(run, directory)?;
-        // A run that goes on has the same dataset and snapshot, and need not read the vocabularies once more.
+        // A resumed run has the same dataset and snapshot, so the vocabularies need not be read again.
         run.vocabularies = match &begun {
             Some(begun) => begun.vocabularies.clone(),
             None => vocabularies::of_snapshot(&self.dataset, self.reader.snapshot())?,
         };
         match begun {
-            // A model that is there stays usable until there is a better one.
+            // An existing model remains usable until it is replaced.
             Some(begun) => {
                 (run.completed, run.steps, run.trained) = (begun.completed, begun.steps, begun.trained);
                 run.output_bias = begun.output_bias;
@@ -484,7 +491,7 @@ impl<'a> Prepared<'a> {
         run.store(out)
     }
 
-    /// The run that goes on, as far as there is one, checked to be the same as `run`.
+    /// Returns the existing run to resume, if there is one, after checking that it is the same as `run`.
     fn begun(&self, run: &Run, directory: &RunDirectory) -> Result<Option<Run>> {
         let (path, files) = (directory.path(), run.files(directory.path())?);
         let elsewhere = run.checkpoints.is_some();
@@ -504,7 +511,7 @@ impl<'a> Prepared<'a> {
         }
         let begun = if elsewhere { Run::find(&files)? } else { here };
         let Some(begun) = begun else {
-            // A store that has no such bucket says so here.
+            // This also detects a bucket that does not exist.
             if elsewhere && !files.entries("")?.is_empty() {
                 return Err(onefold_storage::Error::exists(
                     files.location(),
@@ -534,10 +541,10 @@ impl<'a> Prepared<'a> {
         Ok(Some(begun))
     }
 
-    /// Refuses to go on with another run than `run`.
+    /// Checks that `begun` is the same run as `run`.
     fn check_begun(&self, begun: &Run, run: &Run, files: &Storage) -> Result<()> {
         let path = files.location();
-        // Of another snapshot much else is different.
+        // This comes first, because a different snapshot causes many other differences.
         if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) {
             let of = |run: &Run| format!("snapshot {} of the dataset {}", run.snapshot, run.dataset);
             return Err(Error::run(
@@ -565,11 +572,11 @@ impl<'a> Prepared<'a> {
         Ok(())
     }
 
-    /// Writes what a new run begins with, besides its description in its directory.
+    /// Writes the initial files of a new run, except for the description in its directory.
     fn begin(&self, run: &Run, directory: &mut RunDirectory) -> Result<()> {
         let files = run.files(directory.path())?;
         if run.checkpoints.is_some() {
-            // One of several jobs that begin here at once creates this file.
+            // If several jobs begin here at once, only one of them creates this file.
             if run.create_in(&files)? == Created::Exists {
                 return Err(onefold_storage::Error::exists(
                     files.location(),

@@ -1,4 +1,4 @@
-//! A model and what its training goes on from: out of a checkpoint, or of the run that it is trained further from.
+//! Restores a model and its training state from a checkpoint, or from the run whose model is trained further.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
 use crate::run::{DenseFile, Stored};
 
-/// Puts everything back: parameters, optimizer state, metrics.
+/// Restores parameters, optimizer state and metrics.
 pub(super) fn restore(
     checkpoint: &Checkpoint<Progress>,
     model: &mut Model,
@@ -26,7 +26,7 @@ pub(super) fn restore(
     restored.map_err(|fault| fault.at(&checkpoint.location(), hint))
 }
 
-/// Puts parameters and optimizer state back.
+/// Restores parameters and optimizer state.
 pub(super) fn restore_model(
     checkpoint: &Checkpoint<Progress>,
     model: &mut Model,
@@ -36,7 +36,7 @@ pub(super) fn restore_model(
     restore_dense(&checkpoint.dense()?, checkpoint.progress().optimizer_steps, model, optimizer)
 }
 
-/// Puts the dense part back, with its optimizer's state after `steps` steps. Both optimizers have taken every step.
+/// Restores the dense part and its optimizer's state. Both optimizers have taken `steps` steps.
 fn restore_dense(
     dense: &DenseFile,
     steps: u64,
@@ -49,7 +49,8 @@ fn restore_dense(
         .restore(steps, |parameter, state, values| dense.read_into(&state_name(parameter, state), values))
 }
 
-/// Takes over a model that is trained further. Its tables may have fewer rows: new ones keep their initial values.
+/// Loads the model of an earlier run. Its tables may have fewer rows: additional rows keep their initial
+/// values.
 pub(super) fn take_over(
     location: &Path,
     stored: &Stored,
@@ -63,7 +64,7 @@ pub(super) fn take_over(
     sums.take_earlier(&stored.metrics).map_err(|fault| damaged(location, fault))
 }
 
-/// The dense optimizer's state, for a file.
+/// Returns the dense optimizer's state as entries of a file.
 pub(super) fn optimizer_entries(optimizer: &DenseOptimizer) -> Vec<Entry<'static>> {
     let entries = optimizer.state().map(|(parameter, state, values)| {
         Entry::owned(state_name(parameter, state), Dtype::F32, vec![values.len()], &values)
@@ -71,7 +72,7 @@ pub(super) fn optimizer_entries(optimizer: &DenseOptimizer) -> Vec<Entry<'static
     entries.collect()
 }
 
-/// The name of a part of the dense optimizer's state in a file.
+/// Returns the name of a state tensor of the dense optimizer in a file.
 fn state_name(parameter: &str, state: &str) -> String {
     format!("optimizer.{parameter}.{state}")
 }

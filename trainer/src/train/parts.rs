@@ -1,4 +1,5 @@
-//! What a run trains on, one part after the other: all partitions together, or those of each day or hour by themselves.
+//! The parts of a run's training data: all partitions together, or the partitions of each day or hour in
+//! sequence.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +12,7 @@ use super::Prepared;
 use crate::Result;
 use crate::evaluate::open_whatever_size;
 
-/// How the partitions of a progressive run are read.
+/// The days of a progressive run, and the requests to read them.
 #[derive(Debug)]
 pub(super) struct Progressive {
     pub(super) days: Vec<Day>,
@@ -19,27 +20,27 @@ pub(super) struct Progressive {
     pub(super) evaluation: (ReadRequest, Workers),
 }
 
-/// The partitions of one time; where partitions have no time, one partition.
+/// The partitions of one day or hour; a single partition if partitions have no time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Day {
-    /// The key of the partition, or what the keys of several have in common: their time.
+    /// The key of the partition; for several partitions, the common part of their keys, which is the time.
     pub(super) name: String,
     keys: Vec<PartitionKey>,
 }
 
-/// The columns that the time of sessions is in, as `[partition].by` of the ETL makes them.
+/// The columns with the time of sessions, as created by `[partition].by` of the ETL.
 const TIME_COLUMNS: [&str; 2] = ["date", "hour"];
 
 impl Day {
-    /// The days of partitions, in the order of their time: by `date` and `hour`, or by all columns where there are
-    /// neither, numbers as numbers.
+    /// Groups partitions into days, in the order of time: by `date` and `hour`, or by all columns if there are
+    /// neither. Numbers are compared as numbers.
     pub(super) fn of_partitions(keys: impl IntoIterator<Item = PartitionKey>) -> Vec<Self> {
         let mut days: BTreeMap<Vec<(u64, String)>, Vec<PartitionKey>> = BTreeMap::new();
         for key in keys {
             let timed = key.column_names().any(|name| TIME_COLUMNS.contains(&name));
             let columns =
                 key.columns().iter().filter(|(name, _)| !timed || TIME_COLUMNS.contains(&name.as_str()));
-            // Numbers stand before other texts.
+            // Numbers come before other texts.
             let place = |value: &String| (value.parse().unwrap_or(u64::MAX), value.clone());
             let time = columns.map(|(_, value)| place(value)).collect();
             days.entry(time).or_default().push(key);
@@ -47,7 +48,7 @@ impl Day {
         days.into_values().map(Self::of_keys).collect()
     }
 
-    /// What chooses its partitions.
+    /// Returns the filter for the day's partitions.
     pub(super) fn filter(&self) -> PartitionFilter {
         PartitionFilter::of_keys(self.keys.iter().cloned())
     }
@@ -75,22 +76,22 @@ impl<'a> Parts<'a> {
         Self { dataset: &prepared.dataset, all: &prepared.reader, progressive: prepared.progressive.as_ref() }
     }
 
-    /// At least 1.
+    /// Returns the number of parts, at least 1.
     pub(super) fn len(&self) -> usize {
         self.progressive.map_or(1, |progressive| progressive.days.len())
     }
 
-    /// The name of part `number`, if parts are days.
+    /// Returns the name of part `number`, if the parts are days.
     pub(super) fn name(&self, number: usize) -> Option<&'a str> {
         self.progressive?.days.get(number).map(|day| day.name.as_str())
     }
 
-    /// The reader for training on a part.
+    /// Opens the reader for training on a part.
     pub(super) fn open(&self, number: usize) -> Result<Arc<Reader>> {
         self.open_day(number, |progressive| &progressive.training)
     }
 
-    /// The reader for evaluating on a part before it is trained on.
+    /// Opens the reader for evaluating on a part before training on it.
     pub(super) fn open_ahead(&self, number: usize) -> Result<Arc<Reader>> {
         self.open_day(number, |progressive| &progressive.evaluation)
     }

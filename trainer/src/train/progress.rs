@@ -1,4 +1,4 @@
-//! How far training is: the part of a checkpoint that people may want to read.
+//! The progress of training, stored as JSON in checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -7,66 +7,66 @@ use serde::{Deserialize, Serialize};
 
 use super::early_stopping::EarlyStopping;
 
-/// Where training stands between two steps.
+/// The state of training between two steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Progress {
-    /// Steps taken.
+    /// The number of steps.
     pub(crate) steps: u64,
-    /// Samples trained on.
+    /// The number of training samples.
     pub(crate) samples: u64,
-    /// Samples that the model was trained on by the runs before this one.
+    /// The number of samples that earlier runs trained the model on.
     pub(crate) samples_before: u64,
-    /// Steps of the dense part's optimizer, those of the runs before this one included.
+    /// The number of steps of the dense part's optimizer, including those of earlier runs.
     pub(crate) optimizer_steps: u64,
-    /// The partition that is trained on, counted from 0, where they are trained on one by one.
+    /// The index of the current part, if the run trains on one day after another; otherwise 0.
     pub(crate) partition: usize,
-    /// The partitions that were evaluated on before they were trained on.
+    /// The metrics of partitions that were evaluated on before they were trained on.
     pub(crate) progressive: Vec<PartitionFigures>,
-    /// Where the reader stands: the next batch comes from here.
+    /// The position of the reader, from which the next batch comes.
     pub(crate) position: Position,
-    /// The part of `metrics.jsonl` that was written before; what follows is written again.
+    /// The valid bytes of `metrics.jsonl`; a resumed run repeats the lines after them.
     pub(crate) metrics_bytes: u64,
-    /// Whether the evaluation after the last step is still to be done.
+    /// Whether the evaluation after the last step has not taken place yet.
     pub(crate) evaluation_due: bool,
-    /// The step after which the model was last evaluated.
+    /// The step of the last evaluation.
     pub(crate) evaluated_at: Option<u64>,
-    /// What early stopping has seen.
+    /// The state of early stopping.
     pub(crate) early_stopping: EarlyStopping,
-    /// Whether it ended training.
+    /// Whether early stopping ended training.
     pub(crate) stopped_early: bool,
-    /// Ids of samples and of rows, by group.
+    /// The numbers of ids in samples and in distinct rows, by group.
     pub(crate) values: BTreeMap<String, (u64, u64)>,
-    /// Rows of tables that were evicted.
+    /// The number of evicted table rows.
     pub(crate) evicted_rows: u64,
-    /// How batches were deduplicated, and the threads: another choice sums in another order.
+    /// The kind of deduplication. If it or `threads` changes, sums are computed in a different order.
     pub(crate) dedupe: String,
-    /// See `dedupe`.
+    /// The number of threads; see `dedupe`.
     pub(crate) threads: usize,
 }
 
-/// Figures of a partition before it was trained on.
+/// The metrics of a partition before it was trained on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartitionFigures {
-    /// The partition's key, or the time that those of several have in common.
+    /// The key of the partition, or the common time of several partitions.
     pub partition: String,
-    /// Steps that this run had taken.
+    /// The number of steps that this run had taken.
     pub steps: u64,
-    /// Samples of the partition.
+    /// The number of samples in the partition.
     pub samples: u64,
-    /// Mean loss.
+    /// The mean loss.
     pub loss: Option<f64>,
-    /// Binary: normalized entropy.
+    /// Binary tasks: the normalized entropy.
     pub ne: Option<f64>,
-    /// Binary: area under the ROC curve.
+    /// Binary tasks: the area under the ROC curve.
     pub auc: Option<f64>,
-    /// Numbers and counts: root of the mean squared error.
+    /// Numbers and counts: the root mean squared error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rmse: Option<f64>,
 }
 
 impl Progress {
-    /// Before the first step.
+    /// Returns the state before the first step.
     pub(crate) fn new(position: Position, dedupe: String, threads: usize) -> Self {
         Self {
             steps: 0,
@@ -88,7 +88,7 @@ impl Progress {
         }
     }
 
-    /// Dedupe factor by group.
+    /// Returns the dedupe factor of ids by group.
     pub(crate) fn dedupe_factor(&self) -> BTreeMap<String, f64> {
         let factor = |(name, (samples, rows)): (&String, &(u64, u64))| {
             (name.clone(), if *rows == 0 { 1.0 } else { *samples as f64 / *rows as f64 })

@@ -1,4 +1,4 @@
-//! The directory of a run while it is being trained.
+//! The directory of a run during training.
 
 use std::path::{Path, PathBuf};
 
@@ -10,26 +10,29 @@ use crate::distributed::Collectives;
 use crate::run::{RUN_FILE, Run, SHARDS};
 use crate::{Error, Result, checkpoint, preprocess};
 
-/// What happens to a run that is there already.
+/// The treatment of an existing run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// It is an error.
+    /// Reports an error.
     Refuse,
-    /// The new run takes its place once it is complete; until then the old one stays beside it, as `.NAME.replaced`.
+    /// Replaces the old run when the new one is complete. Until then, the old run is kept next to it as
+    /// `.NAME.replaced`.
     Overwrite,
-    /// It goes on from its newest checkpoint, or from its start if it has none; a run that is not there begins.
+    /// Resumes the run from its newest checkpoint, or from its start if it has none; begins one if there is
+    /// none.
     Resume,
 }
 
-/// A run's directory, locked. To drop it, also by a panic, removes nothing: only [`give_back`](Self::give_back) does.
+/// The locked directory of a run. Dropping it, for example after a panic, removes nothing; only
+/// [`give_back`](Self::give_back) does.
 #[derive(Debug)]
 pub(super) struct RunDirectory {
     path: PathBuf,
-    /// Where the run that was there is until this one is complete.
+    /// The location of the old run until this one is complete.
     replaced: PathBuf,
-    /// Directories that were made on the way.
+    /// The parent directories that were created for this run.
     created: Vec<PathBuf>,
-    /// The folder of the checkpoints, if that is another and a run has begun there.
+    /// The folder of the checkpoints, if it is a different folder and a run has begun there.
     begun: Option<Storage>,
     resumed: bool,
     kept: bool,
@@ -37,7 +40,7 @@ pub(super) struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Takes `path` for a run.
+    /// Creates and locks the directory `path` for a run.
     pub(super) fn create(path: &Path, existing: Existing) -> Result<Self> {
         if is_url(path) {
             return Err(Error::run(
@@ -51,7 +54,7 @@ impl RunDirectory {
                 ],
             ));
         }
-        // The folders on the way are made, so a `~` that the shell did not expand would become one.
+        // Parent folders are created, so this rejects a `~` that the shell did not expand.
         onefold_storage::absolute(path)?;
         let occupied = path.is_file() || (path.is_dir() && fs_err::read_dir(path)?.next().is_some());
         if occupied {
@@ -78,27 +81,27 @@ impl RunDirectory {
         })
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether a run was there that goes on.
+    /// Returns whether an existing run is resumed.
     pub(super) fn is_resumed(&self) -> bool {
         self.resumed
     }
 
-    /// A run has begun in `files`, the folder of its checkpoints.
+    /// Records that a run has begun in `files`, the folder of its checkpoints.
     pub(super) fn begins_in(&mut self, files: Storage) {
         self.begun = Some(files);
     }
 
-    /// Leaves the run where it is, because steps were taken, or there is something to look at.
+    /// Keeps the run, because it has taken steps, or contains a batch to examine.
     pub(super) fn keep(&mut self) {
         self.kept = true;
     }
 
-    /// The run is complete: what it replaces is removed.
+    /// Marks the run as complete, and removes the run that it replaces.
     pub(super) fn complete(&mut self) -> Result<()> {
         self.keep();
         if self.replaced.exists() {
@@ -107,14 +110,14 @@ impl RunDirectory {
         Ok(())
     }
 
-    /// Makes everything as it was before, after an error before the first step. A run that is [kept](Self::keep), or
-    /// that was there before, stays.
+    /// Restores the previous state after an error before the first step. A run that is [kept](Self::keep) or
+    /// was resumed is not removed.
     pub(super) fn give_back(mut self) {
         drop(self.lock.take());
         if self.kept {
             return;
         }
-        // The caller has an error already; the next run says what is in its way.
+        // Errors are ignored: the caller has an error already, and the next run reports obstacles.
         if let Some(files) = self.begun.take() {
             let _ = discard(&files);
         }
@@ -131,8 +134,8 @@ impl RunDirectory {
     }
 }
 
-/// Refuses ranks that do not see what the lowest one writes to `files`, the folder of the checkpoints and the model.
-/// Every rank calls it.
+/// Checks that all ranks see the files that the lowest rank writes to `files`, the folder of the checkpoints
+/// and the model. Every rank must call it.
 pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Result<()> {
     if collectives.size() == 1 {
         return Ok(());
@@ -158,7 +161,7 @@ pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Re
     seen
 }
 
-/// Removes what a run without a checkpoint has in the folder of its checkpoints.
+/// Removes the files of a run without a checkpoint from the folder of its checkpoints.
 fn discard(files: &Storage) -> onefold_storage::Result<()> {
     files.delete(vec![RUN_FILE.to_owned()])?;
     [preprocess::FOLDER, checkpoint::FOLDER, SHARDS]
@@ -188,8 +191,8 @@ fn check_occupied(path: &Path, existing: Existing) -> Result<()> {
     }
 }
 
-/// Moves the run at `path` aside if it is complete; one that is not gives way to the complete one that it was to
-/// replace.
+/// Moves the run at `path` aside if it is complete. An incomplete run is removed instead if a complete one is
+/// set aside already.
 fn set_aside(path: &Path, replaced: &Path) -> Result<()> {
     let complete = Run::load(path).is_ok_and(|run| run.completed);
     if replaced.exists() && !complete {
@@ -201,7 +204,7 @@ fn set_aside(path: &Path, replaced: &Path) -> Result<()> {
     Ok(fs_err::rename(path, replaced)?)
 }
 
-/// `.NAME.replaced` beside `path`.
+/// Returns the path `.NAME.replaced` next to `path`.
 fn replaced(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_else(|| "run".as_ref()));
@@ -295,7 +298,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
         run(&path, "complete");
-        // Killed twice: what is in the directory then is no complete run.
+        // The run is killed twice, so the directory contains no complete run.
         for text in ["partial", "partial again"] {
             let killed = RunDirectory::create(&path, Existing::Overwrite).unwrap();
             run(&path, text);

@@ -1,4 +1,5 @@
-//! The sums that a checkpoint holds besides parameters: metrics and losses, as tensors, because JSON would round them.
+//! The sums in a checkpoint besides parameters: metrics and losses, stored as tensors, because JSON would round
+//! them.
 
 use safetensors::Dtype;
 
@@ -13,27 +14,27 @@ use crate::metrics::{MetricState, Metrics, Task, TaskMetrics};
 /// The sums of a run.
 #[derive(Debug)]
 pub(super) struct Sums {
-    /// Metrics of the runs before this one, whose model it trains further.
+    /// The metrics of the earlier runs whose model this run trains further.
     pub(super) earlier: TaskMetrics,
-    /// Metrics of the partitions that were evaluated on before they were trained on.
+    /// The metrics of partitions that were evaluated on before they were trained on.
     pub(super) progressive: TaskMetrics,
-    /// Metrics of the run up to the last log line of training.
+    /// The metrics of this run up to the last log line of training.
     pub(super) before: TaskMetrics,
-    /// Metrics since.
+    /// The metrics since the last log line.
     pub(super) window: TaskMetrics,
-    /// The loss of every step, as many as the summary gives.
+    /// The loss of every step, up to the number of losses in the summary.
     pub(super) losses: Vec<f64>,
-    /// Sum of the samples' losses.
+    /// The sum of the samples' losses.
     pub(super) loss_sum: f64,
-    /// Whether the loss has jumped.
+    /// The detector of jumps of the loss.
     pub(super) loss_watch: LossWatch,
 }
 
-/// The part of a model's file with the metrics of its run and those before it.
+/// The prefix of the metrics of a model's whole training in its file.
 const LIFETIME: &str = "lifetime";
 
 impl Sums {
-    /// Of nothing.
+    /// Creates empty sums.
     pub(super) fn new(tasks: &[Task]) -> Self {
         let metrics = || TaskMetrics::new(tasks);
         Self {
@@ -47,32 +48,32 @@ impl Sums {
         }
     }
 
-    /// Metrics of a model's whole life, for its file, where `run` are those of this run.
+    /// Returns the metrics of a model's whole training, for its file; `run` are the metrics of this run.
     pub(super) fn lifetime(&self, run: &TaskMetrics) -> TaskMetrics {
         let mut lifetime = self.earlier.clone();
         lifetime.merge(run);
         lifetime
     }
 
-    /// The entries of what [`lifetime`](Self::lifetime) gives.
+    /// Returns entries for the result of [`lifetime`](Self::lifetime).
     pub(super) fn lifetime_entries(metrics: &TaskMetrics) -> Vec<Entry<'static>> {
         metric_entries(LIFETIME, metrics)
     }
 
-    /// Takes the metrics of the runs before this one from the file of a model or of a checkpoint's state.
+    /// Loads the metrics of earlier runs from the file of a model or of a checkpoint's state.
     pub(super) fn take_earlier(&mut self, file: &TensorFile) -> Result<(), Fault> {
         let mut parts: Vec<String> = Vec::new();
         for (name, _) in file.infos() {
             let part = name.strip_prefix("metrics.").and_then(|name| name.split('.').next());
-            // Evaluations are none of training.
+            // Metrics of evaluations are not training metrics.
             let part = part.filter(|part| *part != "progressive").map(str::to_owned);
             parts.extend(part.filter(|part| !parts.contains(part)));
         }
         parts.iter().try_for_each(|part| restore_metrics(file, part, &mut self.earlier))
     }
 
-    /// Everything, for a checkpoint: the metrics since the last log line of every rank, since their sums depend on the
-    /// order.
+    /// Returns entries for everything, for a checkpoint. The metrics since the last log line are stored per
+    /// rank, because their sums depend on the order.
     pub(super) fn entries(&self, collectives: &dyn Collectives) -> Result<Vec<Entry<'static>>> {
         let watch = self.loss_watch.to_numbers();
         let mut entries = vec![
@@ -95,8 +96,8 @@ impl Sums {
         Ok(entries)
     }
 
-    /// Puts back what [`entries`](Self::entries) gave: this rank's part, or on the lowest rank all parts, if there were
-    /// another number of ranks. The error says what is wrong with the file.
+    /// Restores the result of [`entries`](Self::entries): this rank's part, or on the lowest rank all parts if
+    /// the number of ranks has changed. The error describes the damage of the file.
     pub(super) fn restore(&mut self, file: &TensorFile, collectives: &dyn Collectives) -> Result<(), Fault> {
         self.losses = file.read("losses", Dtype::F64)?;
         self.loss_sum = *file.read("loss_sum", Dtype::F64)?.first().ok_or("`loss_sum` is empty")?;
@@ -123,7 +124,7 @@ impl Sums {
     }
 }
 
-/// The name of the metrics of a rank since the last log line.
+/// Returns the name of a rank's metrics since the last log line.
 fn window_of(rank: usize) -> String {
     if rank == 0 { "window".to_owned() } else { format!("window-{rank}") }
 }
@@ -142,7 +143,7 @@ fn metric_entries(part: &str, metrics: &TaskMetrics) -> Vec<Entry<'static>> {
     metrics.iter().flat_map(of_task).collect()
 }
 
-/// Adds what a file has to metrics of no samples.
+/// Adds the metrics in a file to empty metrics.
 fn restore_metrics(file: &TensorFile, part: &str, metrics: &mut TaskMetrics) -> Result<(), Fault> {
     for (task, metrics) in metrics.iter_mut() {
         let name = |what| format!("metrics.{part}.{task}.{what}");

@@ -5,13 +5,14 @@
 //!                                                                          └─────▶ gradients to the owners ─▶ updates
 //! ```
 //!
-//! What another rank must know before anything is updated, such as a loss that is no number, travels with the loss.
+//! Information that other ranks need before any update, for example that a loss is not finite, is exchanged
+//! together with the loss.
 //!
-//! On a device, a step is enqueued to its end before the host reads what became of it, in one piece: loss, norm and
-//! logits. Nothing is updated if one of them is no number all the same, for the device itself looks before it updates
-//! ([`Norm`](crate::optimizer::Norm)). The next batch is requested while the device computes all of it. With several
-//! ranks the host waits once more, after the backward pass: every rank has to know of all losses before it updates, and
-//! they travel between processors. The gradients' sums are under way meanwhile.
+//! On a device, a whole step is enqueued before the host reads its results at once: loss, norm and logits. If
+//! one of them is not finite, nothing is updated, because the device checks it before the update
+//! ([`Norm`](crate::optimizer::Norm)). The next batch is requested while the device computes. With several
+//! ranks, the host waits once more, after the backward pass, because every rank must know all losses before it
+//! updates, and losses are exchanged through main memory. The sums of the gradients are computed meanwhile.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -33,7 +34,7 @@ use crate::stop::Stop;
 use crate::trace::{Activity, Recorder};
 use crate::{Error, Result, TrainConfig, tensors};
 
-/// What steps work on.
+/// The state of the training steps.
 pub(super) struct Stepper<'a> {
     config: &'a TrainConfig,
     schema: &'a Schema,
@@ -41,41 +42,42 @@ pub(super) struct Stepper<'a> {
     directory: PathBuf,
     pub(super) model: Model,
     pub(super) optimizer: DenseOptimizer,
-    /// The gradients after the interaction, and those before it.
+    /// The gradients of the layers after the interaction, and of those before it.
     buckets: [Bucket; 2],
-    /// The next batch and its request, which is under way while the one before is computed.
+    /// The next batch and its request, which is processed while the current batch is computed.
     upcoming: Option<(Step, Input)>,
-    /// Whether a rank wishes to end before the next batch.
+    /// Whether a rank has requested to end before the next batch.
     stops: bool,
-    /// When this rank wishes for a checkpoint, if it does by time.
+    /// The time at which this rank requests a checkpoint, if checkpoints by time are enabled.
     checkpoint_at: Option<Instant>,
-    /// Whether a rank wishes for a checkpoint before the next batch: ranks have clocks of their own, and agree on it.
+    /// Whether a rank has requested a checkpoint before the next batch. The ranks have different clocks, so
+    /// they agree on it.
     pub(super) checkpoint_due: bool,
-    /// Of the dense part and of the tables, in the last step.
+    /// The learning rates of the dense part and of the tables in the last step.
     pub(super) learning_rates: (f64, f32),
 }
 
-/// What a step did, on all ranks together where nothing else is said.
+/// The results of a step, over all ranks unless noted otherwise.
 pub(super) struct Taken {
     /// This rank's part of the batch.
     pub(super) batch: Batch,
-    /// Its logits, `[B, tasks]`.
+    /// The logits of this rank's part, `[B, tasks]`.
     pub(super) logits: Vec<f32>,
     pub(super) loss: f64,
-    /// L2 norm of the dense part's gradient, before clipping.
+    /// The L2 norm of the dense part's gradient, before clipping.
     pub(super) norm: f64,
     pub(super) samples: u64,
     pub(super) values: ValuesByGroup,
-    /// Rows of tables that were evicted after it, if any rows could be.
+    /// The number of table rows evicted after the step; `None` without an eviction.
     pub(super) evicted_rows: Option<u64>,
-    /// Where the reader stands after the step.
+    /// The position of the reader after the step.
     pub(super) position: Position,
 }
 
-/// Ids of samples and of rows, by group.
+/// The numbers of ids in samples and in distinct rows, by group.
 type ValuesByGroup = Vec<(u64, u64)>;
 
-/// An update and what is known of it.
+/// The results of an update.
 struct Updated {
     told: Vec<Told>,
     values: ValuesByGroup,
@@ -83,7 +85,7 @@ struct Updated {
     logits: Vec<f32>,
 }
 
-/// What ranks tell each other of a step, besides the values by group.
+/// The information that ranks exchange about a step, besides the values by group.
 struct Told {
     loss: f64,
     finite: bool,
@@ -123,7 +125,7 @@ impl<'a> Stepper<'a> {
         stepper
     }
 
-    /// The next checkpoint by time is due one interval from now.
+    /// Schedules the next checkpoint by time one interval from now.
     pub(super) fn begin_checkpoint_interval(&mut self) {
         let interval = self.config.checkpoint.interval();
         self.checkpoint_at = interval.and_then(|interval| Instant::now().checked_add(interval));
@@ -136,12 +138,12 @@ impl<'a> Stepper<'a> {
         self.hear()
     }
 
-    /// Whether a rank wishes to end before the next batch.
+    /// Returns whether a rank has requested to end before the next batch.
     pub(super) fn stops(&self) -> bool {
         self.stops
     }
 
-    /// Fetches a batch, and begins its input.
+    /// Fetches a batch, and starts the request of its inputs.
     fn request(&self, batches: &mut Batches, stop: &Stop) -> Result<Option<(Step, Input)>> {
         self.model.wait_for_batch(|limit| self.recorder().during(Activity::Input, || batches.wait(limit)))?;
         let step = match self.recorder().during(Activity::Input, || batches.next()) {
@@ -160,7 +162,8 @@ impl<'a> Stepper<'a> {
         Ok(position.map(|position| (Step { batch, position }, input)))
     }
 
-    /// Waits for the other ranks' requests, and hears whether they go on, and whether one wishes for a checkpoint.
+    /// Waits for the other ranks' requests, and learns whether all ranks continue, and whether one requests a
+    /// checkpoint.
     fn hear(&mut self) -> Result<()> {
         if let Some((_, input)) = &mut self.upcoming {
             let statuses = self.model.statuses(input)?;
@@ -170,8 +173,8 @@ impl<'a> Stepper<'a> {
         Ok(())
     }
 
-    /// One step with the batch that was requested, if there is one: forward, loss, backward, updates. The next one is
-    /// requested meanwhile.
+    /// Takes a step with the requested batch: forward, loss, backward, updates. Requests the next batch
+    /// meanwhile. Returns `None` if there is no batch.
     pub(super) fn next(
         &mut self,
         batches: &mut Batches,
@@ -202,7 +205,7 @@ impl<'a> Stepper<'a> {
         rest.start(&**model.embeddings.collectives())?;
         model.embeddings.recorder().turn_to(Activity::SendGradients);
         guarded(model.device(), || model.send_gradients(&mut forward))?;
-        // The memory that this batch came in stays in use until the next one has its own.
+        // The memory of this batch must stay in use until the next batch is in memory.
         let next = (!waits).then_some((batches, stop));
         let update = || self.update(&batch, (&mut forward, &loss), progress.steps, next);
         let Updated { told, values, norm, logits } = guarded(device, update)?;
@@ -213,9 +216,9 @@ impl<'a> Stepper<'a> {
         Ok(Some(Taken { batch, logits, loss, norm, samples, values, evicted_rows, position }))
     }
 
-    /// Updates the dense part and the tables with the gradients that `forward` has, in the step after `steps`, unless a
-    /// number is none. What is to be requested while a device computes is in `next`; otherwise ranks tell each other of
-    /// their losses first.
+    /// Updates the dense part and the tables with the gradients of `forward`, in the step after `steps`, unless
+    /// a value is not finite. If `next` is given, its next batch is requested while a device computes;
+    /// otherwise the ranks exchange their losses first.
     fn update(
         &mut self,
         batch: &Batch,
@@ -252,8 +255,8 @@ impl<'a> Stepper<'a> {
         Ok(Updated { told, values, norm, logits: learned })
     }
 
-    /// Evicts the rows of tables that were not looked up in the last `evict_after` steps, every so many steps; on all
-    /// ranks together, how many.
+    /// Every `evict_after` steps, evicts the table rows that were not looked up since the last eviction.
+    /// Returns the number of evicted rows over all ranks, or `None` without an eviction.
     fn evict(&mut self) -> Result<Option<u64>> {
         let after = self.config.embedding.evict_after;
         if !after.is_some_and(|steps| self.optimizer.steps().is_multiple_of(steps)) {
@@ -266,8 +269,8 @@ impl<'a> Stepper<'a> {
         Ok(Some(collectives.sum(own)?))
     }
 
-    /// Tells all ranks of this one's step, its loss and whether the tables' gradients are finite: what they say, by rank,
-    /// and the values by group of all together.
+    /// Sends this rank's samples, loss and whether the tables' gradients are finite to all ranks. Returns the
+    /// information of all ranks, by rank, and the sums of the values by group.
     fn tell(&self, batch: &Batch, (loss, finite): (f64, bool)) -> Result<(Vec<Told>, ValuesByGroup)> {
         // Counts stay far below 2^53, up to which doubles are exact.
         let mut own = vec![loss, f64::from(u8::from(finite)), batch.size() as f64];
@@ -285,8 +288,8 @@ impl<'a> Stepper<'a> {
         Ok((all.iter().map(told).collect(), values.collect()))
     }
 
-    /// Refuses a step whose loss or gradient is no number, as far as the gradient's norm is known. The lowest rank that
-    /// has it reports it.
+    /// Checks that the losses and gradients of a step are finite; `norm` is the norm of the gradient, if it is
+    /// known. The lowest rank with an invalid value reports it.
     fn check(
         &self,
         told: &[Told],
@@ -316,7 +319,7 @@ impl<'a> Stepper<'a> {
         })
     }
 
-    /// Learning rates of the dense part and of the tables in the step after `steps`.
+    /// Returns the learning rates of the dense part and of the tables in the step after `steps`.
     fn next_learning_rates(&self, steps: u64) -> (f64, f32) {
         let (optimizer, schedule) = (&self.config.optimizer, &self.config.schedule);
         let factors = [&schedule.dense, &schedule.tables].map(|schedule| schedule.factor(steps));
@@ -324,18 +327,18 @@ impl<'a> Stepper<'a> {
         (optimizer.dense.learning_rate * factors[0], tables as f32)
     }
 
-    /// What this rank does in a step, until [`Watch`](crate::trace::Watch) ends it.
+    /// Returns the recorder of this rank's activities in a step, which [`Watch`](crate::trace::Watch) ends.
     pub(super) fn recorder(&self) -> &Recorder {
         self.model.embeddings.recorder()
     }
 
-    /// Bytes that this rank sent to others so far.
+    /// Returns the bytes that this rank has sent to other ranks so far.
     pub(super) fn sent_bytes(&self) -> SentBytes {
         let dense = self.buckets.iter().map(|bucket| bucket.sent_bytes).sum();
         SentBytes { dense, ..self.model.embeddings.sent_bytes() }
     }
 
-    /// Bytes that all ranks sent to others so far. Every rank calls it.
+    /// Returns the bytes that all ranks have sent to other ranks so far. Every rank must call it.
     pub(super) fn all_sent_bytes(&self) -> Result<SentBytes> {
         let own = self.sent_bytes().named().map(|(_, bytes)| bytes as f64);
         let all = self.model.embeddings.collectives().gather(&own)?;

@@ -1,4 +1,4 @@
-//! What a training run did.
+//! The summary of a training run.
 
 use std::collections::BTreeMap;
 
@@ -11,116 +11,117 @@ use crate::evaluate::EvaluationSummary;
 use crate::metrics::Figures;
 use crate::trace::RankTimes;
 
-/// Why training ended.
+/// The reason why training ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// All epochs are done.
+    /// All epochs are complete.
     Completed,
-    /// `max_steps` are done.
+    /// The limit `max_steps` was reached.
     MaxSteps,
-    /// Held-out figures got no better.
+    /// Held-out metrics did not improve any more.
     EarlyStopping,
-    /// [`Stop`](crate::Stop) was raised: there is a checkpoint, and no model yet.
+    /// [`Stop`](crate::Stop) was raised. There is a checkpoint, but no model yet.
     Stopped,
 }
 
-/// What a training run did.
+/// The summary of a training run.
 #[derive(Debug, Clone, Serialize)]
 pub struct TrainSummary {
-    /// Why it ended.
+    /// The reason why training ended.
     pub ended: Ending,
-    /// The step of the checkpoint that it went on from.
+    /// The step of the checkpoint from which the run was resumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumed_from_step: Option<u64>,
-    /// Samples trained on, over all epochs, the mean loss, and the figures of the predictions made before each step, of
-    /// the first task. The loss is the sum of all tasks' losses, each times its weight.
+    /// The training metrics: the number of samples over all epochs, the mean loss, and the metrics of the
+    /// predictions made before each step, for the first task. The loss is the weighted sum of all tasks'
+    /// losses.
     #[serde(flatten)]
     pub figures: Figures,
-    /// Steps taken.
+    /// The number of steps.
     pub steps: u64,
-    /// The step of the model that was written: the last one, or with early stopping the one whose held-out figure was
-    /// best.
+    /// The step of the written model: the last one, or with early stopping the one with the best held-out
+    /// metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_step: Option<u64>,
-    /// Figures of every task, if there are several.
+    /// The metrics of every task, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: BTreeMap<String, Figures>,
     /// The loss of every step, for runs of up to 10,000 steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub losses: Option<Vec<f64>>,
-    /// The first place where the loss of some steps was clearly worse than that of those before, if there is one.
+    /// The first jump of the loss, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_jump: Option<LossJump>,
-    /// Rows of all tables, if `[embedding]` has `evict_after`.
+    /// The numbers of table rows, if `[embedding]` has `evict_after`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rows: Option<RowCounts>,
-    /// Dedupe factor by group; 1 with deduplication off.
+    /// The dedupe factor of ids by group; 1 with deduplication off.
     pub dedupe_factor: BTreeMap<String, f64>,
-    /// Size of the model.
+    /// The number of parameters.
     pub parameters: ParameterCount,
-    /// Bytes of the parameters and their optimizer state.
+    /// The bytes of the parameters and their optimizer state.
     pub parameter_bytes: u64,
-    /// Time of this process's training loop, without evaluations and checkpoints.
+    /// The time of this process's training loop in seconds, without evaluations and checkpoints.
     pub wall_seconds: f64,
-    /// The samples of that time ÷ `wall_seconds`.
+    /// The samples of this process divided by `wall_seconds`.
     pub samples_per_second: f64,
-    /// The share of that time in which it waited for batches.
+    /// The fraction of `wall_seconds` spent waiting for batches.
     pub waiting_share: f64,
-    /// Time of evaluations during training.
+    /// The time of evaluations during training in seconds.
     pub evaluation_seconds: f64,
-    /// Time of checkpoints.
+    /// The time of checkpoints in seconds.
     pub checkpoint_seconds: f64,
-    /// Checkpoints written by this process.
+    /// The number of checkpoints that this process wrote.
     pub checkpoints: u64,
-    /// Largest resident set of the process, where the kernel tells.
+    /// The peak resident set size of the process, if the kernel reports it.
     pub peak_rss_bytes: Option<u64>,
-    /// The ranks that trained together.
+    /// The number of ranks that trained together.
     pub ranks: u32,
-    /// Bytes of ids, vectors and gradients that all ranks of this process's job sent each other.
+    /// The bytes of ids, vectors and gradients that all ranks sent to each other, in this process's job.
     pub sent_bytes: SentBytes,
-    /// Where the ranks' time went in all steps of this process, if there are several.
+    /// The times of the ranks in all steps of this process, if there are several ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_times: Option<RankTimes>,
-    /// Figures of the model that was written, on the evaluation partitions, if the configuration names any.
+    /// The metrics of the written model on the evaluation partitions, if the configuration selects any.
     pub eval: Option<EvaluationSummary>,
-    /// Figures of the predictions made before each step, over this run and those whose model it trains further.
+    /// The metrics of the predictions made before each step, over this run and the earlier runs of its model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Figures>,
-    /// Figures of partitions before they were trained on.
+    /// The metrics of partitions before they were trained on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progressive: Option<ProgressiveSummary>,
-    /// Tables that got more rows than the model that is trained further had.
+    /// The tables with more rows than in the earlier run whose model is trained further.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub grown_tables: Vec<GrownTable>,
 }
 
-/// Rows of all tables.
+/// The numbers of rows of all tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RowCounts {
-    /// Rows that were looked up, and not evicted since.
+    /// The number of rows that were looked up and not evicted since.
     pub in_use: u64,
-    /// Rows that this run evicted; one that was evicted twice counts twice.
+    /// The number of evictions of rows by this run.
     pub evicted: u64,
 }
 
-/// Figures of partitions before they were trained on.
+/// The metrics of partitions before they were trained on.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProgressiveSummary {
-    /// Those of all partitions together, of the first task.
+    /// The metrics of all partitions together, for the first task.
     #[serde(flatten)]
     pub figures: Figures,
-    /// Those of each.
+    /// The metrics of each partition.
     pub partitions: Vec<PartitionFigures>,
 }
 
 /// A table that has more rows than before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GrownTable {
-    /// Its name.
+    /// The name of the table.
     pub table: String,
-    /// Rows before.
+    /// The previous number of rows.
     pub rows_before: u64,
-    /// Rows now.
+    /// The current number of rows.
     pub rows: u64,
 }

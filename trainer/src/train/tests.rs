@@ -1,4 +1,4 @@
-//! A run that is stopped at any moment and resumed is the run that was not stopped.
+//! Tests that a run that is stopped at any moment and resumed equals a run that was not stopped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -69,11 +69,11 @@ kind = "adam"
 learning_rate = 0.01
 "#;
 
-/// Samples per session of the dataset.
+/// The number of samples per session of the dataset.
 const SESSION: i64 = 6;
 
-/// Writes 130 samples of sessions in which a window slides, in so many buckets; the label depends on the item, and the
-/// dense feature on the session.
+/// Writes 130 samples of sessions with a sliding window, in `buckets` buckets. The label depends on the item,
+/// the dense feature on the session.
 fn write_dataset(directory: &Path, buckets: u32, age: impl Fn(i64) -> f32) {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group =
@@ -92,7 +92,7 @@ fn write_dataset(directory: &Path, buckets: u32, age: impl Fn(i64) -> f32) {
             group("item", false, vec![feature("item", SparseKind::Sparse)]),
         ],
     };
-    // A bucket follows from the 16 high bits of 63.
+    // The bucket of a session is determined by the 16 highest of 63 bits.
     let bucket = |i: i64| i / SESSION % i64::from(buckets);
     let session = |i: i64| ((bucket(i) * 65_536 + 65_535) / i64::from(buckets)) << 47 | (i / SESSION);
     let mut samples: Vec<i64> = (0..130).collect();
@@ -125,7 +125,7 @@ fn write_dataset(directory: &Path, buckets: u32, age: impl Fn(i64) -> f32) {
     writer.finish().unwrap();
 }
 
-/// Raises a stop at the `at`-th report of anything.
+/// Raises a stop at the `at`-th call of any method.
 struct StopAt {
     stop: Stop,
     at: usize,
@@ -156,7 +156,7 @@ impl Reporter for StopAt {
     }
 }
 
-/// Panics at the `at`-th report of anything.
+/// Panics at the `at`-th call of any method.
 struct PanicAt {
     at: usize,
     reports: AtomicUsize,
@@ -184,12 +184,12 @@ impl Reporter for PanicAt {
     }
 }
 
-/// A place for runs of one dataset.
+/// A folder for runs on one dataset.
 struct Runs {
     folder: tempfile::TempDir,
     config: TrainConfig,
     device: Option<Accelerator>,
-    /// The folder of the checkpoints, if it is not the run's.
+    /// The folder of the checkpoints, if it differs from the run's directory.
     checkpoints: Option<PathBuf>,
 }
 
@@ -241,7 +241,7 @@ fn a_run_may_be_stopped_at_any_moment() {
     let whole = runs.train("whole", Existing::Refuse, Stop::new(), &counted).unwrap();
     assert_eq!((whole.steps, whole.ended), (14, Ending::Completed));
     let reports = counted.reports.into_inner();
-    // Steps, three evaluations of seven batches, and where they begin and end.
+    // The reports include steps, three evaluations of seven batches, and their beginnings and ends.
     assert!(reports > 14 + 3 * 7, "{reports}");
     let mut stopped = 0;
     for at in 1..=reports {
@@ -262,18 +262,19 @@ fn a_run_may_be_stopped_at_any_moment() {
             );
         }
     }
-    // But for the last reports, after which nothing is left to be stopped.
+    // The last reports are an exception, because nothing is left to be stopped after them.
     assert!(stopped + 4 >= reports, "{stopped} of {reports}");
 }
 
-/// Neither what is in the run's directory nor what is in the folder of its checkpoints.
+/// A panic removes nothing from the run's directory and from the folder of its checkpoints.
 #[test]
 fn a_panic_removes_nothing() {
     let mut runs = Runs::new();
     runs.train("whole", Existing::Refuse, Stop::new(), &Silent).unwrap();
     for (run, place) in [("run", None), ("other", Some("elsewhere"))] {
         runs.checkpoints = place.map(|place| runs.folder.path().join(place));
-        // Where training and its progress begin, and six steps: there is a checkpoint of the fifth.
+        // The reports are the beginnings of training and of its progress, and six steps; the fifth step has a
+        // checkpoint.
         let reporter = PanicAt { at: 8, reports: AtomicUsize::new(0) };
         let train = || runs.train(run, Existing::Refuse, Stop::new(), &reporter);
         assert!(catch_unwind(AssertUnwindSafe(train)).is_err());
@@ -282,7 +283,7 @@ fn a_panic_removes_nothing() {
         assert_eq!(runs.read(run, "metrics.jsonl"), runs.read("whole", "metrics.jsonl"));
         let model = runs.read(place.unwrap_or(run), "model.safetensors");
         assert!(model == runs.read("whole", "model.safetensors"));
-        // Before the first step too.
+        // The same holds before the first step.
         let run = format!("{run}-begun");
         runs.checkpoints = place.map(|place| runs.folder.path().join(format!("{place}-begun")));
         let reporter = PanicAt { at: 1, reports: AtomicUsize::new(0) };
@@ -300,7 +301,7 @@ fn checkpoints_are_written_by_time_and_at_the_end() {
     let by_time = |every_minutes| CheckpointConfig { every_minutes, ..CheckpointConfig::default() };
     runs.config.checkpoint = by_time(f64::MIN_POSITIVE);
     let often = runs.train("often", Existing::Refuse, Stop::new(), &Silent).unwrap();
-    // The last step of an epoch announces no batch, and with it no wish.
+    // The last step of an epoch announces no next batch, and so cannot request a checkpoint.
     assert_eq!((often.steps, often.checkpoints), (14, 13));
     for every_minutes in [0.0, 1e9] {
         let run = format!("once in {every_minutes}");
@@ -312,7 +313,7 @@ fn checkpoints_are_written_by_time_and_at_the_end() {
     }
 }
 
-/// The model of the first evaluation counts as the best one, and its checkpoint outlives newer ones.
+/// The first evaluation counts as the best one, and its checkpoint is kept although newer ones exist.
 #[test]
 fn early_stopping_keeps_the_best_model() {
     let mut runs = Runs::new();
@@ -325,7 +326,7 @@ fn early_stopping_keeps_the_best_model() {
     assert_eq!(ended(&summary), (Ending::EarlyStopping, 10, Some(2)));
     let run = runs.folder.path().join("run");
     assert_eq!(Run::load(&run).unwrap().steps, 2);
-    // The figures are those of the model that was written, and of the first evaluation.
+    // The metrics are those of the written model, which are those of the first evaluation.
     let ne = |eval: &crate::EvaluationSummary| eval.tasks["clicked"].ne.unwrap();
     let best = ne(summary.eval.as_ref().unwrap());
     let lines = String::from_utf8(runs.read("run", "metrics.jsonl")).unwrap();
@@ -347,7 +348,7 @@ fn early_stopping_keeps_the_best_model() {
     };
     let eval = crate::evaluate(&run, &runs.folder.path().join("dataset"), &options, &Silent).unwrap();
     assert_eq!((ne(&eval), eval.steps), (best, Some(2)));
-    // A run that goes on does not know the figures any more, and finds them again.
+    // A resumed run does not know the metrics any more, and computes them again.
     let model = runs.read("run", "model.safetensors");
     let again = runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
     assert_eq!((ended(&again), ne(again.eval.as_ref().unwrap())), (ended(&summary), best));
@@ -374,7 +375,7 @@ fn floats_of(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
-/// The rows of all tables of a run, in order: whether each has its initial values, and how it is used, if that is known.
+/// Returns all table rows of a run, in order: whether each has its initial values, and its usage, if known.
 fn rows_of(runs: &Runs, name: &str) -> Vec<(bool, Option<u8>)> {
     let run = Run::load(&runs.folder.path().join(name)).unwrap();
     let initial = run.initial_model(&Placement::alone(&run.tables), 1, None).unwrap();
@@ -405,14 +406,14 @@ fn rows_that_are_no_longer_looked_up_are_evicted() {
     let changed = |rows: &[(bool, Option<u8>)]| rows.iter().filter(|(initial, _)| !initial).count() as u64;
     let counts = summary.rows.unwrap();
     assert_eq!(counts.in_use, changed(&rows));
-    // At the first eviction nothing had been looked up before.
+    // The first eviction evicts nothing, because no rows were in use before its period.
     let lines = String::from_utf8(runs.read("run", "metrics.jsonl")).unwrap();
     let evicted = lines.lines().filter_map(|line| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         Some((line["step"].as_u64()?, line["evicted_rows"].as_u64()?))
     });
     assert_eq!(evicted.collect::<Vec<_>>(), [(3, 0), (6, counts.evicted)]);
-    // Windows slide, so the first elements are looked up no more.
+    // Windows slide, so the first elements are not looked up any more.
     runs.config.embedding.evict_after = None;
     let all = runs.train("all", Existing::Refuse, Stop::new(), &Silent).unwrap();
     assert_eq!((all.rows, counts.evicted > 0), (None, true));
@@ -439,14 +440,14 @@ fn a_model_that_predicts_no_numbers_is_not_evaluated() {
         "the logit of `clicked` is NaN in sample 42 of the evaluation, counted from 0\n  hint: clean";
     assert!(error.to_string().starts_with(message), "{error}");
 
-    // Early stopping takes no figures of a model whose first step went to infinity.
+    // Early stopping does not use metrics of a model whose first step led to infinity.
     runs.config.evaluation.every_steps = Some(1);
     runs.config.optimizer.tables.learning_rate = f32::MAX;
     let error = runs.train("diverged", Existing::Refuse, Stop::new(), &Silent).unwrap_err();
     assert!(error.to_string().starts_with("the logit of `"), "{error}");
 }
 
-/// On a device the host learns of it when the step is enqueued.
+/// On a device, the host learns of the error after the step was enqueued.
 #[test]
 fn a_step_without_a_number_is_refused_alike_on_a_device() {
     let mut runs = Runs::new();
@@ -478,9 +479,9 @@ fn batches_that_preprocessing_empties_are_no_steps() {
     let whole = runs.train("whole", Existing::Refuse, Stop::new(), &Silent).unwrap();
     assert!((1..14).contains(&whole.steps) && whole.figures.samples >= whole.steps, "{whole:?}");
     assert!(whole.figures.loss.unwrap().is_finite());
-    // Samples that are evaluated on are not left out by sampling.
+    // Sampling does not drop evaluation samples.
     assert_eq!(whole.eval.as_ref().unwrap().figures.samples, 130);
-    // Five reports in, that is after a few steps.
+    // The fifth report is after a few steps.
     let stop = Stop::new();
     let reporter = StopAt { stop: stop.clone(), at: 5, reports: AtomicUsize::new(0) };
     assert_eq!(runs.train("run", Existing::Refuse, stop, &reporter).unwrap().ended, Ending::Stopped);
@@ -493,7 +494,7 @@ fn a_run_moves_between_devices() {
     move_between_devices(&mut Runs::new());
 }
 
-/// The same with tables of every type, and gradients of table rows that are clipped.
+/// The same with tables of every type, and with clipped gradients of table rows.
 #[test]
 fn a_run_with_narrow_tables_moves_between_devices() {
     let mut runs = Runs::new();
@@ -503,7 +504,7 @@ fn a_run_with_narrow_tables_moves_between_devices() {
     }
     runs.config.optimizer.tables.max_row_grad_norm = Some(0.01);
     move_between_devices(&mut runs);
-    // What the device wrote is what the CPU exports, each table in its own type.
+    // The CPU exports the tables that the device wrote, each in its own type.
     let (run, out) = (runs.folder.path().join("device"), runs.folder.path().join("exported"));
     crate::export(&run, None, &out, false).unwrap();
     let file = fs_err::read(out.join("model.safetensors")).unwrap();
@@ -532,7 +533,8 @@ fn move_between_devices(runs: &mut Runs) {
     stopped(runs, "from the cpu");
     runs.device = emulated();
     let device = runs.train("device", Existing::Refuse, Stop::new(), &Silent).unwrap();
-    // The second half of a run that began elsewhere, its tables a base and rows that changed since.
+    // Resumes the second half of a run that began on another device, whose tables are a base and the rows that
+    // changed since.
     let from_cpu = resumed(runs, "from the cpu");
     stopped(runs, "from the device");
     runs.device = None;
@@ -545,7 +547,7 @@ fn move_between_devices(runs: &mut Runs) {
             assert!((a - b).abs() <= 1e-4 * a.abs(), "{a} {b}");
         }
     }
-    // Stopped and resumed on the device, it is the same to the last bit.
+    // A run that is stopped and resumed on the device is bit-identical.
     runs.device = emulated();
     stopped(runs, "resumed");
     resumed(runs, "resumed");

@@ -32,12 +32,12 @@ use crate::stop::Stop;
 use crate::trace::{Activity, RankFigures, Watch};
 use crate::{Error, Result, TrainConfig};
 
-/// Losses of this many steps stand in the summary; all of them stand in `metrics.jsonl`.
+/// The maximum number of losses in the summary; `metrics.jsonl` has all losses.
 const SUMMARY_LOSSES: usize = 10_000;
-/// How often the note behind the progress bar changes.
+/// The interval at which the note next to the progress bar is updated.
 const NOTE_EVERY: Duration = Duration::from_millis(200);
 
-/// A training loop under way, on one of its ranks.
+/// A training loop on one of its ranks.
 pub(super) struct Training<'a> {
     config: &'a TrainConfig,
     evaluation: &'a Evaluation<'a>,
@@ -46,29 +46,30 @@ pub(super) struct Training<'a> {
     stepper: Stepper<'a>,
     progress: Progress,
     parts: Parts<'a>,
-    /// Of the part that is trained on.
+    /// The reader of the current part.
     reader: Arc<Reader>,
-    /// The batches at the first position, read ahead.
+    /// The batches from the first position on, which are read ahead.
     ahead: Option<Batches>,
     sums: Sums,
-    /// Of the lowest rank alone.
+    /// The logs; only on the lowest rank.
     log: Option<Log>,
     checkpoints: Checkpoints<Progress>,
-    /// The lines of the metrics, if checkpoints are to carry them to another machine.
+    /// The path of the metrics log, if checkpoints must contain a copy of it for other machines.
     carried_metrics: Option<PathBuf>,
     /// The step of the newest checkpoint.
     checkpointed: Option<u64>,
     last_evaluation: Option<EvaluationSummary>,
-    /// The best one that early stopping has seen in this process.
+    /// The best evaluation of this process according to early stopping.
     best_evaluation: Option<EvaluationSummary>,
-    /// The step of the model that early stopping has put back, and the samples that it was trained on.
+    /// The step and the number of training samples of the model that early stopping has restored.
     put_back: Option<(u64, u64)>,
     clock: Clock,
     watch: Watch,
 }
 
 impl<'a> Training<'a> {
-    /// A loop before its first step, or where the newest checkpoint of the run in `directory` is.
+    /// Creates a loop before its first step, or restores it from the newest checkpoint of the run in
+    /// `directory`.
     pub(super) fn new(
         prepared: &'a Prepared<'_>,
         evaluation: &'a Evaluation<'a>,
@@ -86,7 +87,7 @@ impl<'a> Training<'a> {
         let parts = Parts::of(prepared);
         let (progress, reader) =
             options.collectives.agree_on(|| begin(prepared, &parts, newest.as_ref(), trained))?;
-        // The reader reads while the tables are filled.
+        // The reader reads ahead while the tables are initialized.
         let unfinished =
             progress.partition < parts.len() && progress.position.epoch < u64::from(config.train.epochs);
         let resume =
@@ -138,12 +139,12 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// Whether steps were taken, by this process or before.
+    /// Returns whether this process or an earlier one has taken steps.
     pub(super) fn has_begun(&self) -> bool {
         self.progress.steps > 0 || self.checkpointed.is_some()
     }
 
-    /// The model as it is now.
+    /// Returns the current model.
     pub(super) fn model(&self) -> &Model {
         &self.stepper.model
     }
@@ -152,8 +153,8 @@ impl<'a> Training<'a> {
         &**self.stepper.model.embeddings.collectives()
     }
 
-    /// Takes steps until training ends, for whichever reason. `metrics.jsonl` is complete then, and there is a
-    /// checkpoint: what follows may fail, and need not be repeated.
+    /// Takes steps until training ends, for any reason. Afterwards `metrics.jsonl` is complete and a checkpoint
+    /// exists, so the steps need not be repeated if a later operation fails.
     pub(super) fn run(
         &mut self,
         samples: u64,
@@ -186,7 +187,7 @@ impl<'a> Training<'a> {
         Ok(ended)
     }
 
-    /// Takes steps until all epochs of a part are done, or training ends.
+    /// Takes steps until all epochs of a part are complete, or training ends.
     fn train_on_part(
         &mut self,
         held_out: Option<&Reader>,
@@ -216,7 +217,7 @@ impl<'a> Training<'a> {
         Ok(None)
     }
 
-    /// Goes on to the next part, if there is one.
+    /// Continues with the next part, if there is one.
     fn next_part(&mut self) -> Result<()> {
         self.progress.partition += 1;
         if self.progress.partition < self.parts.len() {
@@ -227,7 +228,7 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Evaluates on a part before it is trained on, unless the model has not learned anything yet.
+    /// Evaluates on a part before training on it, unless the model has not been trained yet.
     fn evaluate_ahead(&mut self, total: u64, reporter: &dyn Reporter) -> Result<Option<Ending>> {
         let progress = &self.progress;
         let learned = progress.steps > 0 || progress.samples_before > 0;
@@ -259,13 +260,13 @@ impl<'a> Training<'a> {
         Ok(None)
     }
 
-    /// Begins the progress bar anew.
+    /// Starts the progress bar again.
     fn show(&self, total: u64, reporter: &dyn Reporter) {
         reporter.begin("training", Some(total), "samples");
         reporter.advance(self.progress.samples);
     }
 
-    /// What is due between two steps: an evaluation, a checkpoint, the end.
+    /// Performs the work that is due between two steps: an evaluation, a checkpoint, or the end of training.
     fn settle(
         &mut self,
         held_out: Option<&Reader>,
@@ -296,7 +297,7 @@ impl<'a> Training<'a> {
         Ok(self.max_steps.is_some_and(|max| self.progress.steps >= max).then_some(Ending::MaxSteps))
     }
 
-    /// Takes a step with the next batch; whether there was one.
+    /// Takes a step with the next batch; returns whether there was one.
     fn next_step(&mut self, batches: &mut Batches, reporter: &dyn Reporter) -> Result<bool> {
         let (started, waited) = (Instant::now(), batches.waited());
         let sent = self.stepper.sent_bytes();
@@ -346,7 +347,7 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Logs the figures since the last time.
+    /// Logs the metrics since the last window.
     fn log_window(&mut self) -> Result<()> {
         let (dense, table_rate) = self.stepper.learning_rates;
         let window = merged(&self.sums.window, &self.evaluation.tasks, self.collectives())?;
@@ -388,7 +389,7 @@ impl<'a> Training<'a> {
         ));
     }
 
-    /// Evaluates, and logs the figures if they are new; `None` if that was stopped.
+    /// Evaluates the model, and logs the metrics if `logged`; returns `None` if it was stopped.
     fn evaluate(
         &mut self,
         held_out: &Reader,
@@ -419,7 +420,7 @@ impl<'a> Training<'a> {
         Ok(Some(summary))
     }
 
-    /// Lets early stopping see an evaluation of the model as it is; whether it is the best one so far.
+    /// Passes an evaluation of the current model to early stopping; returns whether it is the best one so far.
     fn see(&mut self, summary: &EvaluationSummary) -> bool {
         let Some(config) = &self.config.early_stopping else { return false };
         let (figures, step) = (summary.of_task(config.task.as_deref()), self.progress.steps);
@@ -437,13 +438,13 @@ impl<'a> Training<'a> {
         seen == Seen::Best
     }
 
-    /// The step of the best evaluation, if early stopping watches for it.
+    /// Returns the step of the best evaluation, if early stopping is enabled.
     fn best_step(&self) -> Option<u64> {
         self.config.early_stopping.as_ref().and_then(|_| self.progress.early_stopping.best_step())
     }
 
-    /// The figures of the model as it is at the end; `None` if that was stopped. Unless they are known, they are
-    /// logged.
+    /// Returns the metrics of the final model; `None` if the evaluation was stopped. Logs them unless they were
+    /// logged before.
     pub(super) fn final_evaluation(
         &mut self,
         held_out: &Reader,
@@ -456,7 +457,7 @@ impl<'a> Training<'a> {
         let before = self.progress.evaluated_at;
         let summary = self.evaluate(held_out, !logged, reporter);
         self.log.as_mut().map_or(Ok(()), Log::flush)?;
-        // A resumed run writes this line again only if it does not go further.
+        // A resumed run must write this line again only if it takes no further steps.
         self.progress.evaluated_at = before;
         if let Ok(Some(summary)) = &summary
             && !logged
@@ -466,8 +467,8 @@ impl<'a> Training<'a> {
         summary
     }
 
-    /// Puts the model back that was the best one that early stopping has seen, unless it is the present one; whether it
-    /// did. Every rank calls it.
+    /// Restores the best model according to early stopping, unless it is the current one; returns whether it
+    /// did. Every rank must call it.
     pub(super) fn put_back_best(&mut self) -> Result<bool> {
         let best = self.best_step().filter(|step| *step != self.progress.steps);
         let Some(step) = best else { return Ok(false) };
@@ -485,7 +486,7 @@ impl<'a> Training<'a> {
         Ok(true)
     }
 
-    /// The figures of the model that was put back. Every rank calls it.
+    /// Returns the metrics of the restored model. Every rank must call it.
     pub(super) fn best_evaluation(
         &mut self,
         held_out: &Reader,
@@ -494,18 +495,19 @@ impl<'a> Training<'a> {
         if let Some(summary) = self.best_evaluation.take() {
             return Ok(summary);
         }
-        // A run that goes on does not know them. Nothing else is left to be done, so it is not stopped.
+        // A resumed run does not know these metrics. This is the last operation, so it cannot be stopped.
         let evaluated = self.evaluation.run(&self.stepper.model, held_out, &Stop::new(), reporter)?;
         let summary = evaluated.map(|evaluated| evaluated.summary);
         summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
     }
 
-    /// The step of the model as it is: the last one, unless early stopping has put back an earlier one.
+    /// Returns the step of the current model: the last step, unless early stopping has restored an earlier
+    /// model.
     pub(super) fn model_step(&self) -> u64 {
         self.put_back.map_or(self.progress.steps, |(step, _)| step)
     }
 
-    /// Writes a checkpoint of this step, if there is none.
+    /// Writes a checkpoint of this step, unless there is one.
     fn checkpoint(&mut self) -> Result<()> {
         self.stepper.begin_checkpoint_interval();
         if self.checkpointed == Some(self.progress.steps) {
@@ -537,15 +539,15 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// The metrics of this run's training, of all ranks. Every rank calls it.
+    /// Returns the metrics of this run's training over all ranks. Every rank must call it.
     fn metrics(&self) -> Result<TaskMetrics> {
         let mut metrics = self.sums.before.clone();
         metrics.merge(&merged(&self.sums.window, &self.evaluation.tasks, self.collectives())?);
         Ok(metrics)
     }
 
-    /// How far the model is trained, and what its file holds beside the parameters: the dense optimizer's state and the
-    /// metrics of its whole life. Every rank calls it.
+    /// Returns the amount of training, and the entries of the model's file besides the parameters: the dense
+    /// optimizer's state and the metrics of the model's whole training. Every rank must call it.
     pub(super) fn to_complete(&self) -> Result<(Trained, Vec<Entry<'static>>)> {
         let Progress { samples_before, samples, .. } = self.progress;
         let samples = samples_before + self.put_back.map_or(samples, |(_, samples)| samples);
@@ -555,7 +557,7 @@ impl<'a> Training<'a> {
         Ok((trained, entries))
     }
 
-    /// Rows of tables that are in use and that were evicted, if rows are. Every rank calls it.
+    /// Returns the numbers of used and evicted table rows, if eviction is enabled. Every rank must call it.
     fn row_counts(&self) -> Result<Option<RowCounts>> {
         if self.config.embedding.evict_after.is_none() {
             return Ok(None);
@@ -564,7 +566,7 @@ impl<'a> Training<'a> {
         Ok(Some(RowCounts { in_use, evicted: self.progress.evicted_rows }))
     }
 
-    /// What was done.
+    /// Returns the summary of the run.
     pub(super) fn summary(
         &self,
         ended: Ending,
@@ -615,7 +617,7 @@ impl<'a> Training<'a> {
     }
 }
 
-/// The figure of every task that says most, by label where there are several.
+/// Returns the most important metric of every task, with the task's label if there are several.
 fn headlines(metrics: &TaskMetrics) -> String {
     let single = metrics.iter().count() == 1;
     let of_task = |(task, metrics): (&str, &Metrics)| {
@@ -630,7 +632,7 @@ fn is_due(every: Option<u64>, steps: u64) -> bool {
     steps > 0 && every.is_some_and(|every| steps.is_multiple_of(every))
 }
 
-/// Where training begins, at the start or at a checkpoint, and the reader of the part that it begins with.
+/// Returns the initial progress, at the start or at a checkpoint, and the reader of the first part.
 fn begin(
     prepared: &Prepared<'_>,
     parts: &Parts<'_>,
@@ -639,7 +641,7 @@ fn begin(
 ) -> Result<(Progress, Arc<Reader>)> {
     let options = prepared.options;
     let part = newest.map_or(0, |checkpoint| checkpoint.progress().partition);
-    // Where all is done, any part will do.
+    // After the last part, any reader is valid.
     let reader = parts.open(part.min(parts.len() - 1))?;
     let dedupe = format!("{:?}", options.dedupe).to_lowercase();
     let Trained { optimizer_steps, samples } = trained;
@@ -652,7 +654,7 @@ fn begin(
     Ok((progress, reader))
 }
 
-/// Says when what is continued will not be bit for bit what it would have been.
+/// Warns if the continued run will not be bit-identical to an uninterrupted one.
 fn warn_of_changes(now: &Progress, before: &Progress) {
     if now.dedupe != before.dedupe || now.threads != before.threads {
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! Going on from the model of another run, with other partitions.
+//! Continues training with the model of another run, on other partitions.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,18 +17,18 @@ use crate::preprocess::Preprocessing;
 use crate::run::{Run, Stored, WarmStarted, absolute};
 use crate::{Error, Result, TrainConfig};
 
-/// The run whose model is trained further.
+/// The options for continuing with the model of another run.
 #[derive(Debug, Clone)]
 pub struct WarmStart {
-    /// Its directory, or the folder or URL of its checkpoints.
+    /// The directory of the run, or the folder or URL of its checkpoints.
     pub run: PathBuf,
-    /// A checkpoint in place of its model.
+    /// The checkpoint to use; the final model if `None`.
     pub checkpoint: Option<CheckpointChoice>,
-    /// Whether to train on those partitions alone that were committed after the run's snapshot.
+    /// Whether to train only on partitions that were committed after the run's snapshot.
     pub new_partitions: bool,
 }
 
-/// The run whose model is trained further, as it is on the disk.
+/// The run whose model is trained further, as loaded from the disk.
 #[derive(Debug)]
 pub(super) struct Earlier {
     pub(super) run: Run,
@@ -44,7 +44,7 @@ impl Earlier {
         Error::run(&self.options.run, message, hint)
     }
 
-    /// Refuses a configuration or dataset that the model cannot be trained further with.
+    /// Checks that the model can be trained further with this configuration and dataset.
     pub(super) fn check(
         &self,
         config: &TrainConfig,
@@ -88,7 +88,7 @@ impl Earlier {
         self.check_tables(features)
     }
 
-    /// How its model normalizes dense features, unless `config` asks for something else.
+    /// Returns the normalization of the model's dense features; an error if `config` asks for a different one.
     pub(super) fn normalizers(&self, config: &TrainConfig, schema: &Schema) -> Result<Normalizers> {
         let known = &self.run.normalizers;
         let of = |name: &str| known.get(name).map_or(Normalization::None, Normalizer::normalization);
@@ -132,8 +132,8 @@ impl Earlier {
         Ok(())
     }
 
-    /// The partitions of `snapshot` that are trained on: those that `filter` chooses, if new ones are asked for without
-    /// those that the run's snapshot had.
+    /// Returns the partitions of `snapshot` to train on: those that `filter` selects, and with `new_partitions`
+    /// only those that the run's snapshot lacked.
     pub(super) fn partitions(&self, snapshot: &Snapshot, filter: PartitionFilter) -> Result<PartitionFilter> {
         if !self.options.new_partitions {
             return Ok(filter);
@@ -162,13 +162,13 @@ impl Earlier {
         Ok(PartitionFilter::of_keys(keys))
     }
 
-    /// Where the run is, and the files of its model. Every rank calls it.
+    /// Returns the location of the run, and the files of its model. Every rank must call it.
     pub(super) fn stored(&self, collectives: &dyn Collectives) -> Result<(&Path, Stored)> {
         let location = self.options.run.as_path();
         Ok((location, self.run.stored(location, self.options.checkpoint, collectives)?))
     }
 
-    /// The tables that have more rows now.
+    /// Returns the tables with more rows than in the earlier run.
     pub(super) fn grown(&self, features: &[FeatureConfig]) -> Vec<GrownTable> {
         let (before, now) = (tables_of(&self.run.tables).0, tables_of(features).0);
         let grown = before.iter().zip(&now).filter(|(before, now)| before.rows < now.rows);
@@ -180,7 +180,7 @@ impl Earlier {
         grown.map(table).collect()
     }
 
-    /// What a run says of the one whose model it trains further. Every rank calls it.
+    /// Returns the description of the earlier run that the new run stores. Every rank must call it.
     pub(super) fn describe(&self, collectives: &dyn Collectives) -> Result<WarmStarted> {
         let run = absolute(&self.options.run)?;
         let step = |choice| self.run.checkpoint_step(&self.options.run, choice, collectives);
@@ -189,7 +189,8 @@ impl Earlier {
     }
 }
 
-/// The digests of all partitions of a snapshot, by key: they say which partitions have other samples than before.
+/// Returns the digests of all partitions of a snapshot, by key, with which later runs detect changed
+/// partitions.
 pub(super) fn digests(snapshot: &Snapshot) -> BTreeMap<String, Digest> {
     let of = |partition: &Partition| (partition.key.to_string(), partition.digest);
     snapshot.partitions.iter().map(of).collect()

@@ -1,4 +1,5 @@
-//! Operations on random arguments, against references that need no exchange: every rank can draw all ranks' data.
+//! Tests operations on random arguments against references without an exchange: every rank can draw the data of
+//! all ranks.
 
 use std::time::Duration;
 
@@ -12,14 +13,14 @@ use tch::{Device, Kind, Tensor};
 const KINDS: [Kind; 7] =
     [Kind::Uint8, Kind::Int, Kind::Int64, Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16];
 
-/// An operation under way, with what it receives into and what must be there at its end.
+/// A pending operation, with the tensor of its result and the expected values.
 struct Started {
     pending: Pending,
     result: Tensor,
     expected: Vec<i64>,
 }
 
-/// Small whole numbers, whose sums over ranks every kind can represent.
+/// Draws small integers, whose sums over ranks all types represent exactly.
 fn draw(random: &mut ChaCha8Rng, length: usize) -> Vec<i64> {
     (0..length).map(|_| random.random_range(0..16)).collect()
 }
@@ -36,7 +37,7 @@ fn values(tensor: &Tensor) -> Vec<i64> {
     Vec::try_from(tensor.to_kind(Kind::Int64).view([-1])).unwrap()
 }
 
-/// Starts an operation; all ranks draw the same from `random`.
+/// Starts an operation; all ranks draw the same one from `random`.
 fn start(ranks: &dyn Collectives, random: &mut ChaCha8Rng) -> Result<Started> {
     let (size, own) = (ranks.size() as usize, ranks.rank() as usize);
     let kind = KINDS[random.random_range(0..KINDS.len())];
@@ -71,7 +72,7 @@ fn all_to_all(ranks: &dyn Collectives, random: &mut ChaCha8Rng, kind: Kind) -> R
     let width = random.random_range(1..4);
     let mut split = || if random.random_bool(0.3) { 0 } else { random.random_range(0..9) };
     let rows: Vec<Vec<usize>> = (0..size).map(|_| (0..size).map(|_| split()).collect()).collect();
-    // What rank `from` sends to rank `to`.
+    // The data that rank `from` sends to rank `to`, as `data[from][to]`.
     let data: Vec<Vec<Vec<i64>>> =
         rows.iter().map(|rows| rows.iter().map(|rows| draw(random, rows * width)).collect()).collect();
     let splits = |rows: &mut dyn Iterator<Item = usize>| rows.map(|rows| rows as i64).collect::<Vec<_>>();
@@ -85,7 +86,7 @@ fn all_to_all(ranks: &dyn Collectives, random: &mut ChaCha8Rng, kind: Kind) -> R
     let expected: Vec<i64> = data.iter().flat_map(|to| to[own].clone()).collect();
     let received = zeros(expected.len(), kind).view(shape(&received_splits).as_slice());
     let pending = ranks.all_to_all(&received, &received_splits, &sent, &sent_splits)?;
-    // The operation keeps what it sends.
+    // The operation must keep the sent tensor alive.
     drop(sent);
     Ok(Started { pending, result: received, expected })
 }
@@ -93,7 +94,7 @@ fn all_to_all(ranks: &dyn Collectives, random: &mut ChaCha8Rng, kind: Kind) -> R
 /// Runs `count` operations, up to four at a time, and compares each with its reference.
 pub(crate) fn check_operations(ranks: &dyn Collectives, seed: u64, count: usize) -> Result<()> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
-    // Each rank waits in an order of its own.
+    // Each rank waits in a different order.
     let mut order = ChaCha8Rng::seed_from_u64(seed ^ u64::from(ranks.rank() + 1));
     let mut under_way: Vec<Started> = Vec::new();
     for _ in 0..count {
@@ -120,7 +121,7 @@ fn finish(started: Started) -> Result<()> {
     Ok(())
 }
 
-/// Sums of floats that depend on the order are the same bits on all ranks, and near the sum in float64.
+/// Sums of floats, which depend on the order, are bit-identical on all ranks, and close to the sum in float64.
 fn check_bits(ranks: &dyn Collectives, random: &mut ChaCha8Rng) -> Result<()> {
     let size = ranks.size() as usize;
     let length = 1000;
@@ -140,7 +141,7 @@ fn check_bits(ranks: &dyn Collectives, random: &mut ChaCha8Rng) -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` on each rank's thread; returns what they returned.
+/// Runs `work` on a thread per rank; returns the results.
 fn on_threads<T: Send>(
     size: u32,
     timeout: Duration,
@@ -172,7 +173,7 @@ proptest! {
     }
 }
 
-/// An error's text, for the rank that must fail.
+/// Returns the text of an error, for the rank that must fail.
 fn error<T>(result: std::thread::Result<Result<T>>) -> String {
     match result.unwrap() {
         Ok(_) => panic!("an error was expected"),
@@ -252,12 +253,12 @@ fn arguments_that_do_not_fit_are_refused() {
         assert!(refused(ranks.broadcast(&two, 2)).contains("no rank 2"));
         let transposed = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu)).transpose(0, 1);
         assert!(refused(ranks.all_reduce(&transposed, Reduce::Sum)).contains("not contiguous"));
-        // None of these was started: the ranks still agree.
+        // No operation was started, so the ranks are still synchronized.
         ranks.barrier()
     });
     results.into_iter().for_each(|result| result.unwrap().unwrap());
 
-    // What a rank sends must be what the other expects.
+    // The number of elements that a rank sends must equal the number that the other rank expects.
     let results = on_threads(2, LONG, |ranks| {
         let [sent, received] = [3, 4].map(|length| zeros(length, Kind::Float));
         let (to, from) = ([1, 2], [2, 2]);

@@ -1,4 +1,4 @@
-//! Ranks that are processes: this program, started again with the name of a scenario in [`SCENARIO`].
+//! Ranks that are processes: this program is started again with the name of a scenario in [`SCENARIO`].
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the processes tell the tests what they see")]
 
@@ -16,14 +16,14 @@ use tch::{Device, Kind, Tensor};
 
 use crate::operations::check_operations;
 
-/// What a started process does.
+/// The variable with the scenario of a started process.
 const SCENARIO: &str = "ONEFOLD_TEST_SCENARIO";
-/// What variables the ranks of a launcher get in addition, as `NAME=VALUE NAME=VALUE`.
+/// The variable with additional variables for the ranks of a launcher, as `NAME=VALUE NAME=VALUE`.
 const VARIABLES: &str = "ONEFOLD_TEST_VARIABLES";
-/// After this time a test fails, and kills what it started.
+/// The time after which a test fails, and kills the processes that it started.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Where every process that a test starts begins; as a test it does nothing.
+/// The entry point of every process that a test starts. When it runs as a test, it does nothing.
 #[test]
 fn child() {
     let Ok(scenario) = std::env::var(SCENARIO) else { return };
@@ -32,13 +32,13 @@ fn child() {
         _ => rank(&scenario),
     };
     if let Err(error) = &ended {
-        // In one piece: ranks that end together write to one pipe.
+        // A single write, because ranks that end at the same time write to the same pipe.
         let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
     }
     std::process::exit(i32::from(ended.is_err()));
 }
 
-/// A launcher of three ranks: how many seconds its patience lasts, and their scenario.
+/// Runs a launcher of three ranks; `task` has the seconds of its patience, and the scenario of the ranks.
 fn launched(task: &str) -> Result<()> {
     let (patience, scenario) = task.split_once(' ').expect("a patience and a scenario");
     let patience = Duration::from_secs(patience.parse().expect("a number of seconds"));
@@ -54,9 +54,9 @@ fn launched(task: &str) -> Result<()> {
 
 const CHILD: [&str; 3] = ["processes::child", "--exact", "--nocapture"];
 
-/// A rank of a job.
+/// Runs a rank of a job.
 fn rank(scenario: &str) -> Result<()> {
-    // Longer than anything takes where much else runs.
+    // Longer than any operation takes on a busy machine.
     let timeouts = Timeouts { join: Duration::from_secs(300), operation: Duration::from_secs(120) };
     if let Some(libtorch) = scenario.strip_prefix("nccl ") {
         return nccl(libtorch, timeouts);
@@ -85,7 +85,7 @@ fn rank(scenario: &str) -> Result<()> {
         sum(&*ranks)?;
     }
     if scenario == "ignores" {
-        // Nobody but the launcher notices that rank 1 is gone.
+        // Only the launcher notices that rank 1 has ended.
         if ranks.rank() == 1 {
             std::process::exit(9);
         }
@@ -99,10 +99,10 @@ fn rank(scenario: &str) -> Result<()> {
     }
 }
 
-/// Connects through NCCL, and uses it, where there is a GPU.
+/// Connects through NCCL and uses it, if there is a GPU.
 fn nccl(libtorch: &str, timeouts: Timeouts) -> Result<()> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-    // SAFETY: as the program does it where a GPU is opened, which is not possible without one.
+    // SAFETY: the program loads it in the same way when it opens a GPU, which needs a GPU.
     let library = unsafe { Library::open(Some(libtorch), RTLD_NOW | RTLD_GLOBAL) };
     std::mem::forget(library.expect("libtorch_cuda.so is loaded"));
     let device = Device::Cuda(0);
@@ -110,7 +110,7 @@ fn nccl(libtorch: &str, timeouts: Timeouts) -> Result<()> {
     check_collectives(&*ranks, device, 1)
 }
 
-/// Sums rank numbers, with an exchange on the way.
+/// Sums rank numbers, and runs an exchange at the same time.
 fn sum(ranks: &dyn Collectives) -> Result<()> {
     let size = i64::from(ranks.size());
     let tensor = Tensor::full([1000 * size], i64::from(ranks.rank()), (Kind::Float, Device::Cpu));
@@ -141,7 +141,7 @@ fn misbehave(ranks: &dyn Collectives, scenario: &str) -> Result<()> {
 
 /// Sends a signal to this process, or to a child that has not been waited for.
 fn send(process: u32, signal: i32) {
-    // SAFETY: a system call; the id is that of no other process.
+    // SAFETY: this is a system call; the id cannot belong to another process.
     unsafe { libc::kill(process as libc::pid_t, signal) };
 }
 
@@ -164,11 +164,12 @@ fn command(scenario: &str) -> Command {
     command
 }
 
-/// A port at which nothing listens. It lies below those that the system gives to `connect` and to `bind` with port 0, so
-/// that no other process gets it before it is used; and no two calls give the same one.
+/// Returns a port on which nothing listens. It is below the range from which the system assigns ports for
+/// `connect` and for `bind` with port 0, so that no other process gets it before it is used. Different calls
+/// return different ports.
 fn free_port() -> u16 {
     static TRIED: AtomicU32 = AtomicU32::new(0);
-    // Test programs that run side by side begin at different ports.
+    // Concurrent test programs start at different ports.
     let start = std::process::id() % 20_000 * 199;
     loop {
         let tried = TRIED.fetch_add(1, Ordering::Relaxed);
@@ -180,7 +181,7 @@ fn free_port() -> u16 {
 }
 
 impl Job {
-    /// Starts `size` ranks, of which rank 0 hosts the store.
+    /// Starts `size` ranks; rank 0 hosts the store.
     fn start(size: u32, scenario: &str) -> Self {
         Self::start_at(free_port(), size, scenario)
     }
@@ -223,7 +224,8 @@ fn operations_of_processes_equal_their_references() {
     }
 }
 
-/// Rank 1 of three misbehaves. Returns what the others said: exactly rank 0 reports it.
+/// Runs three ranks of which rank 1 misbehaves. Returns the report of rank 0; the other rank must only refer to
+/// it.
 fn with_rank_1_lost(scenario: &str) -> String {
     let mut job = Job::start(3, scenario);
     let [(first, report), (second, follows)] = job.ended([0, 2]);
@@ -273,7 +275,7 @@ fn the_loss_of_the_stores_host_ends_the_others() {
         assert!(report.starts_with("error: rank 0 was lost at step "), "{report}");
         assert_eq!(follows, "error: ended because of rank 0, as rank 1 reports\n");
     };
-    // Side by side, as both wait for seconds.
+    // Concurrently, because both wait for seconds.
     std::thread::scope(|scope| {
         scope.spawn(|| lost(libc::SIGKILL, "works"));
         scope.spawn(|| lost(libc::SIGSTOP, "stopped host"));
@@ -305,8 +307,8 @@ fn ranks_of_another_version_are_refused() {
     }
 }
 
-/// A second job whose ranks are given the place of a first one that runs: each of its processes says what is wrong, and
-/// the first job goes on.
+/// The ranks of a second job get the address of a running job: each of its processes reports the problem, and
+/// the first job continues.
 #[test]
 fn a_second_job_at_the_place_of_the_first_is_refused() {
     let port = free_port();
@@ -327,7 +329,7 @@ fn a_second_job_at_the_place_of_the_first_is_refused() {
 
 #[test]
 fn missing_ranks_are_named() {
-    // Side by side, as both wait for seconds.
+    // Concurrently, because both wait for seconds.
     let jobs = [("0", "ranks 1 and 2 were missing"), ("1", "cannot reach the job's store")];
     let jobs = jobs.map(|(rank, expected)| {
         let mut command = command("alone");
@@ -367,7 +369,7 @@ fn read_process(child: &mut Child) -> i32 {
     }
 }
 
-/// Starts a launcher. Its ranks run when this returns.
+/// Starts a launcher. Its ranks are running when this returns.
 fn launcher(scenario: &str) -> Job {
     let mut job = Job(vec![command(&format!("launch {scenario}")).spawn().unwrap()]);
     read_process(&mut job.0[0]);
@@ -385,7 +387,8 @@ fn a_launched_rank_that_dies_ends_the_job() {
     }
 }
 
-/// Nobody waits for a rank that is gone: the test's limit is less than the launcher's patience and the ranks'.
+/// The ranks do not wait for a rank that has ended: the test's limit is less than the patience of the launcher
+/// and the ranks.
 #[test]
 fn a_rank_that_is_killed_before_it_joins_ends_the_job() {
     let mut job = Job(vec![command("launch 1000 never joins").spawn().unwrap()]);
@@ -420,7 +423,7 @@ fn no_rank_outlives_its_launcher() {
     let mut job = launcher("30 works");
     let mut output = job.0[0].stdout.take().unwrap();
     job.0[0].kill().unwrap();
-    // The end of the output comes when no rank has it open any more.
+    // The output ends when no rank has it open any more.
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(output.read_to_end(&mut Vec::new())));
     receiver.recv_timeout(LIMIT).expect("ranks still run").unwrap();
@@ -428,7 +431,7 @@ fn no_rank_outlives_its_launcher() {
 
 #[test]
 fn the_network_interface_can_be_named() {
-    // An address that is not recognised as the loopback interface's.
+    // An address that is not recognized as a loopback address.
     let variables = |interface: &str| format!("MASTER_ADDR=::ffff:127.0.0.1 GLOO_SOCKET_IFNAME={interface}");
     for (interface, code) in [("lo", 0), ("no-such-interface", 1)] {
         let mut command = command("launch 200 operations 6");
@@ -448,7 +451,7 @@ fn a_program_that_cannot_be_started_is_named() {
     assert!(error.starts_with("rank 0 could not be started: `no-such-program`"), "{error}");
 }
 
-/// What starts ranks with torch's own launcher, which hosts the store.
+/// Starts ranks with torch's own launcher, which hosts the store.
 fn torchrun(scenario: &str) -> Job {
     let torch = std::env::var("ONEFOLD_TORCHREC").expect("`make test-torchrec` sets ONEFOLD_TORCHREC");
     let mut command = Command::new("python3");
@@ -460,8 +463,8 @@ fn torchrun(scenario: &str) -> Job {
     Job(vec![command.spawn().unwrap()])
 }
 
-/// `cuda.sh` builds what makes NCCL's process groups, the real libtorch, NCCL and CUDA have every symbol that it needs,
-/// and a call comes as far as to the GPU.
+/// `cuda.sh` builds the library for NCCL process groups. The real libtorch, NCCL and CUDA have all symbols that
+/// it needs, and a call gets as far as the GPU.
 #[test]
 #[ignore = "needs PyPI's torch: make test-torchrec"]
 fn nccl_of_torchrecs_torch_is_loaded() {

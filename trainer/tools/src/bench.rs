@@ -1,4 +1,4 @@
-//! `onefold-train-tools bench`.
+//! The command `onefold-train-tools bench`.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -14,16 +14,16 @@ use onefold_trainer::command::DeviceOption;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
-    /// Whose reference model is trained
+    /// The workload whose reference model is trained
     #[arg(long, value_enum)]
     workload: Workload,
     /// Directory of a dataset of that workload
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
-    /// What is deduplicated; several are measured in turns of two steps, the second of which counts
+    /// Kinds of deduplication; several are measured in turns of two steps, of which the second counts
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["off", "exact", "window"])]
     dedupe: Vec<Dedupe>,
-    /// What the dense part's products are computed with
+    /// Precision of the dense part's matrix products
     #[arg(long, value_enum, default_value = "fp32")]
     precision: Precision,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `onefold-train-tools check-device`.
+//! The command `onefold-train-tools check-device`.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ use onefold_trainer::device::{Accelerator, DeviceName, KernelCheck, check_kernel
 use onefold_trainer::distributed::{Collectives, Environment, check_collectives};
 use serde::Serialize;
 
-/// Kernels are right within this, relative to the largest value: sums are of 32-bit numbers.
+/// The largest tolerated error of a kernel, relative to its largest value. Kernels sum in 32-bit floats.
 const KERNEL_BOUND: f64 = 1e-4;
-/// Losses are.
+/// The largest tolerated relative difference of losses.
 const LOSS_BOUND: f64 = 1e-4;
 
 #[derive(Debug, clap::Args)]
@@ -27,7 +27,7 @@ pub(crate) struct CheckArguments {
     /// Random numbers that every kernel is checked with
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
     seeds: u16,
-    /// Whose reference model takes steps on both
+    /// The workload whose reference model takes steps on both
     #[arg(long, value_enum, requires = "data")]
     workload: Option<Workload>,
     /// Directory of a dataset of that workload
@@ -49,7 +49,7 @@ struct Report {
     kernels: Vec<KernelCheck>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     losses: Vec<Comparison>,
-    /// Ranks whose exchange between GPUs was checked.
+    /// The number of ranks whose exchange between GPUs was checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     ranks: Option<u32>,
 }

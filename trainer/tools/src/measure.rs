@@ -1,4 +1,5 @@
-//! `onefold-train-tools profile` and `onefold-train-tools measure-plans`: what tables cost on this machine, and what plans do.
+//! The commands `onefold-train-tools profile`, which measures the cost of tables on this machine, and
+//! `onefold-train-tools measure-plans`, which measures plans.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -64,16 +65,16 @@ pub(crate) struct ProfileArguments {
     ranks: RankOptions,
 }
 
-/// Ranks of a set of tables, of which each set gets a number at random.
+/// The numbers of ranks that a set of tables is divided among; each set draws one of these at random.
 const RANKS_OF_SETS: [u32; 5] = [1, 2, 4, 4, 8];
 
 impl ProfileArguments {
-    /// Whether it is of several ranks.
+    /// Returns whether the command runs on several ranks.
     pub(crate) fn is_of_ranks(&self) -> bool {
         self.collectives
     }
 
-    /// What the file holds already: nothing if it is to be written anew.
+    /// Returns the measurements that the output file already has; none if the file is new or is overwritten.
     fn before(&self, machine: &Machine) -> Result<Costs> {
         if !self.append || !self.out.exists() {
             claim_output(&self.out, self.overwrite)?;
@@ -106,7 +107,7 @@ pub(crate) fn profile_machine(arguments: &ProfileArguments, printer: &Printer) -
     profile_tables(arguments, printer)
 }
 
-/// Measures exchanges on all ranks; rank 0 writes them.
+/// Measures exchanges on all ranks; rank 0 writes the results.
 fn profile_exchanges(
     arguments: &ProfileArguments,
     collectives: &Arc<dyn Collectives>,
@@ -115,7 +116,7 @@ fn profile_exchanges(
     let started = Instant::now();
     let machine = opened(&arguments.device, arguments.threads)?;
     let is_first = collectives.rank() == 0;
-    // An error of this rank ends the others, too.
+    // If rank 0 returns an error here, the other ranks end too.
     let mut costs = if is_first { arguments.before(&machine)? } else { machine.no_costs() };
     let options = ExchangeOptions {
         exchanges: arguments.exchanges,
@@ -224,7 +225,7 @@ pub(crate) struct MeasurePlansArguments {
 }
 
 pub(crate) fn measure(arguments: &MeasurePlansArguments, printer: &Printer) -> Result<()> {
-    // Several ranks are measured without a device; one of them says so.
+    // Several ranks are measured without a device. If the option names one, a rank reports the error.
     let device = if command::are_several()? { DeviceName::Cpu } else { arguments.device.device };
     let ranks = Ranks::join(&arguments.ranks, device)?;
     ranks.run("measure-plans", false, |collectives, device| {
@@ -288,7 +289,7 @@ fn measure_with(
     Ok(printer.summary(&text, &json)?)
 }
 
-/// A plan's ranks by part; ranks wait for the slowest one before every exchange.
+/// Writes the times of a plan's ranks, by part. Ranks wait for the slowest rank before every exchange.
 fn describe_ranks(text: &mut String, plan: &MeasuredPlan) {
     let exchanges = if plan.step_ms.is_some() { &EXCHANGES[..] } else { &[] };
     let _ = write!(

@@ -1,4 +1,4 @@
-//! `onefold-train-tools products`.
+//! The command `onefold-train-tools products`.
 
 use std::fmt::Write as _;
 

@@ -1,9 +1,9 @@
-//! The impressions of all splits in the order in which they arrived.
+//! Reads the impressions of all splits in the order of their arrival.
 //!
-//! The files are unordered and too large for memory. One pass reads the sort keys (24 bytes for each impression)
-//! and computes the rank of every row (4 bytes). Then each [`Arrival::chunk`] reads through the files that hold
-//! rows of its ranks, keeps those rows, and puts them in order: memory is bounded by the chunk, and the
-//! files of `ebnerd_large` are read about a dozen times.
+//! The files are unordered and too large for memory. A first pass reads the sort keys (24 bytes per impression) and
+//! computes the rank of every row (4 bytes). Then each [`Arrival::chunk`] reads all files that contain rows with its
+//! ranks, and sorts these rows. Memory is thus bounded by the size of a chunk, and the files of `ebnerd_large` are
+//! read about a dozen times.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimestampM
 use super::source::{self, Column, Kind, SplitFiles};
 use crate::{Error, Result, error};
 
-/// The column of a chunk that holds the number of the split.
+/// The column of a chunk with the number of the split.
 pub(super) const SPLIT_COLUMN: &str = "split";
 
-/// The columns that order the impressions.
+/// The columns by which impressions are sorted.
 const KEYS: [Column; 2] = [("impression_time", Kind::Time), ("impression_id", Kind::Id)];
 
-/// The columns of an impression that are read. `read_time`, `scroll_percentage` and `next_*` are known only after the
-/// click and would give the label away, so they are not read.
+/// The columns of an impression to read. `read_time`, `scroll_percentage` and `next_*` are known only after the click
+/// and would leak the label, so they are not read.
 pub(super) const BEHAVIORS: [Column; 13] = [
     ("impression_id", Kind::Id),
     ("impression_time", Kind::Time),
@@ -39,11 +39,11 @@ pub(super) const BEHAVIORS: [Column; 13] = [
     ("article_ids_clicked", Kind::Ids),
 ];
 
-/// The rank of every impression by time, then impression id, split and row.
+/// The rank of every impression by time, impression id, split and row.
 #[derive(Debug)]
 pub(super) struct Arrival<'a> {
     splits: &'a [SplitFiles],
-    /// The rank of every row, by split.
+    /// The rank of every row of each split.
     ranks: Vec<Vec<u32>>,
     /// The number of impressions.
     pub(super) count: u32,
@@ -54,7 +54,7 @@ impl<'a> Arrival<'a> {
     ///
     /// # Errors
     ///
-    /// As [`source::open`], and [`Error::Fault`] for a split without impressions.
+    /// The errors of [`source::open`], and [`Error::Fault`] for a split without impressions.
     pub(super) fn read(splits: &'a [SplitFiles]) -> Result<Self> {
         let mut keys: Vec<(i64, i64, u32, u32)> = Vec::new();
         let mut ranks = Vec::new();
@@ -86,11 +86,11 @@ impl<'a> Arrival<'a> {
         Ok(Self { splits, ranks, count: keys.len() as u32 })
     }
 
-    /// The impressions with these ranks, in order: the columns of [`BEHAVIORS`] and [`SPLIT_COLUMN`].
+    /// Returns the impressions with these ranks, in order, with the columns of [`BEHAVIORS`] and [`SPLIT_COLUMN`].
     ///
     /// # Errors
     ///
-    /// As [`source::open`] and its rows, and [`Error::Fault`] if a file changed since the first pass.
+    /// The errors of [`source::open`] and of its rows, and [`Error::Fault`] if a file changed after the first pass.
     pub(super) fn chunk(&self, range: Range<u32>) -> Result<RecordBatch> {
         let (mut kept, mut kept_ranks) = (Vec::new(), Vec::<u32>::with_capacity(range.len()));
         for ((split, files), ranks) in (0..).zip(self.splits).zip(&self.ranks) {

@@ -1,4 +1,4 @@
-//! The files of EB-NeRD: finds them, and reads their columns strictly into `Int64` ids.
+//! Finds the files of EB-NeRD, and converts their columns into `Int64` ids with strict checks.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use onefold_datasets::suggest;
 use crate::raw_log::{self, TIME};
 use crate::{Error, Result, error};
 
-/// The splits that have clicks, in the order of their numbers.
+/// The names of the splits that contain clicks, in the order of their numbers.
 pub(super) const SPLITS: [&str; 2] = ["train", "validation"];
 /// The largest id of a user attribute.
 pub(super) const LAST_ATTRIBUTE_ID: i64 = 128;
 
-/// Rows that are decoded at once.
+/// The number of rows that are decoded at once.
 const BATCH_ROWS: usize = 8192;
 
-/// The type of a column and what it is converted to.
+/// The type of a column, and its conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A number from 0, never null → `Int64`.
@@ -40,7 +40,7 @@ pub(super) enum Kind {
     Ids,
 }
 
-/// The name of a column that is read, and its type.
+/// The name of a column to read, and its type.
 pub(super) type Column = (&'static str, Kind);
 
 impl Kind {
@@ -81,12 +81,12 @@ pub(super) struct SplitFiles {
     pub(super) history: PathBuf,
 }
 
-/// Finds the files of [`SPLITS`] in `from`: `train/behaviors.parquet` as they are published, or
-/// `train_behaviors.parquet`, and so on.
+/// Finds the files of [`SPLITS`] in `from`: `train/behaviors.parquet` and so on, as published, or
+/// `train_behaviors.parquet` and so on.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if one is missing.
+/// [`Error::Fault`] if a file is missing.
 pub(super) fn find(from: &Path) -> Result<Vec<SplitFiles>> {
     let file = |split: &str, name: &str| {
         let places = [from.join(split).join(name), from.join(format!("{split}_{name}"))];
@@ -111,7 +111,7 @@ pub(super) fn find(from: &Path) -> Result<Vec<SplitFiles>> {
     files.into_iter().collect()
 }
 
-/// The rows of a file, some columns of them, a batch at a time.
+/// An iterator over batches of a file's rows, with some of its columns.
 #[derive(Debug)]
 pub(super) struct Rows {
     path: PathBuf,
@@ -125,7 +125,7 @@ pub(super) struct Rows {
 ///
 /// # Errors
 ///
-/// [`Error::Io`] or [`Error::Fault`] if it cannot be read, or a column is missing or has another type.
+/// [`Error::Io`] or [`Error::Fault`] if the file cannot be read, or if a column is missing or has another type.
 pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
     let damaged = |error: ParquetError| parquet_error(path, &error);
     let file = fs_err::File::open(path)?.into_parts().0;
@@ -149,13 +149,13 @@ pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
     Ok(Rows { path: path.to_owned(), reader, columns, schema: schema(columns), first_row: 0 })
 }
 
-/// The column `name`, which was read.
+/// Returns the column `name`, which must be one of the columns that were read.
 pub(super) fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
     let missing = || Error::Internal(ArrowError::SchemaError(format!("no column `{name}`")));
     rows.column_by_name(name).ok_or_else(missing)
 }
 
-/// The schema of [`Rows`] with these columns.
+/// Returns the schema of [`Rows`] with these columns.
 pub(super) fn schema(columns: &[Column]) -> SchemaRef {
     raw_log::schema(columns.iter().map(|(name, kind)| (*name, kind.output())))
 }
@@ -200,7 +200,7 @@ impl Rows {
         })
     }
 
-    /// Checks what a column that was cast holds: nulls where they are allowed, and numbers in their range.
+    /// Checks the values of a converted column: nulls only if they are allowed, and numbers within their range.
     fn check(&self, (name, kind): Column, cast: &ArrayRef) -> Result<()> {
         let wrong = |row: usize, message: &str| Err(self.wrong_value(name, row, message));
         let first_null = |values: &ArrayRef| (0..values.len()).find(|row| values.is_null(*row));
@@ -226,7 +226,7 @@ impl Rows {
         }
     }
 
-    /// An error in a row of the current batch. Rows are counted from 1.
+    /// Returns an error about a row of the current batch. Rows are counted from 1.
     fn wrong_value(&self, column: &str, row: usize, message: &str) -> Error {
         let message = format!("row {}, column `{column}`: {message}", self.first_row + row + 1);
         error::source(&self.path, message, DAMAGED)

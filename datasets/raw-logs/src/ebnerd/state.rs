@@ -1,6 +1,6 @@
 //! The state of a news service at the time of an impression: the reader's last clicks, and the click rate of every
-//! article so far. Only impressions with strictly earlier times count; those of the same time do
-//! not affect each other.
+//! article so far. Only impressions with strictly earlier times count, so impressions of the same time do not affect
+//! each other.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,12 +11,14 @@ use super::source::{self, Column, Kind, SplitFiles};
 use crate::raw_log::list_row;
 use crate::{Error, Result, error};
 
-/// The length of a history: the last clicked articles.
+/// The length of a history, in clicked articles.
 pub const HISTORY_WINDOW: usize = 50;
 
-/// A click rate starts from this many views with the mean rate of all articles (a Bayesian average).
+/// The number of views, with the mean click rate of all articles, that are added to an article's own views (a
+/// Bayesian average).
 const PRIOR_VIEWS: f64 = 20.0;
-/// The mean rate of all articles starts from these views and clicks: 1 in 10.
+/// The numbers of views and clicks that are added to those of all articles, for the mean click rate: a rate of 1 in
+/// 10.
 const FIRST_VIEWS: f64 = 10.0;
 const FIRST_CLICKS: f64 = 1.0;
 const MICROS_PER_HOUR: f64 = 3600.0 * 1e6;
@@ -26,7 +28,7 @@ const HISTORY: [Column; 2] = [("user_id", Kind::Id), ("article_id_fixed", Kind::
 /// A user within a split: the splits have separate histories.
 pub(super) type Reader = (i64, i64);
 
-/// How often an article was shown and clicked.
+/// The numbers of views and clicks of an article.
 #[derive(Debug, Clone, Copy)]
 struct Article {
     first_shown: i64,
@@ -34,7 +36,7 @@ struct Article {
     clicks: u32,
 }
 
-/// An impression that does not count yet for others of the same time.
+/// An impression that does not yet count, because others of the same time may follow.
 #[derive(Debug)]
 struct Impression {
     reader: Reader,
@@ -42,8 +44,8 @@ struct Impression {
     clicked: Vec<i64>,
 }
 
-/// The state of the service, which moves forward in time. It holds every reader's window (about half a kilobyte)
-/// and a few words for every article.
+/// The state of the service, which advances in time. It holds the history of every reader (about half a kilobyte
+/// each) and a few words per article.
 #[derive(Debug, Default)]
 pub(super) struct ServiceState {
     now: i64,
@@ -55,11 +57,11 @@ pub(super) struct ServiceState {
 }
 
 impl ServiceState {
-    /// The state before the first impression: the windows of the history files.
+    /// Reads the state before the first impression: the histories in the history files.
     ///
     /// # Errors
     ///
-    /// As [`source::open`] and its rows, and [`Error::Fault`] for a user with two histories.
+    /// The errors of [`source::open`] and of its rows, and [`Error::Fault`] for a user with two histories.
     pub(super) fn read(splits: &[SplitFiles]) -> Result<Self> {
         let mut state = Self { now: i64::MIN, ..Self::default() };
         for (split, files) in (0..).zip(splits) {
@@ -79,7 +81,7 @@ impl ServiceState {
         Ok(state)
     }
 
-    /// Moves to `time`, so that everything before it counts. Times must not decrease.
+    /// Advances to `time`. Afterwards, all earlier impressions count. Times must not decrease.
     pub(super) fn advance(&mut self, time: i64) {
         if time == self.now {
             return;
@@ -90,7 +92,7 @@ impl ServiceState {
         self.now = time;
     }
 
-    /// Adds an impression of the current time, which counts for later times. A click on an article that is not among
+    /// Adds an impression of the current time, which counts for later times. A click on an article that is not in
     /// `shown` counts for the history, but not for a click rate.
     pub(super) fn record(&mut self, reader: Reader, shown: &[i64], clicked: &[i64]) {
         self.pending.push(Impression { reader, shown: shown.to_vec(), clicked: clicked.to_vec() });
@@ -111,12 +113,12 @@ impl ServiceState {
         history.drain(..history.len().saturating_sub(HISTORY_WINDOW));
     }
 
-    /// The last [`HISTORY_WINDOW`] articles that the reader clicked, oldest first.
+    /// Returns the last [`HISTORY_WINDOW`] articles that the reader clicked, oldest first.
     pub(super) fn history(&self, reader: Reader) -> impl Iterator<Item = i64> {
         self.histories.get(&reader).into_iter().flatten().copied()
     }
 
-    /// Clicks per view of the article so far, smoothed.
+    /// Returns the smoothed clicks per view of the article so far.
     pub(super) fn click_rate(&self, article: i64) -> f32 {
         let prior = (self.clicks as f64 + FIRST_CLICKS) / (self.views as f64 + FIRST_VIEWS);
         let (views, clicks) =
@@ -124,7 +126,7 @@ impl ServiceState {
         ((f64::from(clicks) + PRIOR_VIEWS * prior) / (f64::from(views) + PRIOR_VIEWS)) as f32
     }
 
-    /// `ln(1 + h)` of the h hours since the article was first shown; 0 if it has not been shown.
+    /// Returns `ln(1 + h)` for the h hours since the article was first shown, or 0 if it has not been shown.
     pub(super) fn log_age_hours(&self, article: i64) -> f32 {
         let age = self
             .articles

@@ -12,7 +12,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use super::*;
 use onefold_base::progress::Silent;
 
-/// An impression: id, seconds, session, user, page, shown, clicked.
+/// An impression: id, time in seconds, session, user, page, shown articles, clicked articles.
 type Row = (u32, i64, u32, u32, Option<i32>, &'static [i32], &'static [i32]);
 
 fn lists(rows: impl Iterator<Item = Vec<i32>>) -> ArrayRef {
@@ -59,8 +59,8 @@ fn write(path: &Path, columns: Vec<(&'static str, ArrayRef)>) {
     writer.close().unwrap();
 }
 
-/// Train rows are out of order; two share a moment; session 1 is in both splits; 302 is a click on what was
-/// not shown; a click is logged twice.
+/// Train rows are out of order, and two of them have the same time. Session 1 is in both splits. 302 is a click on an
+/// article that was not shown. One click is logged twice.
 const TRAIN: &[Row] = &[
     (12, 7200, 1, 7, Some(50), &[101, 102], &[102, 102]),
     (11, 60, 1, 7, None, &[100, 101, 102], &[101]),
@@ -91,7 +91,7 @@ impl Source {
         import_in_chunks(self.folder.path(), &self.path("out"), true, chunk, &Silent)
     }
 
-    /// The import fails with `message` and a hint, and leaves nothing.
+    /// Checks that the import fails with `message` and a hint, and leaves no files.
     fn fails(&self, message: &str) {
         let before = fs_err::read_dir(self.folder.path()).unwrap().count();
         let error = self.import(CHUNK_IMPRESSIONS).unwrap_err().to_string();
@@ -128,7 +128,7 @@ fn impressions_are_logged_in_order_of_arrival_with_what_was_known() {
     let splits = features.column_by_name("split").unwrap().as_string::<i32>();
     assert_eq!((splits.value(3), splits.value(4)), ("train", "validation"));
     let history = integer_lists(&features, "history");
-    // The clicks of the impressions of one moment are known only later; the splits have separate histories.
+    // Clicks of impressions of the same time are known only later, and the splits have separate histories.
     let expected: [&[i64]; 6] = [&[1, 2], &[1, 2, 101], &[1, 2, 101], &[3], &[4], &[4, 104]];
     assert_eq!(history, expected);
     assert_eq!(integer_lists(&features, "inview")[0], [100, 101, 102]);
@@ -165,7 +165,7 @@ fn click_rates_and_ages_are_those_of_earlier_moments() {
         list.as_primitive::<Float32Type>().values().to_vec()
     };
     assert_eq!(floats("inview_click_rate", 0), [0.1, 0.1, 0.1]);
-    // One click in three views so far: a prior of 2 in 13.
+    // There is one click in three views so far, which gives a prior of 2 in 13.
     let rates = [(1.0, 1.0), (0.0, 1.0)]
         .map(|(clicks, views)| ((clicks + 20.0 * 2.0 / 13.0) / (views + 20.0)) as f32);
     assert_eq!(floats("inview_click_rate", 1), rates);

@@ -2,46 +2,46 @@
 //!
 //! # The model
 //!
-//! A cell of `T` rows is a **circle** of circumference `T`, so that it has no edges: as many sessions are
-//! active in its first row as in its middle. A session has a geometric number of samples with mean `m`, starts
-//! uniformly on the circle, and its consecutive samples are apart by exponential gaps of mean `G`, in rows.
-//! The samples sorted by position are the rows of the cell. A session that goes past the end continues at
-//! the beginning, so it shows as one session with a long pause.
+//! A cell of `T` rows is modelled as a **circle** of circumference `T`. A circle has no edges, so as many sessions
+//! are active in the first row as in the middle. A session has a geometric number of samples with mean `m` and starts
+//! uniformly on the circle. The gaps between its consecutive samples are exponential with mean `G`, in rows. The
+//! samples sorted by position are the rows of the cell. A session that goes past the end continues at the beginning,
+//! so it appears as one session with a long pause.
 //!
-//! # How many sessions `W` consecutive rows hold
+//! # The number of sessions in `W` consecutive rows
 //!
-//! Let `q = 1/m`, `p = 1 - q`, `x = W/G`, and `g(u)` the probability that a session that goes on from
-//! position `u` never again has a sample in a given window of `W` rows. Measured from the window's end,
-//! `u < T - W` lies outside the window, and there the gap's lack of memory gives `G g' = q (g - 1)`, so
-//! `g = 1 + A e^(q u / G)`; from inside the window only a gap that jumps over the rest of it helps, which
-//! closes the circle by `g(T - W) = e^(-x) g(0)` and thus fixes `A`. Integrating over the session's start,
-//! and multiplying by the `T/m` sessions of the cell, the window holds
+//! Let `q = 1/m`, `p = 1 - q`, `x = W/G`, and let `g(u)` be the probability that a session that continues after
+//! position `u` never again has a sample in a given window of `W` rows. Positions are measured from the window's end.
+//! Positions `u < T - W` are outside the window, where the exponential gaps give `G g' = q (g - 1)`, so
+//! `g = 1 + A e^(q u / G)`. From inside the window, the session misses the rest of the window only if a gap jumps
+//! over it. This closes the circle by `g(T - W) = e^(-x) g(0)`, which determines `A`. Integrating over the start of
+//! the session, and multiplying by the `T/m` sessions of the cell, the window contains
 //!
 //! ```text
 //! D = W/m + p G (1 - e^(-x)) (1 - e^(-y)) / (1 - e^(-x-y)),     y = (T - W) / (m G)
 //! ```
 //!
-//! distinct sessions. The last factor is the circle's: it is 1 in an endless log, where the rest has a direct
-//! reading (a row opens a session in the window if it is the session's first, or if the gap before it is
-//! longer than its distance from the window's start). For `G → ∞` the samples lie uniformly and
-//! `W / D → 1 + (m - 1) W / T`.
+//! distinct sessions. The last factor results from the circle. It is 1 in an endless log, where the rest has a direct
+//! interpretation: a row is the first row of its session in the window if it is the session's first row, or if the
+//! gap before it is longer than its distance from the window's start. For `G → ∞` the samples are distributed
+//! uniformly and `W / D → 1 + (m - 1) W / T`.
 //!
-//! `G` is found by bisection such that `W / D` is 1.15 for `W = 4096`. In an endless log that is about 13,300
-//! rows for a mean size of 16.5, and 12,300 for 8. In a short log a session goes round the circle and overlaps
-//! itself, so `G` has to be longer, and below about 423,000 rows (mean 16.5) or 191,000 rows (mean 8) no
-//! `G` is long enough. Positions are uniform then, and `W / D` grows as the log gets shorter: with mean 16.5 it
-//! is 1.21 at 300,000 rows, 1.32 at 200,000, 1.63 at 100,000, and 16.5 at 4,096 and fewer, where the window is
-//! the log.
+//! `G` is found by bisection such that `W / D` is 1.15 for `W = 4096`. In an endless log, `G` is about 13,300 rows
+//! for a mean size of 16.5, and 12,300 rows for 8. In a short log, a session goes around the circle and overlaps
+//! itself, so `G` has to be longer. Below about 423,000 rows (mean 16.5) or 191,000 rows (mean 8), no `G` is long
+//! enough. Positions are then uniform, and `W / D` increases as the log gets shorter: with mean 16.5 it is 1.21 at
+//! 300,000 rows, 1.32 at 200,000, 1.63 at 100,000, and 16.5 at 4,096 rows and fewer, where the window is the whole
+//! log.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::Exp1;
 
-/// The window in which the interleaving is specified, in rows.
+/// The window for which the interleaving is specified, in rows.
 const WINDOW_ROWS: f64 = 4096.0;
-/// Samples per distinct session in a window.
+/// The number of samples per distinct session in a window.
 const SAMPLES_PER_SESSION: f64 = 1.15;
-/// A gap longer than this many turns of the circle is treated as a uniform position.
+/// The largest gap, in turns of the circle. Longer gaps are treated as uniform positions.
 const LONGEST_GAP_TURNS: f64 = 1e3;
 
 /// The arrival of one cell's samples.
@@ -49,13 +49,13 @@ const LONGEST_GAP_TURNS: f64 = 1e3;
 pub(super) struct Arrival {
     /// The session of each row, counted from 0 within the cell.
     pub(super) order: Vec<u32>,
-    /// The number of samples of each session; none is 0.
+    /// The number of samples of each session, at least 1.
     pub(super) sizes: Vec<u32>,
 }
 
 impl Arrival {
-    /// Draws the arrival of exactly `samples` samples in sessions of mean size `mean_size`; the last session
-    /// drawn is cut where the sum is reached.
+    /// Draws the arrival of exactly `samples` samples in sessions of mean size `mean_size`. The last session is
+    /// truncated where the sum is reached.
     pub(super) fn draw(samples: u32, mean_size: f64, rng: &mut ChaCha8Rng) -> Self {
         let sizes = draw_sizes(samples, mean_size, rng);
         let circle = f64::from(samples);
@@ -76,7 +76,7 @@ impl Arrival {
     }
 }
 
-/// Geometric sizes of at least 1 that add up to `samples`.
+/// Draws geometric sizes of at least 1 whose sum is `samples`.
 fn draw_sizes(samples: u32, mean_size: f64, rng: &mut ChaCha8Rng) -> Vec<u32> {
     let log_continue = (-1.0 / mean_size).ln_1p();
     let mut left = samples;
@@ -98,7 +98,8 @@ fn next_position(position: f64, circle: f64, gap: Option<f64>, rng: &mut ChaCha8
     }
 }
 
-/// Expected samples per distinct session in a window, by the module's formula; `None` is the infinite gap.
+/// Returns the expected number of samples per distinct session in a window, by the module's formula. `None` is an
+/// infinite gap.
 fn samples_per_session(circle: f64, mean_size: f64, gap: Option<f64>) -> f64 {
     let outside = circle - WINDOW_ROWS;
     if outside <= 0.0 {
@@ -108,14 +109,14 @@ fn samples_per_session(circle: f64, mean_size: f64, gap: Option<f64>) -> f64 {
         return 1.0 + (mean_size - 1.0) * WINDOW_ROWS / circle;
     };
     let (x, y) = (WINDOW_ROWS / gap, outside / (mean_size * gap));
-    // `exp_m1` of a small argument keeps the digits that `1 - exp` would lose.
+    // For small arguments, `exp_m1` keeps digits that `1 - exp` would lose.
     let reopened = -gap * (-x).exp_m1() * (-y).exp_m1() / (-x - y).exp_m1();
     WINDOW_ROWS / (WINDOW_ROWS / mean_size + (1.0 - 1.0 / mean_size) * reopened)
 }
 
-/// The mean gap that gives [`SAMPLES_PER_SESSION`], or `None` where no gap is long enough.
+/// Returns the mean gap that gives [`SAMPLES_PER_SESSION`], or `None` if no gap is long enough.
 fn mean_gap(circle: f64, mean_size: f64) -> Option<f64> {
-    // The number falls as the gap grows, so bisection of the logarithm of the gap finds it.
+    // The number decreases as the gap grows, so a bisection of the gap's logarithm finds it.
     let (mut short, mut long) = (0.0, (circle * LONGEST_GAP_TURNS).ln());
     if samples_per_session(circle, mean_size, Some(long.exp())) >= SAMPLES_PER_SESSION {
         return None;
@@ -139,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// Samples per distinct session over all the log's disjoint windows.
+    /// Returns the number of samples per distinct session over all disjoint windows of the log.
     fn measure(arrival: &Arrival) -> f64 {
         let windows = arrival.order.chunks_exact(WINDOW_ROWS as usize);
         let distinct: usize = windows.clone().map(|rows| rows.iter().collect::<HashSet<_>>().len()).sum();

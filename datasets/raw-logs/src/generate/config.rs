@@ -1,9 +1,9 @@
-//! The two configuration files beside the logs.
+//! The two configuration files that are written with the logs.
 
 use super::workload::{Change, GroupSpec, TABLE_DIM, TABLE_ROWS, Workload, dense_names};
 
 impl Workload {
-    /// The text of `dataset.toml`: how to build a dataset from the logs.
+    /// Returns the text of `dataset.toml`, which describes how to build a dataset from the logs.
     pub(super) fn dataset_config(self) -> String {
         let mut text =
             format!("# The synthetic workload {}: how to build a dataset from its logs.\n", self.name());
@@ -20,7 +20,7 @@ impl Workload {
         text
     }
 
-    /// The text of `train.toml`: the workloads' reference model.
+    /// Returns the text of `train.toml`, which describes the reference model of the workload.
     pub fn train_config(self) -> String {
         let groups = self.groups();
         let mut text = format!("# The reference model of the synthetic workload {}.\n", self.name());
@@ -39,7 +39,7 @@ impl Workload {
         text
     }
 
-    /// The numbers of pooled features, sequences and dense features.
+    /// Returns the numbers of pooled features, sequences and dense features.
     pub fn features(self) -> [usize; 3] {
         let groups = self.groups();
         let count = |sequences: bool| {
@@ -59,7 +59,7 @@ fn entry(name: &str, kind: &str, group: Option<&str>) -> String {
     format!("{name} = {{ kind = \"{kind}\"{group} }}\n")
 }
 
-/// The events are the left side of the join because engines keep a hash table of that side.
+/// The events are the left side of the join, because engines keep a hash table of that side.
 const DATASET_HEAD: &str = r#"format_version = 1
 
 [sources]

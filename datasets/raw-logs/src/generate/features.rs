@@ -12,11 +12,11 @@ use rand_distr::Zipf;
 
 use super::workload::{Change, GroupSpec, TABLE_ROWS};
 
-/// The exponent of the ids' Zipf distribution: the k-th most frequent id has a probability proportional to
+/// The exponent of the Zipf distribution of ids: the probability of the k-th most frequent id is proportional to
 /// `k^-1.05`.
 const ZIPF_EXPONENT: f64 = 1.05;
 
-/// The properties of a log's row that sparse features depend on.
+/// The properties of a log's row on which sparse features depend.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     /// The session, counted from 0 within the cell.
@@ -29,8 +29,8 @@ pub(super) struct Row {
 
 /// The mapping between the ranks and ids of a feature.
 ///
-/// Ranks are mapped to ids by an affine bijection of `0..TABLE_ROWS` that depends on the feature's name only,
-/// so frequent ids are spread over the table and differ from feature to feature, but not from seed to seed.
+/// Ranks are mapped to ids by an affine bijection of `0..TABLE_ROWS` that depends only on the feature's name. So
+/// frequent ids are spread over the table, and they differ between features, but not between seeds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IdSpace {
     multiplier: u64,
@@ -47,33 +47,33 @@ impl IdSpace {
         Self { multiplier, offset: (hash >> 32) % rows }
     }
 
-    /// The id of a rank in `0..TABLE_ROWS`; 0 is the most frequent.
+    /// Returns the id of a rank in `0..TABLE_ROWS`. Rank 0 is the most frequent.
     pub(super) fn id(self, rank: u32) -> u32 {
         ((u64::from(rank) * self.multiplier + self.offset) % u64::from(TABLE_ROWS)) as u32
     }
 }
 
-/// The distribution of ranks, 1 being the most frequent.
+/// Returns the distribution of ranks. Rank 1 is the most frequent.
 pub(super) fn rank_distribution() -> Zipf<f64> {
     Zipf::new(f64::from(TABLE_ROWS), ZIPF_EXPONENT).expect("both constants are positive")
 }
 
-/// The probabilities of the ranks of [`rank_distribution`], most frequent first.
+/// Returns the probabilities of the ranks of [`rank_distribution`], the most frequent first.
 pub(super) fn rank_probabilities() -> Vec<f64> {
     let weights: Vec<f64> = (1..=TABLE_ROWS).map(|rank| f64::from(rank).powf(-ZIPF_EXPONENT)).collect();
     let total: f64 = weights.iter().sum();
     weights.into_iter().map(|weight| weight / total).collect()
 }
 
-/// A feature group over the rows of a cell. Its random numbers are drawn row by row from a stream of its own,
-/// so they depend neither on the other groups nor on the batch size.
+/// A feature group over the rows of a cell. Its random numbers are drawn row by row from a separate stream, so they
+/// depend neither on the other groups nor on the batch size.
 #[derive(Debug)]
 pub(super) struct Group<'a> {
     spec: &'a GroupSpec,
     ids: Vec<IdSpace>,
     ranks: Zipf<f64>,
     rng: ChaCha8Rng,
-    /// The current lists, one for each feature, of every session that has begun and not ended.
+    /// The current lists, one per feature, of every session that has begun and not ended.
     active: HashMap<u32, Vec<VecDeque<u32>>>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Group<'a> {
         Self { spec, ids, ranks: rank_distribution(), rng, active: HashMap::new() }
     }
 
-    /// The columns of the next rows, one for each feature.
+    /// Returns the columns of the next rows, one per feature.
     pub(super) fn columns(&mut self, rows: &[Row]) -> Vec<ListArray> {
         let column = || {
             let ids = Int64Builder::with_capacity(rows.len() * self.spec.length);
@@ -118,8 +118,8 @@ impl<'a> Group<'a> {
         lists
     }
 
-    /// Draws all lists: a timeline's to its full window, the others to a length that is uniform on `1..=2l-1`,
-    /// whose mean is `l`.
+    /// Draws all lists. Lists of a timeline get the full window, other lists get a length that is uniform on
+    /// `1..=2l-1` and thus has the mean `l`.
     fn redraw(&mut self, lists: &mut [VecDeque<u32>]) {
         for (list, ids) in lists.iter_mut().zip(&self.ids) {
             let length = match self.spec.change {
@@ -140,12 +140,12 @@ impl<'a> Group<'a> {
 }
 
 fn draw_id(ids: IdSpace, ranks: &Zipf<f64>, rng: &mut ChaCha8Rng) -> u32 {
-    // The sampler works in floating point: its last rank may come out one too high.
+    // The sampler uses floating-point numbers, so its last rank may be one too high.
     let rank = (rng.sample(ranks) as u32).clamp(1, TABLE_ROWS);
     ids.id(rank - 1)
 }
 
-/// The field of a column of lists.
+/// Returns the field of a column of lists.
 pub(super) fn list_field(name: &str) -> Field {
     Field::new(name, DataType::List(list_item()), false)
 }
@@ -154,13 +154,14 @@ fn list_item() -> FieldRef {
     Arc::new(Field::new("element", DataType::Int64, false))
 }
 
-/// A hash of a name that never changes (FNV-1a, then [`mix`]).
+/// Returns a hash of a name that never changes (FNV-1a, then [`mix`]).
 pub(super) fn name_hash(name: &str) -> u64 {
     let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     mix(name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv))
 }
 
-/// The output of SplitMix64 (Steele, Lea and Flood 2014) for the state `value`: the increment, then [`scramble`].
+/// Returns the output of SplitMix64 (Steele, Lea and Flood 2014) for the state `value`: the increment, then
+/// [`scramble`].
 pub(super) fn mix(value: u64) -> u64 {
     scramble(value.wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
@@ -200,7 +201,7 @@ mod tests {
         for rank in [0, 1, 2, 9, 99] {
             let expected = 1e6 * probabilities[rank as usize];
             let found = f64::from(counts[ids.id(rank) as usize]);
-            // Five standard deviations of a Poisson count.
+            // The tolerance is five standard deviations of a Poisson count.
             assert!((found - expected).abs() < 5.0 * expected.sqrt(), "rank {rank}: {found}, not {expected}");
         }
     }

@@ -9,17 +9,18 @@ use super::workload::GroupSpec;
 const DENSE_WEIGHTS: [f64; 4] = [0.5, -0.5, 0.35, -0.35];
 /// The weight of each sparse term.
 const SPARSE_WEIGHT: f64 = 0.5;
-/// The number of features of every kind that have a term: the first ones.
+/// The number of features of each kind that have a term. These are the first features of the kind.
 const FEATURES_PER_KIND: usize = 2;
-/// The bias: about one label in four is positive, as the logit has a standard deviation of about 1.4.
+/// The bias. About one label in four is positive, because the logit has a standard deviation of about 1.4.
 const BIAS: f64 = -1.43;
 
 /// A logistic model of the first four dense features and the first two user, sequence and item features.
 ///
-/// Every id of such a feature has a hidden effect, uniform with mean 0 (over the ids' distribution) and variance 1; a
-/// list counts with the sum of its ids' effects over the square root of the feature's mean length. That is linear in
-/// the one-hot ids, so a model with sum pooling can express it. The effects depend on the feature's name only: logs of
-/// different seeds have the same effects, so a model trained on one can be tested on another.
+/// Every id of such a feature has a hidden effect, which is uniform with mean 0 (over the distribution of ids) and
+/// variance 1. A list contributes the sum of its ids' effects divided by the square root of the feature's mean
+/// length. This is linear in the one-hot ids, so a model with sum pooling can express it. The effects depend only on
+/// the feature's name: logs with different seeds have the same effects, so a model trained on one log can be tested
+/// on another.
 #[derive(Debug)]
 pub(super) struct HiddenModel {
     terms: Vec<Term>,
@@ -27,7 +28,7 @@ pub(super) struct HiddenModel {
 
 #[derive(Debug)]
 struct Term {
-    /// The feature's place among the sparse columns.
+    /// The index of the feature among the sparse columns.
     column: usize,
     salt: u64,
     /// The expectation of an id's raw effect.
@@ -52,7 +53,8 @@ impl HiddenModel {
         Self { terms }
     }
 
-    /// The probability that the label of a row is 1, given its dense values and its list in each sparse column.
+    /// Returns the probability that the label of a row is 1, given its dense values and its list in each sparse
+    /// column.
     pub(super) fn probability<'a>(&self, dense: &[f32], list: impl Fn(usize) -> &'a [i64]) -> f64 {
         let dense: f64 =
             dense.iter().zip(DENSE_WEIGHTS).map(|(value, weight)| f64::from(*value) * weight).sum();
@@ -74,7 +76,7 @@ impl Term {
     }
 }
 
-/// The raw effect of an id: uniform between -√3 and √3, so of variance 1.
+/// Returns the raw effect of an id, which is uniform between -√3 and √3 and thus has variance 1.
 fn effect(salt: u64, id: i64) -> f64 {
     let uniform = (mix(salt ^ id as u64) >> 11) as f64 / (1u64 << 53) as f64;
     (2.0 * uniform - 1.0) * 3f64.sqrt()

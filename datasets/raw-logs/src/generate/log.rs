@@ -1,4 +1,4 @@
-//! The rows of a cell as the two logs' record batches, and the files they go to.
+//! Converts the rows of a cell into record batches of the two logs, and writes them to files.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use super::workload::{DENSE_FEATURES, GroupSpec, Workload, dense_names};
 use crate::Result;
 use crate::raw_log::{RawLogWriter, TIME, TableWriter, list_row, schema};
 
-/// Rows of a record batch.
+/// The number of rows of a record batch.
 const BATCH_ROWS: usize = 2048;
-/// A file ends with the batch in which it reaches this many rows.
+/// The number of rows after which a file ends, together with the current batch.
 const PART_ROWS: usize = 128 << 10;
 /// 2026-01-01T00:00:00Z: the time of the first request.
 const FIRST_REQUEST_MICROS: i64 = 1_767_225_600_000_000;
-/// Requests arrive at a steady 500 per second.
+/// The time between requests, which arrive at a constant rate of 500 per second.
 const REQUEST_INTERVAL_MICROS: i64 = 2_000;
-/// The label of a request is known a minute later, when its attribution window closes.
+/// The delay of a request's event: the label is known a minute later, when the attribution window ends.
 const EVENT_DELAY_MICROS: i64 = 60_000_000;
 /// The number of users. The user of a session is drawn uniformly from them.
 const USERS: i64 = 10_000_000;
 
-/// The parts that all cells of a log share.
+/// The data that all cells of a log share.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) groups: Vec<GroupSpec>,
@@ -49,7 +49,8 @@ impl World {
         Self { session_size, model, seed, features: feature_schema(&groups), events: event_schema(), groups }
     }
 
-    /// The random numbers for one purpose in one cell. There are fewer than 2^16 purposes and fewer than 2^48 cells.
+    /// Returns the random numbers for one purpose in one cell. There are fewer than 2^16 purposes and fewer than 2^48
+    /// cells.
     fn rng(&self, cell: u64, purpose: u64) -> ChaCha8Rng {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(cell << 16 | purpose);
@@ -57,7 +58,7 @@ impl World {
     }
 }
 
-/// The columns of the feature log: one row a request.
+/// Returns the schema of the feature log, which has one row per request.
 fn feature_schema(groups: &[GroupSpec]) -> SchemaRef {
     let mut fields = vec![
         Field::new("request_id", DataType::Int64, false),
@@ -70,28 +71,28 @@ fn feature_schema(groups: &[GroupSpec]) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// The columns of the event log: one row a request.
+/// Returns the schema of the event log, which has one row per request.
 fn event_schema() -> SchemaRef {
     schema([("request_id", DataType::Int64), ("timestamp", TIME), ("label", DataType::Float32)])
 }
 
-/// Rows of both logs that belong together.
+/// Rows of both logs for the same requests.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) features: RecordBatch,
     events: RecordBatch,
 }
 
-/// The rows of one cell, batch by batch.
+/// The rows of one cell, in batches.
 #[derive(Debug)]
 pub(super) struct Cell<'a> {
     world: &'a World,
-    /// The request id of the cell's first row, which is also the session id of its session 0. As a cell has no more
-    /// sessions than rows, the session ids of cells do not overlap.
+    /// The request id of the cell's first row, which is also the session id of its session 0. A cell has no more
+    /// sessions than rows, so the session ids of different cells do not overlap.
     first_id: i64,
     arrival: Arrival,
     users: Vec<i64>,
-    /// The samples of each session that are still to come.
+    /// The number of remaining samples of each session.
     left: Vec<u32>,
     groups: Vec<Group<'a>>,
     samples: ChaCha8Rng,
@@ -99,7 +100,7 @@ pub(super) struct Cell<'a> {
 }
 
 impl<'a> Cell<'a> {
-    /// The cell number `index` of `samples` rows, whose first request has the number `first_id`.
+    /// Prepares the cell `index` with `samples` rows, whose first request has the number `first_id`.
     pub(super) fn new(world: &'a World, index: u64, first_id: i64, samples: u32) -> Self {
         let mut rng = world.rng(index, 0);
         let arrival = Arrival::draw(samples, world.session_size, &mut rng);
@@ -121,11 +122,11 @@ impl<'a> Cell<'a> {
         self.arrival.sizes.len() as u64
     }
 
-    /// The next rows, or `None` at the end of the cell.
+    /// Returns the next rows, or `None` at the end of the cell.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Internal`] if Arrow refuses the columns.
+    /// [`crate::Error::Internal`] if Arrow rejects the columns.
     pub(super) fn next_batch(&mut self) -> Result<Option<Batch>> {
         let range = self.next_row..self.arrival.order.len().min(self.next_row + BATCH_ROWS);
         if range.is_empty() {
@@ -168,7 +169,7 @@ impl<'a> Cell<'a> {
         self.arrival.order.get(range).unwrap_or(&[]).iter().filter_map(row).collect()
     }
 
-    /// The dense columns, standard normal, and the labels of the next `rows` rows.
+    /// Draws the dense columns, which are standard normal, and the labels of the next `rows` rows.
     fn draw_samples(&mut self, lists: &[ListArray], rows: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
         let mut columns: Vec<_> = (0..DENSE_FEATURES).map(|_| Vec::with_capacity(rows)).collect();
         let mut labels = Vec::with_capacity(rows);
@@ -182,17 +183,17 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// The times of requests, `delay` microseconds later.
+/// Returns the times of requests plus `delay` microseconds.
 fn request_times(ids: &[i64], delay: i64) -> ArrayRef {
     let time = |id: &i64| FIRST_REQUEST_MICROS + REQUEST_INTERVAL_MICROS * id + delay;
     Arc::new(TimestampMicrosecondArray::from_iter_values(ids.iter().map(time)))
 }
 
-/// The files of both logs, a part after the other; parts with equal numbers hold the same requests.
+/// Writes the files of both logs, part by part. Parts with equal numbers contain the same requests.
 #[derive(Debug)]
 pub(super) struct Parts<'a> {
     logs: &'a RawLogWriter,
-    /// The open feature and event tables and their rows.
+    /// The open feature and event tables, and their number of rows.
     open: Option<(TableWriter, TableWriter, usize)>,
     finished: usize,
 }
@@ -227,7 +228,7 @@ impl<'a> Parts<'a> {
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write).
+    /// See [`write`](Self::write).
     pub(super) fn finish(&mut self) -> Result<()> {
         if let Some((features, events, _)) = self.open.take() {
             features.finish()?;

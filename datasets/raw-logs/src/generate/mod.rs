@@ -14,25 +14,25 @@
 //! | item features × mean length | 12 × 2 | 15 × 10 | 13 × 4 |
 //! | dense | 13 | 13 | 13 |
 //!
-//! - **Arrival.** Sessions overlap such that 4,096 consecutive rows hold 1.15 samples per session; in short
-//!   logs, more (`arrival.rs` has the derivation and the figures). Requests arrive every 2 ms from
-//!   2026-01-01T00:00:00Z on, in the order of their ids and of the files.
-//! - **Pooled user features** (`user_00`…) are in groups of up to six. From one sample of a session to the next
-//!   a group keeps all its lists with the repeat probability, or else draws all anew. Lengths are uniform on
+//! - **Arrival.** Sessions overlap such that 4,096 consecutive rows contain 1.15 samples per session, or more in
+//!   short logs (`arrival.rs` contains the derivation and the figures). Requests arrive every 2 ms from
+//!   2026-01-01T00:00:00Z, in the order of their ids and of the files.
+//! - **Pooled user features** (`user_00`…) are in groups of up to six. From one sample of a session to the next, a
+//!   group keeps all its lists with the repeat probability, or else draws all of them again. Lengths are uniform on
 //!   `1..=2l-1`, which has the mean `l`.
-//! - **Sequences** (`sequence_00`…) are in groups of three that share a timeline: sessions begin with a full
-//!   window, and with probability 0.3 a sample appends one id to each and drops the oldest.
+//! - **Sequences** (`sequence_00`…) are in groups of three that share a timeline. Sessions begin with a full window,
+//!   and with probability 0.3 a sample appends one id to each sequence and drops the oldest.
 //! - **Item features** (`item_00`…) are drawn for every sample and belong to no group.
-//! - **Ids** are Zipf-distributed with exponent 1.05 over 200,000 rows; each feature spreads the ranks over the
-//!   table in an order of its own.
-//! - **Dense features** (`dense_00`…) are standard normal. **Labels** come from a hidden logistic model of some
-//!   dense values and ids; about one in four is 1. The id order and the model do not depend on the seed, so a
-//!   log with another seed is new data from the same world.
+//! - **Ids** are Zipf-distributed with exponent 1.05 over 200,000 rows. Each feature maps the ranks to rows in a
+//!   different order.
+//! - **Dense features** (`dense_00`…) are standard normal. **Labels** come from a hidden logistic model of some dense
+//!   values and ids; about one in four is 1. The order of ids and the model do not depend on the seed, so a log with
+//!   another seed contains new data of the same kind.
 //!
-//! Memory is bounded for any number of samples: the log is made of **cells** of at most 2^20 samples in a row,
-//! each with random streams of its own and sessions that do not leave it. A cell keeps an index of its rows
-//! (tens of bytes a sample) and the lists of the sessions that have begun and not ended. With the Parquet
-//! writer's buffers, the process peaked at 640 MB for a million samples of rm1, the largest workload.
+//! Memory is bounded for any number of samples. The log consists of **cells** of at most 2^20 consecutive samples,
+//! each with separate random streams and with sessions that do not extend beyond it. A cell keeps an index of its
+//! rows (tens of bytes per sample) and the lists of the sessions that have begun and not ended. With the buffers of
+//! the Parquet writer, the process took at most 640 MB for a million samples of rm1, the largest workload.
 
 use std::path::Path;
 
@@ -53,9 +53,9 @@ mod workload;
 use log::{Cell, Parts, World};
 pub use workload::Workload;
 
-/// The most samples of a cell.
+/// The largest number of samples of a cell.
 const CELL_SAMPLES: u64 = 1 << 20;
-/// The most samples of a log: 70 years of requests.
+/// The largest number of samples of a log: 70 years of requests.
 const MOST_SAMPLES: u64 = 1 << 40;
 
 /// The options of [`generate`].
@@ -71,22 +71,21 @@ pub struct GenerateOptions {
     pub overwrite: bool,
 }
 
-/// Figures of the logs that were generated.
+/// Figures of the generated logs.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct GenerateSummary {
-    /// Samples written: the rows of either log.
+    /// The number of samples, which is the number of rows of each log.
     pub samples: u64,
-    /// Sessions of these samples.
+    /// The number of sessions.
     pub sessions: u64,
 }
 
-/// Writes the raw logs of a workload to `out`: `features/part-*.parquet`, `events/part-*.parquet`,
-/// `dataset.toml` and `train.toml`. The directory appears whole at the end.
+/// Writes the raw logs of a workload to `out`: `features/part-*.parquet`, `events/part-*.parquet`, `dataset.toml` and
+/// `train.toml`. The directory is written atomically.
 ///
 /// # Errors
 ///
-/// The number of samples is 0 or above 2^40, something is at `out` that may not be replaced, or a file cannot be
-/// written.
+/// The number of samples is 0 or above 2^40, `out` exists and may not be replaced, or a file cannot be written.
 pub fn generate(out: &Path, options: &GenerateOptions, reporter: &dyn Reporter) -> Result<GenerateSummary> {
     check_samples(options.samples)?;
     let logs = RawLogWriter::create(out, options.overwrite)?;
@@ -110,7 +109,7 @@ fn check_samples(samples: u64) -> Result<()> {
     Err(Fault::new(Kind::Options, format!("a log of {samples} samples was asked for")).hint(hint).into())
 }
 
-/// Writes all cells and returns the number of sessions. While a batch is compressed, the next one is drawn.
+/// Writes all cells and returns the number of sessions. The next batch is drawn while the previous one is compressed.
 fn write_cells(logs: &RawLogWriter, world: &World, samples: u64, reporter: &dyn Reporter) -> Result<u64> {
     let mut parts = Parts::new(logs);
     let mut sessions = 0;
@@ -130,11 +129,12 @@ fn write_cells(logs: &RawLogWriter, world: &World, samples: u64, reporter: &dyn 
     Ok(sessions)
 }
 
-/// The first row and the number of rows of each cell: as few cells as possible, as even as possible.
+/// Returns the first row and the number of rows of each cell. There are as few cells as possible, with sizes that are
+/// as equal as possible.
 fn cells(samples: u64) -> impl Iterator<Item = (i64, u32)> {
     let count = samples.div_ceil(CELL_SAMPLES);
     let bound = move |cell: u64| (u128::from(samples) * u128::from(cell) / u128::from(count)) as u64;
-    // Within `MOST_SAMPLES` and `CELL_SAMPLES` both casts keep the value.
+    // Below `MOST_SAMPLES` and `CELL_SAMPLES`, both casts keep the value.
     (0..count).map(move |cell| (bound(cell) as i64, (bound(cell + 1) - bound(cell)) as u32))
 }
 
@@ -155,7 +155,7 @@ mod tests {
         GenerateOptions { workload, samples, seed: 11, overwrite: false }
     }
 
-    /// The files of a log, in order.
+    /// Returns the files of a log, in order.
     fn parts(log: &Path, table: &str) -> Vec<PathBuf> {
         let entries = fs_err::read_dir(log.join(table)).unwrap();
         let mut parts: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -200,9 +200,9 @@ mod tests {
         values: u64,
         samples: u64,
         pairs: u64,
-        /// Pairs in which each feature repeats.
+        /// The number of pairs in which each feature repeats.
         repeats: Vec<u64>,
-        /// Pairs in which some but not all features repeat.
+        /// The number of pairs in which some but not all features repeat.
         mixed: u64,
     }
 
@@ -238,7 +238,7 @@ mod tests {
                 Change::Slide { append } => 1.0 - append,
                 Change::Fresh => 0.0,
             };
-            // Short lists of frequent ids repeat by chance now and then.
+            // Short lists of frequent ids sometimes repeat by chance.
             let tolerance = if spec.change == Change::Fresh { 0.02 } else { 0.01 };
             for (name, repeats) in spec.features.iter().zip(&self.repeats) {
                 let found = *repeats as f64 / self.pairs as f64;
@@ -291,7 +291,8 @@ mod tests {
         }
     }
 
-    /// Normalised entropy: the log loss divided by that of always predicting the base rate.
+    /// Returns the base rate and the normalised entropy, which is the log loss divided by the loss of always
+    /// predicting the base rate.
     fn normalised_entropy(scored: &[(f64, f32)]) -> (f64, f64) {
         let cross_entropy = |p: f64, label: f32| if label == 1.0 { -p.ln() } else { -(1.0 - p).ln() };
         let base_rate = scored.iter().map(|(_, label)| f64::from(*label)).sum::<f64>() / scored.len() as f64;

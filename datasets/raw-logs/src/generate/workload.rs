@@ -1,4 +1,4 @@
-//! The three workloads as data: the number, kind, groups and names of their features.
+//! The three workloads: the number, kind, groups and names of their features.
 
 use std::ops::Range;
 
@@ -16,53 +16,53 @@ pub enum Workload {
     Rm3,
 }
 
-/// The rows of every embedding table: ids are in `0..TABLE_ROWS`.
+/// The number of rows of every embedding table: ids are in `0..TABLE_ROWS`.
 pub(super) const TABLE_ROWS: u32 = 200_000;
 /// The dimension of every embedding table.
 pub(super) const TABLE_DIM: u32 = 64;
 /// The number of dense features.
 pub(super) const DENSE_FEATURES: usize = 13;
-/// The most pooled user features that change together.
+/// The largest number of pooled user features that change together.
 const LARGEST_USER_GROUP: usize = 6;
-/// The sequences that share one timeline: an event appends one id to each.
+/// The number of sequences that share one timeline. An event appends one id to each of them.
 const SEQUENCES_PER_TIMELINE: usize = 3;
 /// The length of every sequence.
 const WINDOW: usize = 100;
-/// The probability that a timeline has a new item in the next sample of the session.
+/// The probability that a timeline gets a new item in the next sample of the session.
 const APPEND: f64 = 0.3;
 
 /// How the lists of a group change from one sample of a session to the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Change {
-    /// All lists of the group stay with probability `repeat`, or else all are drawn anew.
+    /// All lists of the group are kept with probability `repeat`, or else all are drawn again.
     Redraw {
-        /// The probability that the lists stay.
+        /// The probability that the lists are kept.
         repeat: f64,
     },
-    /// With probability `append` every list gets one new id at its end and loses its first.
+    /// With probability `append`, every list gets a new id at its end and loses its first one.
     Slide {
         /// The probability of a new id.
         append: f64,
     },
-    /// Every sample has lists of its own.
+    /// Every sample has new lists.
     Fresh,
 }
 
 /// Features that change together.
 #[derive(Debug, Clone)]
 pub(super) struct GroupSpec {
-    /// The feature group in `dataset.toml`; `None` where nothing repeats.
+    /// The feature group in `dataset.toml`, or `None` if lists do not repeat.
     pub(super) name: Option<String>,
-    /// How they change.
+    /// How the lists change.
     pub(super) change: Change,
-    /// The mean list length of each; for a timeline, the constant length.
+    /// The mean list length of each feature. For a timeline, the constant length.
     pub(super) length: usize,
-    /// The columns.
+    /// The columns of the group.
     pub(super) features: Vec<String>,
 }
 
 impl Workload {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rm1 => "rm1",
@@ -71,7 +71,7 @@ impl Workload {
         }
     }
 
-    /// The mean of the geometric session size.
+    /// Returns the mean of the geometric session size.
     pub(super) fn session_size(self) -> f64 {
         match self {
             Self::Rm1 | Self::Rm2 => 16.5,
@@ -79,10 +79,11 @@ impl Workload {
         }
     }
 
-    /// The groups in column order: pooled user features, timelines, item features.
+    /// Returns the groups in column order: pooled user features, timelines, item features.
     pub(super) fn groups(self) -> Vec<GroupSpec> {
-        // Pooled user features, their mean length and the probability that they repeat from the session's sample before;
-        // sequences; item features, drawn for every sample, and their mean length.
+        // The number of pooled user features, their mean length and the probability that they repeat from the
+        // previous sample of the session; the number of sequences; and the number of item features, which are drawn
+        // for every sample, with their mean length.
         let (users, user_length, repeat, sequences, items, item_length) = match self {
             Self::Rm1 => (24, 20, 0.9, 6, 12, 2),
             Self::Rm2 => (45, 10, 0.8, 0, 15, 10),
@@ -98,7 +99,7 @@ impl Workload {
     }
 }
 
-/// Groups of one kind, given the first part of the names of the groups and of their features.
+/// Returns groups of one kind. The first argument is the prefix of the groups' names and of their features' names.
 fn groups(
     [group, feature]: [&'static str; 2],
     ranges: impl Iterator<Item = Range<usize>>,
@@ -113,7 +114,7 @@ fn groups(
     })
 }
 
-/// The names of the dense features.
+/// Returns the names of the dense features.
 pub(super) fn dense_names() -> Vec<String> {
     numbered("dense", 0..DENSE_FEATURES)
 }
@@ -122,12 +123,12 @@ fn numbered(prefix: &str, range: Range<usize>) -> Vec<String> {
     range.map(|number| format!("{prefix}_{number:02}")).collect()
 }
 
-/// `a` for 0, `b` for 1; no workload has more groups of a kind than letters.
+/// Returns `a` for 0 and `b` for 1. No workload has more groups of a kind than there are letters.
 fn letter(index: usize) -> char {
     ('a'..='z').nth(index).unwrap_or('z')
 }
 
-/// Splits `0..count` into as few ranges of at most `largest` as possible, which differ by at most one.
+/// Splits `0..count` into as few ranges of at most `largest` as possible. Their lengths differ by at most one.
 fn even_ranges(count: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
     let ranges = count.div_ceil(largest);
     (0..ranges).map(move |index| count * index / ranges..count * (index + 1) / ranges)

@@ -1,5 +1,5 @@
-//! Parsers of RecBole's atomic files: tab-separated lines under a header of typed names. The checksum of the wheel is
-//! verified before, so an error names no more than the line.
+//! Parsers of RecBole's atomic files, which contain tab-separated lines below a header of typed names. The checksum
+//! of the wheel is verified before parsing, so an error only names the line.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{Error, Result, error};
 
-/// The 19 genres; a genre's id is its place here, which is its number in MovieLens' own `u.genre`.
+/// The 19 genres. The id of a genre is its index here, which is its number in MovieLens' own `u.genre`.
 const GENRES: [&str; 19] = [
     "unknown",
     "Action",
@@ -31,7 +31,7 @@ const GENRES: [&str; 19] = [
     "War",
     "Western",
 ];
-/// The 21 occupations of MovieLens' `u.occupation`; an occupation's id is its place here plus 1.
+/// The 21 occupations of MovieLens' `u.occupation`. The id of an occupation is its index here plus 1.
 const OCCUPATIONS: [&str; 21] = [
     "administrator",
     "artist",
@@ -55,21 +55,21 @@ const OCCUPATIONS: [&str; 21] = [
     "technician",
     "writer",
 ];
-/// Genders; a gender's id is its place here plus 1.
+/// The genders. The id of a gender is its index here plus 1.
 const GENDERS: [&str; 2] = ["F", "M"];
-/// The text in place of an unknown release year (items 267 and 1412).
+/// The texts of an unknown release year (items 267 and 1412).
 const NO_YEAR: [&str; 2] = ["unkonwn", "V"];
-/// The year before the first with an id; a year's id is its distance from it, and 0 is unknown.
+/// The year before the first one with an id. The id of a year is the difference to it, and 0 is unknown.
 const YEAR_ZERO: i64 = 1900;
 /// The ids of users and items.
 const IDS: RangeInclusive<i64> = 1..=1_682;
 
-/// One of the files and its origin.
+/// The text of one of the files, and its origin.
 #[derive(Debug)]
 pub(super) struct SourceText {
-    /// The wheel's path with the entry's name behind it.
+    /// The path of the wheel, followed by the name of the entry.
     pub(super) path: PathBuf,
-    /// The whole text.
+    /// The complete text.
     pub(super) text: String,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Rating {
     pub(super) user: i64,
     /// The item's id, from 1.
     pub(super) item: i64,
-    /// 1 to 5.
+    /// The rating, from 1 to 5.
     pub(super) rating: i64,
 }
 
@@ -104,11 +104,11 @@ pub(super) struct Item {
     pub(super) genres: Vec<i64>,
 }
 
-/// Reads `ml-100k.inter`, in the file's order.
+/// Parses `ml-100k.inter`, in the order of the file.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] with the line, for a malformed line.
+/// [`Error::Fault`] with the number of the malformed line.
 pub(super) fn ratings(source: &SourceText) -> Result<Vec<Rating>> {
     parse(source, |[user, item, rating, seconds]: [&str; 4]| {
         let seconds = seconds.parse::<f64>().ok().filter(|seconds| (0.0..1e11).contains(seconds))?;
@@ -122,11 +122,11 @@ pub(super) fn ratings(source: &SourceText) -> Result<Vec<Rating>> {
     })
 }
 
-/// Reads `ml-100k.user`, by user id.
+/// Parses `ml-100k.user`. The result is ordered by user id.
 ///
 /// # Errors
 ///
-/// As [`ratings`].
+/// See [`ratings`].
 pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
     parse(source, |[user, age, gender, occupation, zip]: [&str; 5]| {
         let user = User {
@@ -140,11 +140,11 @@ pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
     })
 }
 
-/// Reads `ml-100k.item`, by item id.
+/// Parses `ml-100k.item`. The result is ordered by item id.
 ///
 /// # Errors
 ///
-/// As [`ratings`].
+/// See [`ratings`].
 pub(super) fn items(source: &SourceText) -> Result<BTreeMap<i64, Item>> {
     parse(source, |[item, _title, year, genres]: [&str; 4]| {
         let release_year = match NO_YEAR.contains(&year) {
@@ -157,7 +157,7 @@ pub(super) fn items(source: &SourceText) -> Result<BTreeMap<i64, Item>> {
     })
 }
 
-/// The records of the lines below the header, which have `N` fields.
+/// Parses the lines below the header, which have `N` fields each.
 fn parse<'a, const N: usize, T, C: FromIterator<T>>(
     source: &'a SourceText,
     record: impl Fn([&'a str; N]) -> Option<T>,
@@ -170,17 +170,17 @@ fn parse<'a, const N: usize, T, C: FromIterator<T>>(
     parsed.collect()
 }
 
-/// A whole number in `range`.
+/// Parses a whole number in `range`.
 fn whole(field: &str, range: RangeInclusive<i64>) -> Option<i64> {
     field.parse().ok().filter(|number| range.contains(number))
 }
 
-/// The place of a field among `known`.
+/// Returns the index of a field in `known`.
 fn place(field: &str, known: &[&str]) -> Option<i64> {
     known.iter().position(|name| *name == field).map(|place| place as i64)
 }
 
-/// The id of the first character of a zip code, which names a region.
+/// Returns the id of the first character of a zip code, which indicates a region.
 fn zip_prefix(zip: &str) -> Option<i64> {
     match zip.bytes().next()? {
         digit @ b'0'..=b'9' => Some(i64::from(digit - b'0') + 1),
@@ -189,7 +189,7 @@ fn zip_prefix(zip: &str) -> Option<i64> {
     }
 }
 
-/// An error in one of the files.
+/// Makes an error about one of the files.
 pub(super) fn wrong(path: &Path, message: String) -> Error {
     let hint =
         "the file is not MovieLens 100K as RecBole ships it; delete the cached wheel and fetch it again";

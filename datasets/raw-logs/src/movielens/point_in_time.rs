@@ -7,17 +7,18 @@ use serde::Serialize;
 
 use super::parse::Rating;
 
-/// The length of a history: the last items.
+/// The length of a history, in items.
 pub const HISTORY_WINDOW: usize = 50;
 /// The lowest rating that counts as "liked": the label's threshold.
 pub const LIKED_RATING: i64 = 4;
 
-/// A mean starts from this many ratings with the mean of all users (a Bayesian average).
+/// The number of ratings, with the mean of all users, that are added to the ratings of a user or item (a Bayesian
+/// average).
 const PRIOR_RATINGS: f64 = 5.0;
 /// The mean before the first rating: the middle of the scale.
 const FIRST_MEAN: f64 = 3.0;
 
-/// Ratings counted and summed.
+/// The number and the sum of ratings.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tally {
     count: u32,
@@ -30,12 +31,12 @@ impl Tally {
         self.sum += rating as f64;
     }
 
-    /// The mean of these ratings and of [`PRIOR_RATINGS`] more of value `prior`.
+    /// Returns the mean of these ratings and of [`PRIOR_RATINGS`] more with the value `prior`.
     fn mean(&self, prior: f64) -> f32 {
         ((self.sum + PRIOR_RATINGS * prior) / (f64::from(self.count) + PRIOR_RATINGS)) as f32
     }
 
-    /// `ln(1 + count)`.
+    /// Returns `ln(1 + count)`.
     fn log_count(&self) -> f32 {
         f64::from(self.count).ln_1p() as f32
     }
@@ -49,32 +50,33 @@ struct UserState {
     tally: Tally,
 }
 
-/// A request with what the service knows at its time: a row of the feature log.
+/// A request with the knowledge of the service at its time. It is a row of the feature log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Request {
-    /// Its place in arrival order, from 0.
+    /// The index in arrival order, from 0.
     pub(super) request_id: i64,
     /// Microseconds since 1970.
     pub(super) timestamp: i64,
     pub(super) user_id: i64,
     pub(super) item_id: i64,
-    /// The last [`HISTORY_WINDOW`] items that the user rated, oldest first, ties in time by item.
+    /// The last [`HISTORY_WINDOW`] items that the user rated, the oldest first. Items of the same time are ordered by
+    /// id.
     pub(super) history_items: Vec<i64>,
-    /// Their ratings, 1 to 5.
+    /// The ratings of these items, 1 to 5.
     pub(super) history_ratings: Vec<i64>,
-    /// The last [`HISTORY_WINDOW`] items that the user liked, oldest first.
+    /// The last [`HISTORY_WINDOW`] items that the user liked, the oldest first.
     pub(super) liked_items: Vec<i64>,
-    /// `ln(1 + n)` of the n ratings by the user.
+    /// `ln(1 + n)` for the n ratings by the user.
     pub(super) user_log_ratings: f32,
-    /// Their smoothed mean.
+    /// The smoothed mean of the ratings by the user.
     pub(super) user_mean_rating: f32,
-    /// `ln(1 + n)` of the n ratings of the item.
+    /// `ln(1 + n)` for the n ratings of the item.
     pub(super) item_log_ratings: f32,
-    /// Their smoothed mean.
+    /// The smoothed mean of the ratings of the item.
     pub(super) item_mean_rating: f32,
 }
 
-/// Walks ratings in arrival order and calls `each` with the request of every one.
+/// Calls `each` with the request of every rating. Ratings are in arrival order.
 ///
 /// # Errors
 ///
@@ -166,7 +168,7 @@ mod tests {
     fn means_are_of_earlier_ratings_and_start_from_everybody_s() {
         let contexts = contexts(&[(1, 1, 10, 5), (1, 2, 10, 1), (2, 1, 10, 2), (3, 3, 11, 4)]);
         assert_eq!((contexts[0].user_mean_rating, contexts[1].item_mean_rating), (3.0, 3.0));
-        // All earlier ratings have mean 3: user 1 gave a 5, item 10 got a 5 and a 1.
+        // The mean of all earlier ratings is 3: user 1 gave a 5, and item 10 got a 5 and a 1.
         assert_eq!(contexts[2].user_mean_rating, (5.0 + 5.0 * 3.0) / 6.0);
         assert_eq!(contexts[2].item_mean_rating, 3.0);
         assert_eq!(contexts[2].item_log_ratings, 3f32.ln());

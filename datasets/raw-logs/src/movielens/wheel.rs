@@ -1,4 +1,4 @@
-//! The wheel that ships the files, fetched with pip once and kept in a cache that all clones share.
+//! The wheel that contains the files. It is fetched with pip once, and kept in a cache that all clones share.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -28,13 +28,13 @@ pub(super) struct Wheel {
 /// A wheel in the cache whose checksum was verified.
 #[derive(Debug)]
 pub(super) struct CachedWheel {
-    /// Its path.
+    /// The path of the wheel.
     pub(super) path: PathBuf,
     /// Whether this call downloaded it.
     pub(super) downloaded: bool,
 }
 
-/// The cache that Onefold's programs share: `ONEFOLD_CACHE`, or `onefold` in `XDG_CACHE_HOME` or `~/.cache`.
+/// Returns the cache that Onefold's programs share: `ONEFOLD_CACHE`, or `onefold` in `XDG_CACHE_HOME` or `~/.cache`.
 pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("ONEFOLD_CACHE")
@@ -49,13 +49,13 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
         })
 }
 
-/// The wheel in `folder`. It is downloaded with pip unless it is there with the right checksum. One process fetches at
-/// a time, and the file appears by one rename, so an interrupted call leaves no half file.
+/// Returns the wheel in `folder`. Downloads it with pip unless it exists with the right checksum. Only one process
+/// downloads at a time, and the file is created by a rename, so an interrupted call leaves no partial file.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`](crate::Error::Fault) if Python or pip is missing, or pip fails or fetched another file, [`Error::Io`](crate::Error::Io) if the cache
-/// cannot be written.
+/// [`Error::Fault`](crate::Error::Fault) if Python or pip is missing, or if pip fails or fetches another file;
+/// [`Error::Io`](crate::Error::Io) if the cache cannot be written.
 pub(super) fn fetch(
     wheel: &Wheel,
     folder: &Path,
@@ -68,7 +68,7 @@ pub(super) fn fetch(
     }
     fs_err::create_dir_all(folder)?;
     let lock = fs_err::File::create(folder.join("fetch.lock"))?;
-    lock.lock()?; // The kernel drops the lock of a killed holder.
+    lock.lock()?; // The kernel releases the lock when its holder is killed.
     if is_intact(&path, wheel)? {
         return Ok(CachedWheel { path, downloaded: false });
     }
@@ -92,7 +92,7 @@ pub(super) fn fetch(
     Ok(CachedWheel { path, downloaded: true })
 }
 
-/// Runs pip in `work`; returns where the wheel then is.
+/// Runs pip in `work`, and returns the path of the wheel.
 fn download(wheel: &Wheel, work: &Path, python: &OsStr) -> Result<PathBuf> {
     let requirements = work.join("requirements.txt");
     fs_err::write(&requirements, format!("{} --hash=sha256:{}\n", wheel.requirement, wheel.sha256))?;
@@ -100,7 +100,7 @@ fn download(wheel: &Wheel, work: &Path, python: &OsStr) -> Result<PathBuf> {
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir"])
         .args(["--no-deps", "--require-hashes", "--only-binary=:all:"])
-        // Pinned, so that the wheel does not depend on which Python happens to run pip.
+        // The platform is fixed, so that the wheel does not depend on the Python version that runs pip.
         .args(["--implementation", "py", "--python-version", "3.11", "--abi", "none", "--platform", "any"])
         .arg("--dest")
         .arg(&folder)
@@ -136,14 +136,14 @@ fn download(wheel: &Wheel, work: &Path, python: &OsStr) -> Result<PathBuf> {
     }
 }
 
-/// A folder of a download in progress: empty at first, gone in the end.
+/// A directory for a download in progress. It is empty at first, and removed at the end.
 #[derive(Debug)]
 struct Partial(PathBuf);
 
 impl Partial {
     fn create(path: PathBuf) -> Result<Self> {
         if path.exists() {
-            fs_err::remove_dir_all(&path)?; // of a killed download: the lock shows that nobody works in it
+            fs_err::remove_dir_all(&path)?; // left by a killed download: the lock shows that no process uses it
         }
         fs_err::create_dir_all(&path)?;
         Ok(Self(path))
@@ -152,28 +152,28 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // A drop cannot report an error. The next download clears the same name.
+        // A drop cannot report an error. The next download removes this directory.
         let _ = fs_err::remove_dir_all(&self.0);
     }
 }
 
-/// Whether `path` exists and has the wheel's checksum.
+/// Returns whether `path` exists and has the checksum of the wheel.
 fn is_intact(path: &Path, wheel: &Wheel) -> Result<bool> {
     Ok(path.is_file() && format_hex(&Sha256::digest(fs_err::read(path)?)) == wheel.sha256)
 }
 
-/// The last `count` lines that are not blank, joined.
+/// Returns the last `count` lines that are not blank, joined.
 fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let last = lines.get(lines.len().saturating_sub(count)..).unwrap_or_default();
     if last.is_empty() { "it said nothing".to_owned() } else { last.join(" / ") }
 }
 
-/// Reads the text file `entry` out of a wheel.
+/// Reads the text file `entry` from a wheel.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`](crate::Error::Fault) if the wheel is no zip archive or has no such UTF-8 entry.
+/// [`Error::Fault`](crate::Error::Fault) if the wheel is not a zip archive, or has no such UTF-8 entry.
 pub(super) fn read_entry(wheel: &Path, entry: &str) -> Result<String> {
     let hint = "it is not the wheel that this version expects; delete it and run this again";
     let wrong = |message: String| error::source(wheel, message, hint);
@@ -204,7 +204,7 @@ mod tests {
         sha256: "ba59926159d2aa256eb8739b8da7e2b574b960e1202c6d624cbe981cef996c91",
     };
 
-    /// A `python3` that notes its arguments in `calls` and runs `body` with `$dest` as pip's folder.
+    /// Writes a `python3` that logs its arguments to `calls` and runs `body` with `$dest` as pip's directory.
     fn fake_python(folder: &Path, body: &str) -> PathBuf {
         let path = folder.join("python3");
         let calls = folder.join("calls");
@@ -217,8 +217,8 @@ mod tests {
         path
     }
 
-    /// Held while scripts are written and run: a script that another thread's child still holds open for
-    /// writing cannot be run.
+    /// Held while scripts are written and run. A script that is still open for writing in the child process of
+    /// another thread cannot be run.
     static SCRIPTS: Mutex<()> = Mutex::new(());
 
     const DELIVERS: &str = "mkdir -p \"$dest\" && printf wheel > \"$dest/tiny-1.0-py3-none-any.whl\"";

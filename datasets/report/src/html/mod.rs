@@ -1,4 +1,5 @@
-//! A report as one page: no script, nothing loaded from elsewhere, light or dark as the reader's system is.
+//! A report as one HTML page: it contains no scripts, loads nothing from elsewhere, and follows the reader's choice
+//! of a light or dark colour scheme.
 
 mod sections;
 mod svg;
@@ -12,10 +13,10 @@ use onefold_datasets::{Layout, Order};
 use onefold_page::text::{escape, number, one_in, times};
 use onefold_page::{STYLE, document};
 
-/// From this factor on, fewer bytes or ids are called a gain.
+/// The least factor by which fewer bytes or ids count as a gain.
 const GAIN: f64 = 1.5;
 
-/// The report as a self-contained HTML page.
+/// Returns the report as a self-contained HTML page.
 pub fn html(report: &Report) -> String {
     let title = match report.sampled {
         None => format!("Dataset {}", report.dataset),
@@ -37,7 +38,7 @@ pub fn html(report: &Report) -> String {
     document(&title, STYLE, &body)
 }
 
-/// What the dataset is, in a line.
+/// Returns a line that describes the dataset.
 fn facts(report: &Report) -> String {
     let layout = match report.layout {
         Layout::Rows => "every sample with its lists (<code>rows</code>)",
@@ -58,13 +59,13 @@ fn facts(report: &Report) -> String {
     )
 }
 
-/// A day and minute of universal time.
+/// Formats a time as day and minute in UTC.
 fn instant(micros: i64) -> String {
     let time = arrow::temporal_conversions::timestamp_us_to_datetime(micros);
     time.map_or_else(|| format!("{micros} µs"), |time| time.to_string().chars().take(16).collect())
 }
 
-/// Where the dataset is a sample: of what.
+/// Returns a note about the sampling, if the dataset is a sample.
 fn estimate(report: &Report) -> String {
     let Some(share) = report.sampled.filter(|share| *share < 1.0) else { return String::new() };
     format!(
@@ -74,7 +75,7 @@ fn estimate(report: &Report) -> String {
     )
 }
 
-/// What the report comes to, in a sentence or two.
+/// Returns the result of the report in one or two sentences.
 fn verdict(report: &Report) -> String {
     let (bytes, ids) = (bytes_factor(report), report.all[MIDDLE].partial_dedupe_factor);
     let storage = format!(
@@ -97,12 +98,12 @@ fn verdict(report: &Report) -> String {
     format!("{worth} {storage} {training}")
 }
 
-/// How many times fewer bytes samples take folded than in arrival order.
+/// Returns the factor by which samples take fewer bytes folded than in arrival order.
 fn bytes_factor(report: &Report) -> f64 {
     report.storage.arrival_bytes_per_sample / report.storage.folded_bytes_per_sample
 }
 
-/// The key figures.
+/// Returns the key figures.
 fn tiles(report: &Report) -> String {
     let all = &report.all[MIDDLE];
     let batch = format_count(all.batch_size as u64);

@@ -1,4 +1,4 @@
-//! The sections of the page that are plots.
+//! The sections of the page with plots.
 
 use super::svg::{Factors, factors, heat_map, histogram};
 use crate::{MIDDLE, Report, SizeBucket, TrainingFigures};
@@ -7,10 +7,10 @@ use onefold_page::svg::{Bar, Line, bars, lines};
 use onefold_page::text::{number, one_in, percent, times};
 use onefold_page::{legend, section};
 
-/// Groups that are drawn; all are in the table.
+/// The number of groups that are drawn. The table contains all groups.
 const DRAWN_GROUPS: usize = 24;
 
-/// What clustering and folding bought.
+/// Returns the section about the savings by clustering and folding.
 pub(super) fn bought(report: &Report) -> String {
     let (storage, all) = (&report.storage, &report.all[MIDDLE]);
     let smaller = |bytes: f64| match storage.arrival_bytes_per_sample / bytes {
@@ -49,7 +49,7 @@ pub(super) fn bought(report: &Report) -> String {
     section("What clustering bought", lead, &content)
 }
 
-/// How many samples sessions have.
+/// Returns the section about the number of samples per session.
 pub(super) fn sessions(report: &Report) -> String {
     let sizes = &report.samples_per_session;
     let name = |bucket: &SizeBucket| match bucket.to {
@@ -60,7 +60,7 @@ pub(super) fn sessions(report: &Report) -> String {
     let columns: Vec<(String, u64)> =
         sizes.histogram.iter().map(|bucket| (name(bucket), bucket.sessions)).collect();
     let width = sizes.histogram.first().map_or(1, |first| first.to.unwrap_or(1)) as f64;
-    // In the middle of the column that holds whole numbers.
+    // A mark is in the middle of its whole number within the column.
     let place = |size: f64| ((size - 1.0) / width + 0.5 / width).min(columns.len() as f64 - 0.5);
     let marks = [
         (place(sizes.median as f64), format!("median {}", format_count(sizes.median))),
@@ -77,7 +77,7 @@ pub(super) fn sessions(report: &Report) -> String {
     section("Samples per session", &lead, &format!("<figure>{plot}</figure>"))
 }
 
-/// A plot of the groups that are deduplicated, with the most ids first.
+/// Returns a plot of the deduplicated groups, ordered by the number of ids, the largest first.
 pub(super) fn group_plot(report: &Report) -> String {
     let mut groups: Vec<_> = report.groups.iter().filter(|group| group.deduplicated).collect();
     groups.sort_by(|a, b| b.figures.ids_per_sample.total_cmp(&a.figures.ids_per_sample));
@@ -110,7 +110,7 @@ pub(super) fn group_plot(report: &Report) -> String {
     )
 }
 
-/// Which features change together.
+/// Returns the section about features that change together.
 pub(super) fn co_change(report: &Report) -> String {
     let co_change = &report.co_change;
     if co_change.features.is_empty() {
@@ -135,7 +135,7 @@ pub(super) fn co_change(report: &Report) -> String {
     section("Which features change together", &lead, &format!("<figure>{plot}</figure>"))
 }
 
-/// What a trainer can expect.
+/// Returns the section about the effect on training.
 pub(super) fn training(report: &Report) -> String {
     let training = &report.training[MIDDLE];
     let row = |what: &str, of: fn(&TrainingFigures) -> f64| {
@@ -201,7 +201,7 @@ pub(super) fn training(report: &Report) -> String {
     )
 }
 
-/// How the figures came about.
+/// Returns the section about the method of measurement.
 pub(super) fn method(report: &Report) -> String {
     let storage = &report.storage;
     let clustered = report.order.is_clustered();

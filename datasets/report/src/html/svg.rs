@@ -1,11 +1,11 @@
-//! Plots of a dataset: factors, a histogram and a heat map. Colours are the page's, by class.
+//! Plots of a dataset: factors, a histogram and a heat map. Colours come from CSS classes of the page.
 
 use std::fmt::Write;
 
 use onefold_page::svg::{Anchor, LINE, Svg, number_of_tick, ticks};
 use onefold_page::text::{escape, number, percent, short};
 
-/// What a [`factors`] plot shows of one group.
+/// The values of one group in a [`factors`] plot.
 pub(super) struct Factors<'a> {
     pub(super) name: &'a str,
     pub(super) exact: f64,
@@ -13,7 +13,7 @@ pub(super) struct Factors<'a> {
     pub(super) predicted: f64,
 }
 
-/// Two bars for each group, and a mark where the prediction is; a scale below.
+/// Returns a plot with two bars per group, a mark at the prediction, and a scale below.
 pub(super) fn factors(label: &str, groups: &[Factors]) -> String {
     const WIDTH: f64 = 1040.0;
     const STEP: f64 = 30.0;
@@ -58,7 +58,7 @@ pub(super) fn factors(label: &str, groups: &[Factors]) -> String {
     svg.finish()
 }
 
-/// Columns side by side over a scale of whole numbers; `marks` are places on it with a name.
+/// Returns a plot of columns side by side over a scale of whole numbers. `marks` are named positions on this scale.
 pub(super) fn histogram(
     label: &str,
     axis: &str,
@@ -77,7 +77,7 @@ pub(super) fn histogram(
     let y = |count: f64| TOP + HEIGHT - HEIGHT * count / top;
     svg.grid(&ticks, (LEFT, WIDTH - RIGHT), y);
     let step = (WIDTH - LEFT - RIGHT) / columns.len().max(1) as f64;
-    // As many labels as have room.
+    // There are as many labels as fit.
     let widest = columns.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(1) as f64;
     let every = ((widest * 7.5 + 8.0) / step).ceil().max(1.0) as usize;
     for (i, (name, count)) in columns.iter().enumerate() {
@@ -92,7 +92,7 @@ pub(super) fn histogram(
             r#"class="folded""#,
             &title,
         );
-        // The last one always has its label, and room for it.
+        // The last column always has a label, and enough space for it.
         let last = i + 1 == columns.len();
         if last || i % every == 0 && i + every < columns.len() {
             svg.text(x + step / 2.0, TOP + HEIGHT + LINE, Anchor::Middle, "tick", &escape(name));
@@ -112,7 +112,7 @@ pub(super) fn histogram(
     svg.finish()
 }
 
-/// A square of shares from 0 to 1; `starts` are rows at which a line parts groups.
+/// Returns a square of shares from 0 to 1. `starts` are the rows at which a line separates groups.
 pub(super) fn heat_map(
     label: &str,
     names: &[String],
@@ -144,7 +144,7 @@ pub(super) fn heat_map(
             short(name, 18)
         );
     }
-    // Every cell can tell its figures only while there are not thousands of them.
+    // Cells have tooltips only if there are not thousands of cells.
     let told = names.len() <= 60;
     for (a, row) in share.iter().enumerate() {
         let y = top + cell * a as f64;
@@ -180,7 +180,7 @@ pub(super) fn heat_map(
     svg.finish()
 }
 
-/// Bars of a few pixels for a cell of a table, on one scale with those of the other rows.
+/// Returns bars of a few pixels for a cell of a table, on the same scale as those of the other rows.
 pub(super) fn cell_bars(values: &[(f64, &str)], largest: f64) -> String {
     const WIDTH: f64 = 150.0;
     let mut svg = Svg::new(WIDTH, 5.0 * values.len() as f64, "");

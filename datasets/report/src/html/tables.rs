@@ -1,4 +1,4 @@
-//! The sections of the page that are tables.
+//! The sections of the page with tables.
 
 use super::sections::group_plot;
 use super::svg::cell_bars;
@@ -7,7 +7,7 @@ use onefold_base::units::format_count;
 use onefold_page::text::{escape, number, percent};
 use onefold_page::{legend, section};
 
-/// Repeats and dedupe factors by group and feature.
+/// Returns the table of repeat probabilities and dedupe factors by group and feature.
 pub(super) fn groups(report: &Report) -> String {
     let sizes = BATCH_SIZES.map(|size| format!("<th>{}</th>", format_count(size as u64)));
     let first = |class: &str| sizes.concat().replacen("<th>", &format!("<th class=\"{class}\">"), 1);
@@ -54,7 +54,7 @@ fn group_rows(group: &GroupReport) -> String {
     rows
 }
 
-/// The cell of a name, which is cut where it is too long, and then told by the mouse; `note` is markup.
+/// Returns the cell of a name. A long name is truncated, and a tooltip shows it in full. `note` is HTML.
 fn name_cell(class: &str, name: &str, note: &str) -> String {
     let name = escape(name);
     format!("<td class=\"{class}\" title=\"{name}\">{name}{note}</td>")
@@ -78,7 +78,7 @@ fn figure_cells(figures: &Figures) -> String {
     cells
 }
 
-/// Bytes by column and layout.
+/// Returns the table of bytes by column and layout.
 pub(super) fn columns(report: &Report) -> String {
     let columns = &report.storage.columns;
     let bytes = |column: &ColumnReport| {

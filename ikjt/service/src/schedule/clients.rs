@@ -1,4 +1,4 @@
-//! Clients of equal jobs: who waits for whom.
+//! Clients of equal jobs: decides which clients wait for which others.
 
 use std::time::Instant;
 
@@ -7,14 +7,14 @@ use onefold_ikjt::service::protocol::{Block, Notice};
 use super::{Client, Entry, PATIENCE, Progress, Schedule, Taker, WINDOW};
 
 impl Client {
-    /// Whether it has taken something lately.
+    /// Returns whether the client has recently taken a batch.
     pub(super) fn is_there(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.seen) < PATIENCE
     }
 }
 
 impl<T: Clone> Schedule<T> {
-    /// A client is there, and asks for the next step of a block.
+    /// Records that a client requests the next step of a block.
     pub(super) fn saw(&mut self, block: &Block, taker: &Taker, now: Instant) {
         let Taker { client, pass, next } = taker;
         let clients = &mut self.jobs.entry(block.job.clone()).or_default().clients;
@@ -23,7 +23,7 @@ impl<T: Clone> Schedule<T> {
         (client.seen, client.at) = (now, client.at.max(*next));
     }
 
-    /// Why the next batch of a subscription is not computed now, if it is not.
+    /// Returns the reason why the next batch of a subscription is not being computed, if it is not.
     pub(crate) fn why_waiting(&self, subscription: u64, now: Instant) -> Option<Notice> {
         let entry = self.subscriptions.get(&subscription).and_then(|id| self.entries.get(id))?;
         let taker = entry.takers.get(&subscription).filter(|taker| taker.next >= entry.next_batch())?;
@@ -45,7 +45,7 @@ impl<T: Clone> Schedule<T> {
         Some(Notice { reason: reason.to_owned(), waits_for_client })
     }
 
-    /// Whether the client reads no earlier block of its epoch here.
+    /// Returns whether the client reads no earlier block of the epoch on this worker.
     pub(super) fn is_first(&self, entry: &Entry<T>, client: &str) -> bool {
         let Block { job, epoch, steps } = &entry.block;
         let is_earlier = |other: &Entry<T>| {
@@ -54,7 +54,7 @@ impl<T: Clone> Schedule<T> {
         !self.entries.values().any(|other| is_earlier(other) && other.is_read_by(client))
     }
 
-    /// The clients of a block's job that are there and read the same epoch.
+    /// Returns the active clients of a block's job that read the same epoch.
     fn clients(&self, entry: &Entry<T>, now: Instant) -> impl Iterator<Item = (&str, &Client)> {
         let (clients, epoch) = (self.jobs.get(&entry.block.job).map(|job| &job.clients), entry.block.epoch);
         let clients = clients.into_iter().flatten();
@@ -63,8 +63,8 @@ impl<T: Clone> Schedule<T> {
             .map(|(name, client)| (name.as_str(), client))
     }
 
-    /// By how many blocks a client is behind a step, counted from the first step that it has not had of the blocks that it
-    /// reads; `None` if it is ahead.
+    /// Returns by how many blocks a client is behind a step, or `None` if it is ahead. The position of the client is
+    /// the first step that it has not received of the blocks that it reads.
     fn behind(&self, entry: &Entry<T>, step: u64, (name, client): (&str, &Client)) -> Option<u64> {
         let Block { job, epoch, .. } = &entry.block;
         let entries = self.entries.values().filter(|other| other.is_of(job) && other.block.epoch == *epoch);
@@ -73,7 +73,7 @@ impl<T: Clone> Schedule<T> {
         Some(step.checked_sub(next.unwrap_or(client.at))?.div_ceil(entry.length()))
     }
 
-    /// Whether a client will come to a block that it has not asked for yet.
+    /// Returns whether a client will come to a block that it has not requested yet.
     pub(super) fn is_owed(&self, entry: &Entry<T>, now: Instant) -> bool {
         let will_come = |(name, client): (&str, &Client)| {
             let behind = entry.block.steps.start.checked_sub(client.at);
@@ -82,7 +82,7 @@ impl<T: Clone> Schedule<T> {
         self.clients(entry, now).any(will_come)
     }
 
-    /// Whether a block has to wait until clients behind those that read it have come nearer.
+    /// Returns whether a block must wait until clients behind its readers have caught up.
     pub(super) fn is_held(&self, entry: &Entry<T>, now: Instant) -> bool {
         let start = entry.block.steps.start;
         let waits = |taker: &Taker| {
@@ -95,7 +95,8 @@ impl<T: Clone> Schedule<T> {
         !entry.takers.is_empty() && entry.takers.values().all(waits)
     }
 
-    /// Whether another client is behind the one that waits for the next batch of a block, but not by much.
+    /// Returns whether another client is behind the client that waits for the next batch of a block, but within the
+    /// window.
     fn is_followed(&self, entry: &Entry<T>, taker: &Taker, now: Instant) -> bool {
         let others = self
             .clients(entry, now)
@@ -104,7 +105,8 @@ impl<T: Clone> Schedule<T> {
         behind.any(|blocks| (1..=WINDOW).contains(&blocks))
     }
 
-    /// Whether a client has nothing to do before the next batch of a block comes, and no other one has to come first.
+    /// Returns whether a client has nothing to do until the next batch of a block is computed, and does not have to
+    /// wait for another client.
     pub(super) fn is_awaited(&self, entry: &Entry<T>, now: Instant) -> bool {
         let next = entry.next_batch();
         entry.takers.iter().any(|(subscription, taker)| {
@@ -115,7 +117,7 @@ impl<T: Clone> Schedule<T> {
         })
     }
 
-    /// Whether a client has taken something lately.
+    /// Returns whether a client has recently taken a batch.
     pub(super) fn is_there(&self, entry: &Entry<T>, taker: &Taker, now: Instant) -> bool {
         let client = self.jobs.get(&entry.block.job).and_then(|job| job.clients.get(&taker.client));
         client.is_some_and(|client| client.is_there(now))

@@ -1,4 +1,4 @@
-//! The memory of batches: what jobs hold, and what goes when there is no room.
+//! The memory of batches: how much each job uses, and which batches are dropped if there is no room.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -7,15 +7,15 @@ use super::{Entry, Progress, Schedule, Taker};
 use crate::sending::Message;
 
 impl<T: Clone> Schedule<T> {
-    /// Bytes of a block that some client has not had yet.
+    /// Returns the bytes of a block's batches that some client has not received yet.
     fn needed(&self, entry: &Entry<T>, now: Instant) -> u64 {
         let from = self.needed_from(entry, now);
         let had = usize::try_from(from.saturating_sub(entry.first)).unwrap_or(usize::MAX);
         entry.batches.iter().skip(had).map(Message::bytes).sum()
     }
 
-    /// The first step of a block that some client has not had yet. Clients that have taken nothing for long count only
-    /// if there are no others.
+    /// Returns the first step of a block that some client has not received yet. Inactive clients count only if there
+    /// are no others.
     fn needed_from(&self, entry: &Entry<T>, now: Instant) -> u64 {
         match self.is_owed(entry, now) {
             true => entry.first,
@@ -28,13 +28,13 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// Bytes that clients of a job have not had yet, and those on their way.
+    /// Returns the bytes of a job's batches that clients have not received yet, and of batches on their way.
     pub(super) fn needed_of(&self, job: &str, now: Instant) -> u64 {
         let entries = self.entries.values().filter(|entry| entry.is_of(job));
         entries.map(|entry| self.needed(entry, now)).sum::<u64>() + self.under_way_of(job)
     }
 
-    /// The same for every job.
+    /// Does the same as [`needed_of`](Self::needed_of) for every job.
     pub(super) fn needed_by_job(&self, now: Instant) -> HashMap<&str, u64> {
         let mut jobs = HashMap::<&str, u64>::new();
         for entry in self.entries.values() {
@@ -49,13 +49,13 @@ impl<T: Clone> Schedule<T> {
         entries.flat_map(|entry| entry.under_way.values().flatten()).map(|(_, bytes)| bytes).sum()
     }
 
-    /// The bytes of batches that a job may have.
+    /// Returns the bytes of batches that each job may hold.
     pub(super) fn share(&self) -> u64 {
         let jobs: HashSet<&str> = self.entries.values().map(|entry| entry.block.job.as_str()).collect();
         self.limits.batches / jobs.len().max(1) as u64
     }
 
-    /// Makes room for another batch of a block; whether there is.
+    /// Makes room for another batch of a block. Returns whether there is room.
     pub(super) fn make_room(&mut self, id: u64, bytes: u64, now: Instant) -> bool {
         let Some(entry) = self.entries.get(&id) else { return false };
         let is_awaited = self.is_awaited(entry, now);
@@ -71,7 +71,7 @@ impl<T: Clone> Schedule<T> {
         is_awaited || self.used() <= limit
     }
 
-    /// Frees batches that all clients of a block have had, until no more than `limit` bytes are used.
+    /// Drops batches that all clients of a block have received, until at most `limit` bytes are used.
     fn free(&mut self, limit: u64, now: Instant) {
         let mut used = self.used();
         let had = |entry: &Entry<T>| self.needed_from(entry, now).saturating_sub(entry.first);
@@ -91,7 +91,8 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// The last block other than `id` with batches that can be computed again later, of a job that has more than its share.
+    /// Returns the last block, other than `id`, of a job that exceeds its share, if it has batches that can be
+    /// computed again later.
     fn last_to_cut(&self, id: u64, now: Instant) -> Option<u64> {
         let (share, needed) = (self.share(), self.needed_by_job(now));
         let may_go = |entry: &Entry<T>| {
@@ -105,7 +106,7 @@ impl<T: Clone> Schedule<T> {
         others.max_by_key(|(_, entry)| entry.block.steps.start).map(|(id, _)| *id)
     }
 
-    /// Gives up a batch of a block other than `id`, of a job that has more than its share. Whether there was one.
+    /// Drops a batch of a block, other than `id`, of a job that exceeds its share. Returns whether there was one.
     fn cut(&mut self, id: u64, now: Instant) -> bool {
         let Some(last) = self.last_to_cut(id, now) else { return false };
         if let Some(entry) = self.entries.get_mut(&last).filter(|entry| !entry.takers.is_empty()) {

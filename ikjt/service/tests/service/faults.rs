@@ -1,4 +1,4 @@
-//! Whatever becomes of workers and master, every batch comes exactly once, with the same bytes.
+//! Tests that every batch arrives exactly once and with the same bytes, even if workers and the master fail.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,10 +12,11 @@ use serde_json::Value;
 use crate::fleet::{Fleet, START};
 use crate::reading::{SetAtEnd, bytes_of, dataset, workers};
 
-/// Epochs that are read again and again while something happens to the service.
+/// The number of epochs that are read repeatedly during the faults.
 const EPOCHS: u64 = 3;
 
-/// Reads epochs by `url` until `faults` is over, and compares every byte with what the local reader of `local` gives.
+/// Reads epochs from `url` until `faults` returns, and compares every byte with the result of a local reader of
+/// `local`.
 fn read_during(url: &str, local: &Path, faults: impl FnOnce()) {
     let shuffle = Some(Shuffle { seed: 5, row_groups: 2, within: Within::Epoch });
     let options = ReaderOptions { shuffle, ..ReaderOptions::new(64) };
@@ -42,7 +43,7 @@ fn read_during(url: &str, local: &Path, faults: impl FnOnce()) {
     });
 }
 
-/// Numbers that look random, so that kills come at any moment.
+/// Generates pseudo-random pauses, so that kills happen at arbitrary times.
 fn pauses() -> impl Iterator<Item = Duration> {
     let step = |state: &mut u64| {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -102,7 +103,7 @@ fn a_drained_worker_ends_and_is_not_missed() {
     });
 }
 
-/// Draining concerns a process, not another one that gets its address later.
+/// Draining applies to a process, not to a later process at the same address.
 #[test]
 fn another_process_takes_the_address_of_a_drained_one() {
     let dir = dataset();
@@ -136,14 +137,14 @@ fn a_failing_object_store_changes_nothing() {
     let fleet = Fleet::with(&dir, 2, Some(&server), "", "");
     fleet.wait_for_workers(2);
     let url = format!("grpc://{}/s3://{BUCKET}/data", fleet.address());
-    // From the first request on: workers keep what they have read.
+    // Injects faults from the first request on, because workers cache the data that they have read.
     server.inject("", Fault::SlowDown, When::Always);
     read_during(&url, &dir.path("data"), || {
         let kinds = [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::Truncate];
         for (number, fault) in kinds.into_iter().enumerate() {
             server.reset_counters();
             server.inject("", fault, When::Always);
-            // Later the workers may have kept all that the store has.
+            // Later the workers may have cached all data of the store.
             let limit = if number == 0 { START } else { Duration::from_millis(700) };
             let injected = Instant::now();
             while server.counters().faults < 3 && injected.elapsed() < limit {

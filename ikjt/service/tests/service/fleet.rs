@@ -1,4 +1,4 @@
-//! A master and workers as processes.
+//! Runs a master and workers as processes.
 
 use std::net::TcpStream;
 use std::process::Child;
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use onefold_tests::{Dir, S3Server, TestCommand, free_port};
 use serde_json::Value;
 
-/// The time that a process has to start to listen, or to show what it does.
+/// The time limit for a process to start listening, or to reach a state.
 pub(crate) const START: Duration = Duration::from_secs(300);
 
-/// A service. Its processes end with it.
+/// A service. Its processes end when it is dropped.
 pub(crate) struct Fleet<'a> {
     dir: &'a Dir,
     server: Option<&'a S3Server>,
     options: String,
-    /// Options of the workers that are started from now on.
+    /// The options of workers that are started from now on.
     pub(crate) of_workers: String,
     port: u16,
     master: Child,
@@ -23,12 +23,13 @@ pub(crate) struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    /// A master and so many workers of one thread.
+    /// Starts a master and `workers` workers with one thread each.
     pub(crate) fn new(dir: &'a Dir, workers: usize) -> Self {
         Self::with(dir, workers, None, "", "")
     }
 
-    /// The same with an S3 server that workers reach, options that all processes get, and those of the master.
+    /// Does the same as [`new`](Self::new), with an S3 server for the workers, options for all processes, and options
+    /// for the master.
     pub(crate) fn with(
         dir: &'a Dir,
         workers: usize,
@@ -70,26 +71,26 @@ impl<'a> Fleet<'a> {
         self.workers.push(command.spawn());
     }
 
-    /// Kills the oldest worker, as the kernel does when memory ends.
+    /// Kills the oldest worker, as the kernel does when memory runs out.
     pub(crate) fn kill_worker(&mut self) {
         end(&mut self.workers.remove(0));
     }
 
-    /// Sends a signal to a worker, by its place among those that live.
+    /// Sends a signal to a worker, given by its index among the running workers.
     pub(crate) fn signal(&self, worker: usize, signal: &str) {
         let process = self.workers[worker].id().to_string();
         let sent = std::process::Command::new("kill").args(["-s", signal, &process]).status().unwrap();
         assert!(sent.success(), "{signal}");
     }
 
-    /// The most memory that a worker has had, in bytes.
+    /// Returns the peak resident memory of a worker in bytes.
     pub(crate) fn peak_memory(&self, worker: usize) -> u64 {
         let status = fs_err::read_to_string(format!("/proc/{}/status", self.workers[worker].id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// Waits until the oldest worker has ended by itself.
+    /// Waits until the oldest worker has ended on its own.
     pub(crate) fn wait_for_end(&mut self) {
         let started = Instant::now();
         while self.workers[0].try_wait().unwrap().is_none() {
@@ -104,35 +105,35 @@ impl<'a> Fleet<'a> {
         end(&mut self.master);
     }
 
-    /// Starts the master again, on the same port.
+    /// Restarts the master on the same port.
     pub(crate) fn restart_master(&mut self) {
         self.master = self.dir.command(&master_line(self.port, &self.options)).spawn();
     }
 
-    /// `HOST:PORT` of the master.
+    /// Returns `HOST:PORT` of the master.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The URL of a dataset in the folder.
+    /// Returns the URL of a dataset in the folder.
     pub(crate) fn url(&self, dataset: &str) -> String {
         format!("grpc://{}/{}", self.address(), self.dir.path(dataset).display())
     }
 
-    /// What the master says of the service.
+    /// Returns the status of the service from the master.
     pub(crate) fn status(&self) -> Value {
         self.command(&format!("onefold-serve status --master {} {}", self.address(), self.options)).json()
     }
 
-    /// Waits until the service has this many workers; gives what the master said then. Later it may say that there are
-    /// fewer: it forgets a worker that it has not heard of for seconds.
+    /// Waits until the service has this many workers, and returns the master's status at that time. A later status
+    /// may have fewer workers, because the master drops a worker that has not reported for seconds.
     pub(crate) fn wait_for_workers(&self, workers: usize) -> Value {
         self.wait_for(&format!("there are {workers} workers"), |status| {
             status["workers"].as_array().map(Vec::len) == Some(workers)
         })
     }
 
-    /// Waits until what the master says of the service is so; gives what it said.
+    /// Waits until the status of the service satisfies `holds`, and returns it.
     #[track_caller]
     pub(crate) fn wait_for(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let started = Instant::now();
@@ -146,7 +147,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// A command in the folder, which is killed if it hangs.
+    /// Returns a command in the folder. It is killed if it hangs.
     pub(crate) fn command(&self, line: &str) -> TestCommand {
         self.dir.command(line).with_time_limit(900)
     }
@@ -159,7 +160,7 @@ impl Drop for Fleet<'_> {
 }
 
 fn end(process: &mut Child) {
-    // It may have ended.
+    // The process may have ended already.
     let _ = process.kill();
     let _ = process.wait();
 }

@@ -1,4 +1,4 @@
-//! What jobs get beside each other, and what a worker takes.
+//! Tests of sharing between jobs, and of the memory of workers.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use onefold_tests::Dir;
 use crate::fleet::Fleet;
 use crate::reading::{bytes_of, dataset, workers};
 
-/// A job that takes nothing keeps what it was promised, and stops nobody.
+/// Checks that a paused job keeps its share, and does not block other jobs.
 #[test]
 fn a_job_that_stands_still_does_not_stop_others() {
     let dir = dataset();
     let mut fleet = Fleet::new(&dir, 0);
-    // Too little for what the jobs would read ahead.
+    // This is less memory than the jobs would use for reading ahead.
     fleet.of_workers = "--memory-limit 6MiB".to_owned();
     fleet.start_worker();
     fleet.wait_for_workers(1);
@@ -43,28 +43,28 @@ fn a_job_that_stands_still_does_not_stop_others() {
     }
 }
 
-/// The memory limit of a worker that reads [`more`].
+/// The memory limit in bytes of a worker that reads [`more`].
 const LIMIT: u64 = 256 << 20;
 
-/// A dataset of more samples than a worker's memory holds.
+/// Builds a dataset that is larger than a worker's memory.
 fn more(dir: &Dir) {
     dir.command("onefold-data generate --workload rm1 --samples 120000 --seed 5 --out more-logs").works();
     dir.command("onefold-ingest build more-logs/dataset.toml --layout folded --out more").works();
 }
 
-/// Checks that a worker has used its memory, and not much more.
+/// Checks that the peak memory of a worker exceeds its limit by at most 10 %.
 #[track_caller]
 fn check_peak(fleet: &Fleet, what: &str) {
     let peak = fleet.peak_memory(0);
     assert!(peak <= LIMIT / 10 * 11, "{what}: {} MiB", peak >> 20);
 }
 
-/// Jobs that stand still, one that runs beside them, and then nobody.
+/// Measures the memory of a worker with paused jobs, with an additional running job, and without jobs.
 #[test]
 fn the_memory_of_a_worker_does_not_grow_with_jobs() {
     let dir = dataset();
     more(&dir);
-    // The clients of this process hold little themselves.
+    // The clients in this process use little memory.
     let few = Workers::new(2, 8 << 20).unwrap();
     for jobs in [1, 8, 64] {
         let mut fleet = Fleet::new(&dir, 0);
@@ -97,7 +97,7 @@ fn the_memory_of_a_worker_does_not_grow_with_jobs() {
     }
 }
 
-/// Several jobs, a cache in memory and one on disk: the peak of the worker's process stays near its limit.
+/// Checks the peak memory of a worker process with several jobs, and with caches in memory and on disk.
 #[test]
 fn a_worker_stays_within_its_memory_limit() {
     let dir = dataset();

@@ -1,4 +1,4 @@
-//! A service on one machine, and what it shows.
+//! Tests of a service on one machine, and of the pages that it shows.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::fleet::{Fleet, START};
 use crate::reading::{SetAtEnd, dataset, workers};
 
-/// What an HTTP server answers.
+/// Returns the response of an HTTP server.
 fn http(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
@@ -48,7 +48,7 @@ fn a_local_service_reads_shows_and_ends_as_one() {
     assert_eq!(digest(&format!("grpc://{address}/clicks")), digest("data"));
 
     wait_until("the client has ended", || status()["clients"].as_array().unwrap().is_empty());
-    // What the workers did is known with their next signs of life.
+    // The master knows the figures of the workers after their next heartbeats.
     let computed = || {
         let workers: Vec<Value> = status()["workers"].as_array().unwrap().clone();
         workers.iter().map(|worker| worker["samples_computed"].as_u64().unwrap()).sum::<u64>()
@@ -60,7 +60,7 @@ fn a_local_service_reads_shows_and_ends_as_one() {
         !page.contains("http-equiv") && !page.contains("src=") && !page.contains("<script"),
         "self-contained"
     );
-    // A worker that gets no processor time for seconds counts as lost until it is heard of again.
+    // A worker that gets no processor time for seconds counts as lost until its next heartbeat.
     wait_until("the metrics count two workers", || {
         let metrics = http(&address, "/metrics");
         metrics.contains("\nonefold_serve_workers 2\n") && metrics.contains("samples_computed_total{worker=")
@@ -99,7 +99,7 @@ fn jobs_are_listed_with_what_their_clients_get() {
     assert_eq!(jobs().json(), json!({"jobs": []}));
     let url = fleet.url("data");
     let over = AtomicBool::new(false);
-    // A client reports every second; the master forgets a client that has not reported for long.
+    // A client reports every second. The master drops a client that has not reported for some time.
     let read = |dedupe| {
         let options = ReaderOptions { dedupe, ..ReaderOptions::new(64) };
         let reader = Reader::open(Path::new(&url), options, &workers()).unwrap();
@@ -109,7 +109,7 @@ fn jobs_are_listed_with_what_their_clients_get() {
                 if over.load(Relaxed) {
                     return;
                 }
-                // As a trainer takes batches; otherwise an epoch ends at once, and its client with it.
+                // Reads at the pace of a trainer. Otherwise the epoch and thereby the client would end at once.
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
@@ -121,7 +121,7 @@ fn jobs_are_listed_with_what_their_clients_get() {
             let read = &read;
             scope.spawn(move || read(dedupe));
         }
-        // Between two epochs a client is not there for a moment.
+        // A client is not registered for a moment between two epochs.
         wait_until("two jobs are read by three clients, whose samples are counted", || {
             let listed = jobs().json();
             let field = |name: &str| -> Vec<Value> {
@@ -142,7 +142,7 @@ fn jobs_are_listed_with_what_their_clients_get() {
     wait_until("no job is listed", || jobs().works().contains("no job is read"));
 }
 
-/// A trainer that evaluates or writes a checkpoint takes no batches, and is a client all the same.
+/// Checks that a client stays registered while its trainer evaluates or writes a checkpoint, and takes no batches.
 #[test]
 fn a_client_whose_caller_pauses_stays() {
     let dir = dataset();
@@ -151,7 +151,7 @@ fn a_client_whose_caller_pauses_stays() {
     let reader = Reader::open(Path::new(&fleet.url("data")), ReaderOptions::new(16), &workers()).unwrap();
     let mut batches = reader.batches().unwrap();
     batches.next().unwrap().unwrap();
-    // Longer than the master remembers a client that it does not hear of.
+    // This is longer than the time after which the master drops a client that does not report.
     std::thread::sleep(Duration::from_secs(12));
     let status = fleet.status();
     assert_eq!(status["clients"].as_array().unwrap().len(), 1, "{status}");

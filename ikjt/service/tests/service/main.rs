@@ -1,4 +1,4 @@
-//! The service as its users run it: processes on loopback, on free ports.
+//! Tests of the service as its users run it: as processes on free loopback ports.
 
 mod faults;
 mod fleet;

@@ -1,4 +1,4 @@
-//! What comes through the service is what the local reader gives.
+//! Tests that the service and a local reader give the same batches.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -34,7 +34,7 @@ keep = { "0" = 0.5 }
 seed = 7
 "#;
 
-/// A folder with a dataset of rm1's proportions in 64 buckets, and pipelines.
+/// Returns a folder with a dataset of rm1's proportions in 64 buckets, and pipelines.
 pub(crate) fn dataset() -> Dir {
     Dir::made_once("", |dir| {
         dir.command("onefold-data generate --workload rm1 --samples 6000 --seed 3 --out logs").works();
@@ -47,7 +47,7 @@ pub(crate) fn dataset() -> Dir {
     })
 }
 
-/// Sets a flag when it is dropped, so that threads that look at it end when the test fails, too.
+/// Sets a flag when it is dropped, so that threads that check it also end if the test fails.
 pub(crate) struct SetAtEnd<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
@@ -60,12 +60,12 @@ pub(crate) fn workers() -> Workers {
     Workers::new(2, 1 << 29).unwrap()
 }
 
-/// The bytes of every batch of an epoch, and the positions after them.
+/// Returns the bytes of every batch of an epoch from the step `from` on, and the step of the position after each.
 fn bytes(location: &Path, request: &ReadRequest, epoch: u64, from: u64) -> Vec<(Vec<u8>, u64)> {
     bytes_of(&Reader::open(location, request.clone(), &workers()).unwrap(), epoch, from)
 }
 
-/// The same for a reader.
+/// Does the same as `bytes` for a reader.
 pub(crate) fn bytes_of(reader: &Reader, epoch: u64, from: u64) -> Vec<(Vec<u8>, u64)> {
     let position = onefold_ikjt::Position { step: from, ..reader.position(epoch) };
     let steps = reader.resume_packed(&position).unwrap().map(Result::unwrap);

@@ -1,4 +1,4 @@
-//! What workers compute once for several jobs and epochs, and where they keep it.
+//! Tests of results that workers compute once for several jobs and epochs, and of the places where they are kept.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,15 +12,15 @@ use serde_json::Value;
 use crate::fleet::Fleet;
 use crate::reading::{bytes_of, dataset, workers};
 
-/// Reads an epoch by `url` and from `local`, and compares every byte.
+/// Reads an epoch from `url` and from `local`, and compares every byte.
 fn compare(url: &str, local: &Path, options: &ReaderOptions, epoch: u64) {
     let read =
         |location: &Path| bytes_of(&Reader::open(location, options.clone(), &workers()).unwrap(), epoch, 0);
     assert!(read(Path::new(url)) == read(local), "epoch {epoch}");
 }
 
-/// The sum of a figure over the workers, in what the master says. Workers tell it their figures twice a second, and one
-/// that gets no processor time for seconds is left out for a while: wait for what must be there at least.
+/// Returns the sum of a figure over the workers in the master's status. Workers report twice a second, and the status
+/// omits a worker that gets no processor time for seconds, so tests wait for lower bounds.
 fn sum(status: &Value, figure: &str) -> u64 {
     let workers = status["workers"].as_array().unwrap();
     workers.iter().map(|worker| worker[figure].as_u64().unwrap()).sum()
@@ -54,7 +54,7 @@ fn jobs_of_other_features_share_what_was_decoded() {
                 && sum(status, "decoded_hits") > 0
                 && sum(status, "bytes_verified") > 0
         });
-        // A column is verified at most once by each job and epoch; columns that jobs share, by one of them.
+        // Each job verifies a column at most once per epoch. One of the jobs verifies the columns that they share.
         let bytes: u64 = onefold_tests::files_below(&dir.path("data/data"))
             .into_values()
             .map(|bytes| bytes.len() as u64)
@@ -95,7 +95,7 @@ fn jobs_share_batches_whatever_they_check() {
     fleet.wait_for("the batches that were there already", |status| sum(status, "block_hits") > 0);
 }
 
-/// What was kept of a dataset is not taken for what stands at its place now.
+/// Checks that cached data of a dataset is not used for a new dataset at the same location.
 #[test]
 fn a_dataset_that_is_built_anew_is_another_one() {
     let dir = dataset();
@@ -107,7 +107,7 @@ fn a_dataset_that_is_built_anew_is_another_one() {
     dir.command("onefold-data generate --workload rm1 --samples 6000 --seed 4 --out other").works();
     dir.command("onefold-ingest build other/dataset.toml --layout folded --buckets 64 --out data").works();
     compare(&fleet.url("data"), &dir.path("data"), &options, 0);
-    // A job of before that a worker has to open again.
+    // A job of the earlier dataset, which a new worker has to open.
     let late = Fleet::new(&dir, 1);
     let job = Job {
         dataset: dir.path("data").display().to_string(),

@@ -1,4 +1,4 @@
-//! What is wrong is said once, to the one who can do something about it.
+//! Tests that errors are reported once, to the person who can resolve them.
 
 use std::time::Instant;
 
@@ -9,7 +9,8 @@ use onefold_tests::{BUCKET, Dir, EXPIRY, Fault, S3Server, TestCommand, When};
 use crate::fleet::{Fleet, START};
 use crate::reading::dataset;
 
-/// Runs commands side by side, as some of them wait for seconds; each must fail, with all of its parts in its error.
+/// Runs commands in parallel, because some of them wait for seconds. Each one must fail, with all of its parts in its
+/// error.
 fn all_fail<const N: usize>(commands: [(TestCommand, &[&str]); N]) {
     std::thread::scope(|scope| {
         for (command, parts) in commands {
@@ -78,7 +79,7 @@ fn a_master_refuses_two_datasets_of_one_name() {
     ]);
 }
 
-/// An access that a worker's storage refuses is reported at once, by the client and by the worker.
+/// Checks that the client and the worker report at once that the worker's storage denies access.
 #[test]
 fn denied_storage_and_missing_workers_are_told() {
     let dir = dataset();
@@ -93,7 +94,7 @@ fn denied_storage_and_missing_workers_are_told() {
     nobody.command(&read).fails(&["has no worker", " has waited for ", "onefold-serve status"]);
 }
 
-/// A worker reads only locations that its master names, for all clients.
+/// Checks that a worker reads only locations that its master names, for all clients.
 #[test]
 fn workers_read_only_named_datasets() {
     let dir = dataset();
@@ -129,7 +130,7 @@ fn the_token_of_clients_makes_no_worker() {
     let line = format!(
         "onefold-serve worker --master {master} --token-file token --memory-limit 64MiB --quiet --json"
     );
-    // It says where it listens before the master refuses it.
+    // The worker prints its address before the master rejects it.
     let output = fleet.command(&line).output();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && stderr.contains("`--worker-token-file`"), "{stderr}");
@@ -138,7 +139,7 @@ fn the_token_of_clients_makes_no_worker() {
     fleet.command(&drain).fails(&["does not allow `drain`"]);
 }
 
-/// Tokens are replaced while the service runs, as certificates are.
+/// Checks that tokens, like certificates, can be replaced while the service runs.
 #[test]
 fn a_replaced_token_is_taken_up() {
     let dir = dataset();
@@ -188,7 +189,7 @@ fn only_those_with_certificate_and_token_are_answered() {
     all_fail([
         (read("ours", "ours", "guessed"), &["the token is missing or unknown", "ONEFOLD_TOKEN"]),
         (read("ours", "theirs", "a-long-random-text"), &["with TLS", "UnknownIssuer"]),
-        // The service says why, or closes the connection before the client has read it.
+        // The service sends the reason, or closes the connection before the client has read it.
         (read("theirs", "ours", "a-long-random-text"), &["`ONEFOLD_TLS_CERTIFICATE`"]),
         (read("old", "ours", "a-long-random-text"), &["`ONEFOLD_TLS_CERTIFICATE`"]),
         (fleet.command(&format!("onefold-read digest {}", fleet.url("data"))), &[&fleet.address()]),

@@ -1,19 +1,20 @@
-//! Rows one after the other.
+//! Compaction: rows stored contiguously.
 
 use crate::batch::builder::check_values;
 use crate::{Feature, Group, Result};
 
 impl Feature {
-    /// The rows one after the other in the values, without overlaps or gaps. Costs nothing where they stand so.
+    /// Returns the feature with its rows stored contiguously, without overlaps or gaps. Copies nothing if they
+    /// already are.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`](crate::Error::Invariant) if the rows have more ids than `i32` counts.
+    /// [`Error::Invariant`](crate::Error::Invariant) if the rows have more than `i32::MAX` ids in total.
     pub fn compact(&self) -> Result<Self> {
         if self.is_compact() { Ok(self.clone()) } else { self.checked_gather(0..self.rows()) }
     }
 
-    /// Whether the rows stand one after the other, and nothing beside them.
+    /// Returns whether the rows are contiguous and cover all values.
     fn is_compact(&self) -> bool {
         let mut end = 0;
         let one_after_the_other = (0..self.rows()).all(|row| {
@@ -25,24 +26,26 @@ impl Feature {
         one_after_the_other && end == self.values().len()
     }
 
-    /// [`gather`](Self::gather) of rows in range, if their ids can be addressed.
+    /// Does the same as [`gather`](Self::gather) for rows that are in range, but returns an error if 32-bit offsets
+    /// cannot address the ids.
     fn checked_gather(&self, rows: impl IntoIterator<Item = usize> + Clone) -> Result<Self> {
         self.check_gather(rows.clone())?;
         Ok(self.gather(rows))
     }
 
-    /// Checks that the ids of these rows can be addressed, and counts them.
+    /// Counts the ids of these rows, and checks that 32-bit offsets can address them.
     fn check_gather(&self, rows: impl IntoIterator<Item = usize>) -> Result<usize> {
         let ids = rows.into_iter().map(|row| self.sizes()[row] as u64).sum();
         check_values(format_args!("feature `{}`", self.name()), ids)
     }
 
-    /// These rows, to be [compacted](Self::compact) later: they are copied only if that makes the ids fewer, and
-    /// otherwise share ids where rows of this feature do, so that what is done to every id is done to fewer of them.
+    /// Selects rows without [compacting](Self::compact) them. The ids are copied only if the copies are fewer than
+    /// the current values. Otherwise the rows keep sharing ids, so that an operation on every id has fewer ids to
+    /// process.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`](crate::Error::Invariant) if the compacted rows would have more ids than `i32` counts.
+    /// [`Error::Invariant`](crate::Error::Invariant) if the compacted rows would have more than `i32::MAX` ids.
     pub(crate) fn select(&self, rows: impl IntoIterator<Item = usize> + Clone) -> Result<Self> {
         if self.check_gather(rows.clone())? < self.values().len() {
             return Ok(self.gather(rows));
@@ -54,18 +57,18 @@ impl Feature {
 }
 
 impl Group {
-    /// The same rows, [compact](Feature::compact) in every feature.
+    /// Returns the same rows, [compacted](Feature::compact) in every feature.
     ///
     /// # Errors
     ///
-    /// As [`Feature::compact`].
+    /// See [`Feature::compact`].
     pub(crate) fn compact(self) -> Result<Self> {
         let (name, inverse, rows, features) = self.into_parts();
         let features = features.iter().map(Feature::compact).collect::<Result<_>>()?;
         Ok(Self::trusted(name, inverse, rows, features))
     }
 
-    /// [`expand`](Self::expand), to be compacted later: see [`Feature::select`].
+    /// Does the same as [`expand`](Self::expand), but defers the compaction; see [`Feature::select`].
     pub(crate) fn expand_shared(&self) -> Result<Self> {
         let rows = (0..self.samples()).map(|sample| self.row_of(sample));
         let features = self.features().iter().map(|feature| feature.select(rows.clone()));

@@ -1,7 +1,7 @@
-//! Slices of batches, and batches put together from slices of several.
+//! Slices of batches, and concatenations of slices.
 //!
-//! Rows that no sample uses are dropped, and values that no row uses; rows that overlap go on overlapping. A batch cut
-//! out of decoded row groups costs its distinct values, not its samples'.
+//! Both drop rows that no sample uses and values that no row uses, and keep overlaps of rows. The cost of a batch
+//! that is cut from decoded row groups therefore depends on its distinct values, not on its samples' values.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -14,7 +14,8 @@ use crate::batch::builder::{FeatureBuilder, check_values, rebased};
 use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
 impl Batch {
-    /// The samples `samples`. Dense features, labels and, where rows stand together, ids share this batch's buffers.
+    /// Returns the given range of samples. Dense features, labels and, where rows are contiguous, ids share this
+    /// batch's buffers.
     ///
     /// # Panics
     ///
@@ -37,15 +38,15 @@ impl Batch {
         })
     }
 
-    /// The samples of all pieces, one piece after the other. One piece is its [`slice`](Self::slice).
+    /// Concatenates the samples of all pieces. For a single piece the result equals its [`slice`](Self::slice).
     ///
     /// # Errors
     ///
     /// [`Error::Invariant`] if
     /// - there is no piece, or a range is out of bounds,
-    /// - the batches differ in dense features or labels per sample, in having weights or timestamps, in their kept
-    ///   columns, or in the names of groups and features,
-    /// - [`Group::concat`] refuses a group.
+    /// - the batches differ in the number of dense features or labels, in the presence of weights or timestamps, in
+    ///   their kept columns, or in the names of groups and features,
+    /// - [`Group::concat`] returns an error for a group.
     pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
         let first = check_pieces("batch", pieces.iter().map(|(batch, samples)| (batch.size(), samples)))
             .map(|()| pieces[0].0)?;
@@ -75,10 +76,10 @@ impl Batch {
 }
 
 impl Group {
-    /// The samples `samples`, with the rows that they use.
+    /// Returns the given range of samples, with the rows that they use.
     ///
-    /// Values are shared and trimmed to those that the rows use. An inverse index stays one, its rows
-    /// numbered in the order of first use.
+    /// The values are shared and trimmed to the part that the rows use. If the group has an inverse index, the result
+    /// has one too, with rows numbered in the order of first use.
     ///
     /// # Panics
     ///
@@ -94,22 +95,22 @@ impl Group {
         Self::trusted(self.shared_name(), inverse.map(Into::into), rows.len(), features)
     }
 
-    /// The samples of all pieces, one piece after the other.
+    /// Concatenates the samples of all pieces.
     ///
-    /// The result has an inverse index if any piece has one. Rows are not compared: what two pieces have in
-    /// common stands there twice, until it is [deduplicated](crate::deduplicate).
+    /// The result has an inverse index if any piece has one. Rows are not compared: a row that occurs in two pieces
+    /// is stored twice until the group is [deduplicated](crate::deduplicate).
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if there is no piece, a range is out of bounds, the groups differ in their name, their
-    /// features' names, or samples or values are more than `i32` counts.
+    /// [`Error::Invariant`] if there is no piece, a range is out of bounds, the groups differ in their names or in
+    /// the names of their features, or there are more than `i32::MAX` samples or values.
     pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
         check_pieces("group", pieces.iter().map(|(group, samples)| (group.samples(), samples)))?;
         concat_groups(pieces, &mut Renumbering::default())
     }
 }
 
-/// These rows over the values that they use. Values are shared unless others stand between them.
+/// Returns the given rows with the values that they use. Values are shared, unless unused values lie between them.
 pub(super) fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
     let used = UsedValues::new(feature, rows);
     let name = feature.shared_name();
@@ -133,13 +134,13 @@ pub(super) fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
     Feature::trusted(name, feature.values().slice(span.start, span.len()), offsets, sizes)
 }
 
-/// One piece of a group, after its rows are known.
+/// One piece of a group, with the rows that its samples use.
 struct Piece<'a> {
     features: &'a [Feature],
     rows: UsedRows,
 }
 
-/// `pieces` are in bounds, and there is one.
+/// Concatenates pieces. The caller has checked that there is at least one, and that the ranges are in bounds.
 fn concat_groups(pieces: &[(&Group, Range<usize>)], renumbering: &mut Renumbering) -> Result<Group> {
     let (first, samples) = &pieces[0];
     if pieces.len() == 1 {
@@ -200,7 +201,7 @@ fn append(builder: &mut FeatureBuilder, feature: &Feature, rows: &UsedRows, used
     }
 }
 
-/// Checks that there are pieces, and that they are ranges of their sources' samples.
+/// Checks that there is at least one piece, and that each range is within its source's samples.
 fn check_pieces<'a>(
     what: &str,
     mut pieces: impl ExactSizeIterator<Item = (usize, &'a Range<usize>)>,
@@ -217,7 +218,7 @@ fn check_pieces<'a>(
     }
 }
 
-/// Checks that all pieces have the same of something.
+/// Checks that all pieces have the same property `what`. `had` gives its value for each piece.
 fn check_same<T: PartialEq + Display + Copy>(what: &str, had: impl Iterator<Item = T>) -> Result<()> {
     let mut first = None;
     for (i, got) in had.enumerate() {
@@ -230,7 +231,7 @@ fn check_same<T: PartialEq + Display + Copy>(what: &str, had: impl Iterator<Item
     Ok(())
 }
 
-/// Checks that piece `i` has the names of the first one.
+/// Checks that piece `i` has the same group and feature names as the first one.
 fn check_alike(first: &Group, group: &Group, i: usize) -> Result<()> {
     let wrong = |place: String, message: String| Err(Error::invariant(place, message));
     if first.name() != group.name() {
@@ -250,7 +251,7 @@ fn check_alike(first: &Group, group: &Group, i: usize) -> Result<()> {
     Ok(())
 }
 
-/// Rows of a `[B, width]` matrix, shared.
+/// Returns rows of a `[B, width]` matrix. The result shares the buffer.
 fn slice_rows<T: ArrowNativeType>(
     matrix: &ScalarBuffer<T>,
     rows: &Range<usize>,
@@ -259,7 +260,7 @@ fn slice_rows<T: ArrowNativeType>(
     matrix.slice(rows.start * width, rows.len() * width)
 }
 
-/// Rows of several `[B, width]` matrices of equal width; a matrix of no rows has any.
+/// Concatenates rows of several `[B, width]` matrices of equal width. A matrix without rows matches any width.
 fn concat_matrices(
     what: &str,
     pieces: &[(&Batch, Range<usize>)],
@@ -274,7 +275,7 @@ fn concat_matrices(
     Ok(concat_slices(rows))
 }
 
-/// The kept columns of all pieces.
+/// Concatenates the kept columns of all pieces.
 fn concat_kept(pieces: &[(&Batch, Range<usize>)]) -> Result<Vec<KeptValues>> {
     let (first, _) = &pieces[0];
     check_same("kept columns", pieces.iter().map(|(batch, _)| batch.kept().len()))?;
@@ -317,7 +318,7 @@ mod tests {
     use super::*;
     use crate::batch::arbitrary::{batches, batches_of, groups, lists, samples, shapes};
 
-    /// A range of `0..size` from two random numbers.
+    /// Returns a range within `0..size`, made from two random numbers.
     fn range(size: usize, (a, b): (usize, usize)) -> Range<usize> {
         let (a, b) = (a % (size + 1), b % (size + 1));
         a.min(b)..a.max(b)
@@ -341,7 +342,7 @@ mod tests {
             let range = range(group.samples(), ends);
             let slice = group.slice(range.clone());
             prop_assert_eq!(slice.inverse().is_some(), group.inverse().is_some());
-            // Rows in the order of first use, every one of them used.
+            // Rows are numbered in the order of first use, and each one is used.
             let mut next = 0;
             for sample in 0..slice.samples() {
                 prop_assert!(slice.row_of(sample) <= next);
@@ -364,7 +365,7 @@ mod tests {
                 let batch = &sources[source % sources.len()];
                 (batch, range(batch.size(), (a, b)))
             }).collect();
-            // Widths of batches without samples are not known.
+            // Batches without samples have no known width.
             prop_assume!(sources.iter().all(|batch| batch.size() > 0));
             let whole = Batch::concat(&pieces).unwrap();
             let expected: Vec<_> = pieces.iter()
@@ -416,7 +417,7 @@ mod tests {
 
     #[test]
     fn values_that_no_row_uses_are_left_behind() {
-        // Two rows at the ends of many values, as when a session meets an old row again.
+        // Two rows at the ends of a long value buffer, as when a session returns to an earlier row.
         let far = feature("x", (0..1000).collect(), vec![0, 500, 998], vec![2, 400, 2]);
         let group = Group::try_new("g", Some(vec![2, 0, 2].into()), vec![far]).unwrap();
         for part in [group.slice(0..3), Group::concat(&[(&group, 0..2), (&group, 2..3)]).unwrap()] {
@@ -427,7 +428,7 @@ mod tests {
 
     #[test]
     fn more_values_than_offsets_address_are_refused() {
-        // 2^24 zeros, of which no page is ever touched.
+        // 2^24 zeros; no page of them is ever written.
         let rows = feature("x", vec![0; 1 << 24], vec![0], vec![1 << 24]);
         let group = Group::try_new("g", None, vec![rows]).unwrap();
         let pieces = vec![(&group, 0..1); 128];

@@ -1,7 +1,7 @@
-//! Operations on batches, groups and features, beside [deduplication](crate::deduplicate).
+//! Operations on batches, groups and features, besides [deduplication](crate::deduplicate).
 //!
-//! An operation means what it does to the expanded batch, and does it to distinct rows: it commutes with
-//! [`Batch::expand`](crate::Batch::expand).
+//! Each operation commutes with [`Batch::expand`](crate::Batch::expand): it processes distinct rows, and the result
+//! is the same as if it processed the expanded batch.
 
 mod compact;
 mod concat;

@@ -1,4 +1,4 @@
-//! Some samples of a batch.
+//! Selection of samples of a batch.
 
 use arrow::array::UInt32Array;
 use arrow::buffer::ScalarBuffer;
@@ -7,8 +7,8 @@ use arrow::datatypes::ArrowNativeType;
 use crate::{Batch, BatchParts, Group, KeptValues};
 
 impl Batch {
-    /// The samples `samples`, in this order. An inverse index goes on referring to all rows, of which some may be left
-    /// without a sample: [`slice`](Self::slice) drops them.
+    /// Returns the given samples, in the given order. Each group with an inverse index keeps all its rows, including
+    /// rows that no sample uses any more; [`slice`](Self::slice) drops them.
     ///
     /// # Panics
     ///
@@ -50,7 +50,7 @@ impl Group {
     }
 }
 
-/// Rows of a `[B, width]` matrix.
+/// Copies rows of a `[B, width]` matrix.
 fn take_rows<T: ArrowNativeType>(matrix: &ScalarBuffer<T>, rows: &[u32], width: usize) -> ScalarBuffer<T> {
     rows.iter().flat_map(|row| &matrix[*row as usize * width..][..width]).copied().collect()
 }

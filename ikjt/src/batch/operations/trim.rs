@@ -1,4 +1,4 @@
-//! Canonical batches: no value that no row uses.
+//! Removal of values that no row uses, as canonical batches require.
 
 use arrow::buffer::ScalarBuffer;
 
@@ -7,21 +7,21 @@ use super::used::UsedRows;
 use crate::{Feature, Group};
 
 impl Feature {
-    /// The same rows, without the values that no row uses. Nothing is copied unless such values stand between others.
+    /// Returns the same rows without unused values. Copies values only if unused values lie between used ones.
     pub fn trim(&self) -> Self {
         slice_feature(self, &UsedRows::Range(0..self.rows()))
     }
 }
 
 impl Group {
-    /// The same rows, without the values that no row uses.
+    /// Returns the same rows without unused values.
     pub fn trim(&self) -> Self {
         let features = self.features().iter().map(Feature::trim).collect();
         Self::trusted(self.shared_name(), self.inverse().cloned(), self.rows(), features)
     }
 
-    /// The rows `rows`, to which `inverse` leads, without the values that none of them uses. Rows that overlap go on
-    /// overlapping.
+    /// Returns a group of the given rows with the inverse index `inverse`, without the values that these rows do not
+    /// use. Rows that share values keep sharing them.
     pub(crate) fn of_rows(&self, inverse: ScalarBuffer<i32>, rows: Vec<i32>) -> Self {
         let rows = UsedRows::Listed(rows);
         let features = self.features().iter().map(|feature| slice_feature(feature, &rows)).collect();

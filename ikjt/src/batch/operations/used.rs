@@ -1,4 +1,4 @@
-//! Which rows a range of samples uses, and which values some rows use.
+//! The rows that a range of samples uses, and the values that a set of rows uses.
 
 use std::ops::Range;
 
@@ -7,9 +7,9 @@ use crate::{Feature, Group};
 /// The rows that a range of samples uses, in the order of their first use.
 #[derive(Debug)]
 pub(crate) enum UsedRows {
-    /// These rows, every one.
+    /// All rows of the range.
     Range(Range<usize>),
-    /// These rows.
+    /// The listed rows.
     Listed(Vec<i32>),
 }
 
@@ -22,21 +22,22 @@ impl UsedRows {
     }
 }
 
-/// The entries of `column` for the rows `rows`.
+/// Returns the entries of `column` for the given rows.
 pub(crate) fn listed<'a>(column: &'a [i32], rows: &'a [i32]) -> impl Iterator<Item = &'a i32> + Clone {
     rows.iter().map(move |&row| &column[row as usize])
 }
 
-/// Numbers rows in the order of their first use. It keeps its table from one range of samples to the next.
+/// Numbers rows in the order of their first use. The lookup table is reused between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Renumbering {
-    /// By row, counted from the lowest one: 1 + its new number, 0 if it has none. All 0 between calls.
+    /// For each row, counted from the lowest used row: 1 + its new number, or 0 if it has no number. All entries are
+    /// 0 between calls.
     numbers: Vec<u32>,
 }
 
 impl Renumbering {
-    /// The rows that `samples` of `group` use. The new row number of every sample, counted from `first`, goes
-    /// to `inverse`, if there is one; the caller keeps the numbers within `i32`.
+    /// Returns the rows that `samples` of `group` use. Appends the new row number of every sample, counted from
+    /// `first`, to `inverse` if it is given. The caller ensures that the numbers fit `i32`.
     pub(crate) fn used_rows(
         &mut self,
         group: &Group,
@@ -59,7 +60,8 @@ impl Renumbering {
 
     fn renumber(&mut self, index: &[i32], first: usize, inverse: &mut Vec<i32>) -> UsedRows {
         let (Some(&start), Some(&end)) = (index.first(), index.last()) else { return UsedRows::Range(0..0) };
-        // Consecutive rows keep their distance: so it is in what was deduplicated by comparing neighbours.
+        // If row numbers increase by at most 1 per sample, the new numbers are the old ones shifted by a constant.
+        // Deduplication that only compares neighbours produces this order.
         if index.windows(2).all(|pair| (pair[1] - pair[0]) as u32 <= 1) {
             inverse.extend(index.iter().map(|row| row - start + first as i32));
             return UsedRows::Range(start as usize..end as usize + 1);
@@ -67,7 +69,7 @@ impl Renumbering {
         let (lowest, highest) = index.iter().fold((start, start), |(a, b), &row| (a.min(row), b.max(row)));
         let width = (highest - lowest) as usize + 1;
         if self.numbers.len() < width {
-            // Fresh zeroed memory: pages without a used row are never touched.
+            // Allocates zeroed memory. The operating system does not back pages that are never written.
             self.numbers = vec![0; width];
         }
         let mut rows = Vec::new();
@@ -82,7 +84,8 @@ impl Renumbering {
         for row in &rows {
             self.numbers[(row - lowest) as usize] = 0;
         }
-        // First used one by one, some of them again later: so it is in what was deduplicated by hashing.
+        // If the first uses are in ascending order without gaps, the rows are a range although rows recur later.
+        // Deduplication by hashing produces this order.
         if rows.len() == width && rows.is_sorted() {
             return UsedRows::Range(lowest as usize..highest as usize + 1);
         }
@@ -90,17 +93,17 @@ impl Renumbering {
     }
 }
 
-/// The values that some rows use, and no other: stretches of the feature's buffer, in its order.
+/// The values that a set of rows uses: disjoint ranges of the feature's buffer, in the order of the buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum UsedValues {
-    /// One stretch: the rows keep their places in it.
+    /// One range; the rows keep their relative places in it.
     One(Range<usize>),
-    /// Several, and each row's offset once they stand one after the other.
+    /// Several ranges, and the offset of each row after the ranges are copied one after the other.
     Several { stretches: Vec<Range<usize>>, offsets: Vec<i32> },
 }
 
 impl UsedValues {
-    /// The values of `rows`.
+    /// Returns the values that `rows` use.
     pub(crate) fn new(feature: &Feature, rows: &UsedRows) -> Self {
         let (offsets, sizes) = (feature.offsets(), feature.sizes());
         match rows {
@@ -113,12 +116,12 @@ impl UsedValues {
         }
     }
 
-    /// The values of all rows.
+    /// Returns the values that all rows use.
     pub(crate) fn of_all(feature: &Feature) -> Self {
         Self::new(feature, &UsedRows::Range(0..feature.rows()))
     }
 
-    /// In one pass where the rows stand in the order of the buffer without gaps, as rows mostly do.
+    /// Takes one pass if the spans are in the order of the buffer without gaps, which is the most common case.
     fn of_spans(spans: impl Iterator<Item = Range<usize>> + Clone) -> Self {
         let mut filled = spans.clone().filter(|span| !span.is_empty());
         let Some(mut all) = filled.next() else { return Self::One(0..0) };
@@ -152,7 +155,7 @@ impl UsedValues {
                     span.end
                 }
             };
-            // No more values than the buffer has, whose offsets are `i32`.
+            // The total is at most the length of the buffer, so it fits `i32`.
             offsets[row] = (total - (end - span.start)) as i32;
         }
         match &stretches[..] {
@@ -168,7 +171,7 @@ impl UsedValues {
         }
     }
 
-    /// How many they are.
+    /// Returns the total number of values.
     pub(crate) fn len(&self) -> usize {
         self.stretches().iter().map(Range::len).sum()
     }

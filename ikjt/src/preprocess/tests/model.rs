@@ -1,4 +1,4 @@
-//! The naive model of the tests: steps that work on one sample at a time, each as the documentation puts it.
+//! The naive model for the tests: applies each step to one sample at a time, as the documentation defines it.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ pub(super) struct ModelStep {
 use ModelOp::*;
 
 impl ModelStep {
-    /// The step as it would be written.
+    /// Returns the step in TOML.
     pub(super) fn toml(&self) -> String {
         let keys = match &self.op {
             SigridHash(salt, max) => format!("op = 'sigrid_hash'\nsalt = {salt}\nmax = {max}"),
@@ -101,7 +101,7 @@ impl ModelStep {
         format!("[[step]]\n{keys}\n{inputs}{output}")
     }
 
-    /// The step on every sample in an epoch; `number` counts the sampling steps before it.
+    /// Applies the step to every sample in an epoch. `number` is the number of sampling steps before it.
     pub(super) fn apply(&self, samples: &mut Vec<Sample>, number: u64, epoch: u64) {
         match &self.op {
             Sampling(keep, seed, correct) => {
@@ -121,7 +121,7 @@ impl ModelStep {
         let output = |input: &String| self.output.clone().unwrap_or_else(|| input.clone());
         match (&self.op, &self.inputs[..]) {
             (LocalHour, []) => {
-                // India has stood 5.5 hours before UTC since 1945.
+                // India has been 5.5 hours ahead of UTC since 1945.
                 let hour = (sample.time / 1_000_000 + 19_800) / 3600 % 24;
                 sample.lists.insert(output(&String::new()), vec![hour]);
             }
@@ -236,7 +236,7 @@ fn number_of(op: &ModelOp, x: f32) -> f32 {
     }
 }
 
-/// The samples of a batch with these dense features, the first of which is the epoch's sample `start`.
+/// Returns the samples of a batch with the dense features `dense`. The first sample has index `start` in the dataset.
 pub(super) fn samples_of(batch: &Batch, dense: &[String], start: u64) -> Vec<Sample> {
     let sample = |i: usize| {
         let lists = batch.groups().iter().flat_map(|group| {
@@ -256,10 +256,10 @@ pub(super) fn samples_of(batch: &Batch, dense: &[String], start: u64) -> Vec<Sam
     (0..batch.size()).map(sample).collect()
 }
 
-/// Equal in everything but the place in the epoch, floats bit by bit.
+/// Asserts that samples are equal except for their index in the epoch. Floats are compared bit by bit.
 pub(super) fn assert_same(found: &[Sample], expected: &[Sample]) {
     assert_eq!(found.len(), expected.len(), "samples");
-    // `to_bits`, except that one NaN is as good as another.
+    // Like `to_bits`, but all NaNs are equal.
     let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
     for (found, expected) in found.iter().zip(expected) {
         assert_eq!(found.lists, expected.lists);

@@ -1,4 +1,4 @@
-//! Configurations, logs and output folders that no dataset can be built with.
+//! Configurations, logs and output directories from which no dataset can be built.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use crate::logs::{
 };
 use crate::samples::{read_samples, sorted};
 
-/// A build that must fail with `parts` in its error, both where nothing is and over a dataset, which it leaves whole.
+/// Runs a build that must fail with `parts` in its error, both for a new dataset and over an existing one, which
+/// remains unchanged.
 #[track_caller]
 fn build_fails(dir: &Dir, parts: &[&str]) {
     dir.command("onefold-ingest build logs/dataset.toml --out other --threads 2").fails(parts);
@@ -94,7 +95,7 @@ fn dataset_configurations_that_do_not_fit() {
         (
             "age = { kind = \"dense\" }",
             "age = { kind = \"sparse\" }",
-            &["column `age`", "Float64", "ids are integers, texts", "CAST", "kind = \"dense\""],
+            &["column `age`", "Float64", "ids are integers, texts", "whole_id(age)", "kind = \"dense\""],
         ),
         ("age = { kind = \"dense\" }", "history = { kind = \"dense\" }", &[config, "duplicate key"]),
         (
@@ -167,8 +168,8 @@ fn sources_that_are_damaged_or_disagree() {
     dir.command(&format!("{BUILD} --overwrite")).works();
 }
 
-/// Raw logs have no checksums, so a flipped byte may go unseen; but it must not end in a panic, which decoders
-/// answer some of them with.
+/// Raw logs have no checksums, so a flipped byte may remain unnoticed. But it must not cause a panic of the program,
+/// although some decoders panic on such data.
 #[test]
 fn flipped_bytes_of_a_source_are_no_panic() {
     let dir = with_dataset();
@@ -205,7 +206,7 @@ fn logs_without_samples() {
 #[test]
 fn values_that_cannot_be_trained_on() {
     let dir = with_dataset();
-    // All other values are equal: statistics of such a column hide a NaN.
+    // All other values are equal, because the statistics of such a column hide a NaN.
     let floats = |bad: f64| {
         Arc::new(Float64Array::from_iter_values((0..REQUESTS.len()).map(|i| if i == 1 { bad } else { 1.0 })))
     };
@@ -258,7 +259,7 @@ fn values_that_cannot_be_trained_on() {
         );
         build_fails(&dir, parts);
     }
-    // Numbers of a known unit.
+    // Timestamps are numbers of a known unit.
     let unit = replaced(DATASET_CONFIG, "time = \"time\"", "time = { column = \"time\", unit = \"us\" }");
     dir.write("logs/dataset.toml", unit);
     for (bad, side) in [(i64::MAX, "in the future"), (1_714_521_600, "before 1990-01-01")] {
@@ -294,7 +295,7 @@ fn places_where_no_dataset_may_go() {
             "another location",
         ]);
     }
-    // The folder of the logs has the name of a dataset's folder of data files.
+    // The directory of the logs has the same name as a dataset's directory of data files.
     dir.write("project/data/log.csv", "a,b");
     dir.command("onefold-ingest build logs/dataset.toml --out project").fails(&[
         "`project` already exists",
@@ -302,7 +303,7 @@ fn places_where_no_dataset_may_go() {
         "`data/log.csv`",
         "another location",
     ]);
-    // A project with its logs, from within.
+    // The output is a project that contains the logs.
     let parts =
         ["`.` already exists", "not a dataset", "files that belong to no dataset", "another location"];
     dir.command("onefold-ingest build logs/dataset.toml --out .").fails(&parts);

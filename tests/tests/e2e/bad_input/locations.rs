@@ -1,4 +1,4 @@
-//! Datasets at places that cannot be reached, as a person meets them at first: wrong names, no credentials, no server.
+//! Locations that cannot be reached, as a new user encounters them: wrong names, no credentials, no server.
 
 use std::net::TcpListener;
 
@@ -8,8 +8,9 @@ use crate::commands::dataset_commands;
 use crate::logs::write_logs;
 use crate::remote::SOON;
 
-/// A command whose environment has nothing about stores but `variables`, and no proxy; its home directory has no AWS
-/// profiles. Asking this machine for credentials of its own fails at once, as it does on one that has none.
+/// Returns a command whose environment contains no settings of stores except `variables`, and no proxy. Its home
+/// directory has no AWS profiles. Requests for this machine's own credentials fail at once, as on a machine that has
+/// none.
 fn command(dir: &Dir, line: &str, location: &str, variables: &[(&str, &str)]) -> TestCommand {
     let nowhere = "127.0.0.1:1";
     let mut command = dir.command(&line.replace("DATASET", location));
@@ -31,16 +32,16 @@ fn command(dir: &Dir, line: &str, location: &str, variables: &[(&str, &str)]) ->
     variables.iter().fold(command, |command, (name, value)| command.with_variable(name, value))
 }
 
-/// Runs a command, which must fail with all of `parts` in its error, and soon.
+/// Runs a command, which must fail soon with all of `parts` in its error.
 #[track_caller]
 fn fails_soon(command: TestCommand, parts: &[&str]) {
     command.with_time_limit(SOON).fails(parts);
 }
 
-/// Commands that are run at the same time, so that each gets enough processor time to fail soon.
+/// The number of commands that run at the same time, chosen so that each gets enough processor time to fail soon.
 const AT_ONCE: usize = 7;
 
-/// Runs commands side by side, as they do little but wait; each must fail with all of its parts in its error, and soon.
+/// Runs commands at the same time, because they mostly wait. Each must fail soon with all of its parts in its error.
 fn all_fail_soon(mut commands: Vec<(TestCommand, Vec<String>)>) {
     while !commands.is_empty() {
         let some = commands.split_off(commands.len().saturating_sub(AT_ONCE));
@@ -89,7 +90,7 @@ fn every_command_says_that_a_store_cannot_be_reached() {
     let read = "onefold-read head DATASET";
     commands.push(cannot_be_reached(read, "http://nowhere.invalid"));
     commands.push(cannot_be_reached(read, &mute));
-    // Without permission, no credentials go over plain HTTP.
+    // Without permission, credentials are not sent over plain HTTP.
     commands.push(at(read, &mute, &[], &["s3://bucket/ds", &mute, "plain HTTP", "AWS_ALLOW_HTTP=true"]));
     all_fail_soon(commands);
 }
@@ -97,7 +98,7 @@ fn every_command_says_that_a_store_cannot_be_reached() {
 #[test]
 fn missing_credentials_are_named() {
     let dir = with_logs();
-    /// A location, variables with their values, and parts of the error.
+    /// A location, environment variables with their values, and parts of the error.
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str]);
     let cases: &[Case<'_>] = &[
         ("s3://bucket/ds", &[], &["there are no credentials", "AWS_ACCESS_KEY_ID"]),

@@ -1,6 +1,6 @@
-//! Bad input: one error that names the place and the remedy, exit status 1, and every file as it was.
+//! Bad input causes one error that names the place and the remedy, exit status 1, and no change of any file.
 //!
-//! [`TestCommand::fails`](onefold_tests::TestCommand::fails) checks all of this but the words.
+//! [`TestCommand::fails`](onefold_tests::TestCommand::fails) checks all of this except for the words.
 
 use onefold_tests::Dir;
 
@@ -16,7 +16,7 @@ const READ: &str = "onefold-read bench dataset --batch-size 4 --threads 2";
 const TRAIN: &str = "onefold-train run logs/train.toml --data dataset --out run --threads 2";
 const EVAL: &str = "onefold-train eval run --data dataset --threads 2";
 
-/// A folder with the hand-made log in `logs` and its dataset in `dataset`.
+/// Returns a directory with the hand-made log in `logs` and its dataset in `dataset`.
 fn with_dataset() -> Dir {
     Dir::made_once("", |dir| {
         write_logs(dir);
@@ -24,7 +24,7 @@ fn with_dataset() -> Dir {
     })
 }
 
-/// The same with a trained model in `run`.
+/// Returns a directory like [`with_dataset`], with a trained model in `run`.
 fn with_run() -> Dir {
     Dir::made_once("", |dir| {
         write_logs(dir);
@@ -33,7 +33,7 @@ fn with_run() -> Dir {
     })
 }
 
-/// `text` with the first `from` replaced, of which there must be one.
+/// Returns `text` with the first `from` replaced. `text` must contain it.
 #[track_caller]
 fn replaced(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "no `{from}` in:\n{text}");

@@ -1,4 +1,4 @@
-//! Datasets that are damaged, of another version, or no datasets.
+//! Datasets that are damaged, of another version, or not datasets at all.
 
 use onefold_datasets::Snapshot;
 use onefold_ikjt::{Reader, ReaderOptions};
@@ -38,7 +38,7 @@ fn datasets_that_cannot_be_read() {
             replaced(&snapshot, "\"snapshot\": 1", "\"snapshot\": 2"),
             &[path, "it says that it is snapshot 2", "build it again"],
         ),
-        (replaced(&snapshot, "\"buckets\": 1", "\"buckets\": 0"), &[path, "0 buckets"]),
+        (replaced(&snapshot, "\"buckets\": 64", "\"buckets\": 0"), &[path, "0 buckets"]),
         (replaced(&snapshot, "\"manifests/", "\"../manifests/"), &["leaves the dataset"]),
     ];
     for (text, parts) in cases {
@@ -46,7 +46,7 @@ fn datasets_that_cannot_be_read() {
         bench("").fails(parts);
         dir.command(TRAIN).fails(parts);
     }
-    // An older snapshot is read, whatever the newest one is like.
+    // An older snapshot can be read, whatever the state of the newest one is.
     dir.write(path, &snapshot);
     dir.command(&format!("{BUILD} --overwrite")).works();
     dir.write("dataset/snapshots/00000002.json", "");
@@ -54,7 +54,7 @@ fn datasets_that_cannot_be_read() {
     assert_eq!(bench("--at 1").json()["samples"], 12);
     bench("--at 3").fails(&["`dataset` has no snapshot 3", "snapshots 1 to 2", "onefold-ingest history"]);
     fs_err::remove_file(dir.path("dataset/snapshots/00000002.json")).unwrap();
-    // The hint where to look for the newest snapshot is only that.
+    // The file with the newest snapshot's number is only a hint.
     for hint in ["2\n", "1000\n", "0\n", "", "soon"] {
         dir.write("dataset/snapshots/latest", hint);
         assert_eq!(bench("").json()["samples"], 12, "{hint}");
@@ -63,7 +63,7 @@ fn datasets_that_cannot_be_read() {
     bench("").fails(&["`dataset` is not a dataset: it has no snapshot", "run it again"]);
 }
 
-/// The paths of the data files of `dataset`, relative to the folder.
+/// Returns the paths of the data files of `dataset`, relative to the test's directory.
 fn data_files(dir: &Dir) -> Vec<String> {
     let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
     snapshot.file_paths().map(|path| format!("dataset/{path}")).collect()
@@ -96,7 +96,8 @@ fn data_files_that_are_damaged() {
     dir.command(READ).fails(&[file, "it is missing", "build the dataset again"]);
 }
 
-/// Every byte of a data file, flipped one at a time: an error or the same samples, never others, never a panic.
+/// Flips every byte of a data file, one at a time. The result must be an error or the same samples, but neither other
+/// samples nor a panic.
 #[test]
 fn flipped_bytes_change_no_sample() {
     let dir = with_dataset();

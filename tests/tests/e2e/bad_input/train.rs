@@ -117,7 +117,7 @@ fn a_dataset_without_sparse_features_is_not_for_this_trainer() {
     dir.command(TRAIN).fails(&["logs/train.toml", "no sparse feature", "build the dataset again"]);
 }
 
-/// They train, or the error says what to set.
+/// Training either works, or the error says which setting is missing.
 #[test]
 fn datasets_of_few_features() {
     let dir = Dir::new();
@@ -149,13 +149,13 @@ fn datasets_of_few_features() {
         dir.command(&format!("{TRAIN} --overwrite")).works();
         dir.command(EVAL).works();
     }
-    // A batch may be larger than all samples together.
+    // A batch may be larger than the number of all samples.
     dir.edit("logs/train.toml", "batch_size = 4", "batch_size = 4096");
     let run = dir.command(&format!("{TRAIN} --overwrite")).json();
     assert_eq!((&run["samples"], &run["steps"]), (&18.into(), &2.into()));
 }
 
-/// Nothing is left to train on, and everything is still predicted.
+/// With sampling, no samples may remain for training, but all samples are still predicted.
 #[test]
 fn sampling_is_for_training() {
     let dir = with_dataset();
@@ -164,7 +164,7 @@ fn sampling_is_for_training() {
         let step = format!("[[step]]\nop = \"sampling\"\nlabel = \"clicked\"\nkeep = {keep}\n");
         dir.write("logs/steps.toml", format!("format_version = 1\n{step}"));
     };
-    // None of twelve samples is as likely as one in 10^12.
+    // With a probability of 10^-12, none of the twelve samples is kept.
     steps("{ \"0\" = 1e-12, \"1\" = 1e-12 }");
     dir.command(TRAIN).fails(&["there was no sample to train on", "`sampling`"]);
     steps("{ \"0\" = 1e-12 }");
@@ -215,8 +215,8 @@ fn plans_that_cannot_be_run() {
     let one = plan(1);
     let cases: &[(String, &[&str])] = &[
         (
-            replaced(&one, "\"format_version\": 1", "\"format_version\": 2"),
-            &["plan.json", "format version 2", "onefold-shard plan"],
+            replaced(&one, "\"format_version\": 2", "\"format_version\": 3"),
+            &["plan.json", "format version 3", "onefold-shard plan"],
         ),
         (one[..one.len() / 2].to_owned(), &["plan.json", "EOF", "onefold-shard plan"]),
         (

@@ -1,4 +1,4 @@
-//! How many rows a table has, and how ids become rows.
+//! The number of rows of a table, and the mapping from ids to rows.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use super::{EmbeddingConfig, IdPolicy, TableOverride};
 
-/// The rows of tables whose ids are hashed because their number is not known, unless a configuration says it.
+/// The default number of rows of tables with hashed ids.
 pub const HASHED_ROWS: u64 = 1_000_000;
-/// Ids that no vocabulary numbers are hashed if they go beyond this, unless a configuration says otherwise: most of them
-/// are then never seen.
+/// The limit up to which ids without a vocabulary get one row each by default. More ids are hashed, since most
+/// numbers of such a large range usually do not occur.
 pub const MOST_ROWS: u64 = 1_000_000;
 
-/// `rows`: a number, or `"vocabulary"`.
+/// The setting `rows`: a number, or `"vocabulary"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// So many.
+    /// A fixed number of rows.
     Number(u64),
-    /// A row for every id that the dataset knows, and some for those that come later.
+    /// One row for every known id of the dataset, plus spare rows for ids that are added later.
     Vocabulary,
 }
 
@@ -61,30 +61,31 @@ impl<'de> Deserialize<'de> for Rows {
     }
 }
 
-/// The ids of a sparse feature.
+/// The number of ids of a sparse feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdCount {
-    /// They are `0..count`.
+    /// The ids are in `0..count`.
     pub count: u64,
-    /// Whether a vocabulary numbers them.
+    /// Whether a vocabulary numbers the ids.
     pub numbered: bool,
 }
 
-/// What is known of a dataset's ids, and of the tables of a model that goes on.
+/// The known ids of a dataset, and the table sizes of a model whose training continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KnownIds {
-    /// By feature. Features whose ids are hashes of the logs', or negative, are left out.
+    /// The number of ids by feature. Features with hashed or negative ids are left out.
     pub counts: BTreeMap<String, IdCount>,
-    /// The rows that tables have already, by feature: they stay as many while these suffice.
+    /// The rows of existing tables by feature. A table keeps its size as long as it has enough rows.
     pub rows: BTreeMap<String, u64>,
 }
 
 impl KnownIds {
-    /// Those of a dataset: of a vocabulary, or the ids that samples have.
+    /// Returns the number of ids of each feature of a dataset, from its vocabulary or from the statistics of
+    /// the samples.
     pub fn of_snapshot(snapshot: &Snapshot) -> Self {
         let count = |feature: &SparseFeature| {
             let count = match (&feature.vocabulary, feature.ids) {
-                // Ids of a vocabulary count from 1; 0 is an unknown one.
+                // The ids of a vocabulary start at 1; id 0 is for unknown values.
                 (Some(name), _) => snapshot.vocabularies.get(name)?.entries + 1,
                 (None, Some(IdEncoding::Hash)) => return None,
                 (None, None) => {
@@ -106,7 +107,8 @@ impl KnownIds {
     }
 }
 
-/// The ids of the table of every feature: those of all features that share it, if all are known.
+/// Returns, by feature, the number of ids of its table: the maximum over all features that share the table.
+/// Tables with a feature whose ids are unknown are left out.
 pub(super) fn counts_of_tables(
     overrides: &BTreeMap<String, TableOverride>,
     schema: &Schema,
@@ -128,7 +130,8 @@ pub(super) fn counts_of_tables(
     names().filter_map(|name| Some((name.to_owned(), of_table(&table_of(name))?))).collect()
 }
 
-/// The rows of a feature's table, and how ids become rows. `known` are its ids, and `present` its rows, if it is there.
+/// Returns the number of rows of a feature's table and the mapping from ids to rows. `known` is the number of
+/// the feature's ids, if known, and `present` the number of rows of the existing table, if any.
 pub(super) fn resolve_rows(
     embedding: &EmbeddingConfig,
     own: &TableOverride,

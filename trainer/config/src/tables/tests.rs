@@ -55,7 +55,7 @@ fn overrides_stand_over_defaults_in_schema_order() {
     );
 }
 
-/// Rows and policy of `user_id`, `city` and `history`.
+/// Returns the rows and the id policy of `user_id`, `city` and `history`.
 fn rows(embedding: &str, overridden: &str, counts: &[(&str, u64)]) -> Result<Vec<(u64, IdPolicy)>> {
     let embedding: EmbeddingConfig = toml::from_str(embedding).unwrap();
     let of = |(name, count): &(&str, u64)| {
@@ -72,13 +72,13 @@ fn rows(embedding: &str, overridden: &str, counts: &[(&str, u64)]) -> Result<Vec
 fn rows_follow_the_ids_that_the_dataset_knows() {
     use IdPolicy::{Checked, Hashed};
     let counts = [("user_id", 1_000), ("city", 15)];
-    // By default ids are hashed where their number is not known, or too large.
-    // The rows of a table that is there stay as many while they suffice.
+    // By default, ids are hashed where their number is unknown or too large. An existing table keeps its rows
+    // while they suffice.
     let expected = [(1_100, Checked), (16, Checked), (HASHED_ROWS, Hashed)];
     assert_eq!(rows("", "", &counts).unwrap(), expected);
     let expected = [(1_100, Checked), (19, Checked), (HASHED_ROWS, Hashed)];
     assert_eq!(rows("", "", &[("user_id", 1_000), ("city", 17)]).unwrap(), expected);
-    // Those of a vocabulary are all seen.
+    // A vocabulary has no limit, because all of its ids occur.
     let many = [("user_id", 2 * MOST_ROWS), ("city", MOST_ROWS), ("history", MOST_ROWS + 1)];
     let expected = [(2_200_000, Checked), (1_100_000, Checked), (HASHED_ROWS, Hashed)];
     assert_eq!(rows("", "", &many).unwrap(), expected);
@@ -88,7 +88,7 @@ fn rows_follow_the_ids_that_the_dataset_knows() {
     let expected = [(1_500, Checked), (16, Checked), (9, Hashed)];
     let all = "rows = \"vocabulary\"\nheadroom = 0.5";
     assert_eq!(rows(all, "[history]\nrows = 9\nids = \"hashed\"", &counts).unwrap(), expected);
-    // Features that share a table need a row for the ids of all.
+    // A shared table has a row for every id of all its features.
     let shared = "[city]\ntable = \"t\"\n[history]\ntable = \"t\"\nrows = \"vocabulary\"";
     let expected = [(1_000, Checked), (500, Checked), (500, Checked)];
     let three = [("user_id", 1_000), ("city", 15), ("history", 500)];
@@ -130,12 +130,12 @@ fn features_share_the_table_that_they_name() {
     let (tables, numbers) = tables_of(&features);
     let table = |name: &str, rows| TableConfig { name: name.into(), rows, dim: 64, dtype: DataType::Fp32 };
     assert_eq!((tables, numbers), (vec![table("user_id", 1000), table("places", 7)], vec![0, 1, 1]));
-    // As a run stores it; what is not shared is stored as it was before tables could be.
+    // A run stores features as JSON; features without a shared table have no key `table`.
     let text = serde_json::to_string(&features).unwrap();
     assert_eq!(serde_json::from_str::<Vec<FeatureConfig>>(&text).unwrap(), features);
     assert_eq!(text.matches(r#""table":"places""#).count(), 2);
     assert!(!serde_json::to_string(&features[0]).unwrap().contains("table"));
-    // A feature's own table, by its own name.
+    // A feature may name its own table explicitly.
     let own = "[city]\ntable = \"city\"\n[user_id]\ntable = \"city\"";
     let features = resolve_tables(&embedding(), &overrides(own), &schema(), &KnownIds::default()).unwrap();
     assert_eq!(tables_of(&features).1, [0, 0, 1]);
@@ -165,7 +165,7 @@ fn features_that_share_a_table_agree_about_it() {
     );
     assert!(refused(&embedding(), "[city]\ntable = \"\"").contains("feature `city` has the table ``"));
     assert!(refused(&embedding(), "[city]\ntable = \"a[1]\"").contains("a name without brackets"));
-    // Ids are checked for each of the features.
+    // Ids are checked for each of the features that share a table.
     let shared = overrides("[city]\ntable = \"places\"\n[user_id]\ntable = \"places\"\nrows = 9");
     let features = resolve_tables(&embedding(), &shared, &schema(), &KnownIds::default()).unwrap();
     let ids = FeatureStatistics { values: 9, min_id: Some(0), max_id: Some(9), max_length: 1 };
@@ -234,7 +234,7 @@ fn din_has_a_target_that_is_pooled() {
     };
     let tables = resolve(&embedding(), "target = \"city\"").unwrap();
     assert_eq!(tables[2].target.as_deref(), Some("city"));
-    // A default is for those tables alone that have a use for it.
+    // The default target applies only to tables that pool by `din`.
     let default = EmbeddingConfig { target: Some("user_id".into()), ..embedding() };
     let targets: Vec<_> = resolve(&default, "").unwrap().into_iter().map(|table| table.target).collect();
     assert_eq!(targets, [None, None, Some("user_id".to_owned())]);

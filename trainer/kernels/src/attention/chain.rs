@@ -1,4 +1,4 @@
-//! One chain: scores of all its pairs once, then every window from them.
+//! The computation of one chain: the scores of all its pairs once, and all windows from these scores.
 
 use super::plan::Chain;
 use super::windows::{Windows, any, zeros};
@@ -6,25 +6,25 @@ use super::{QueryKey, Sequence};
 use crate::gemm::{Packed, ROWS, Strided, transpose};
 use crate::simd::WIDE;
 
-/// Queries whose scores are held at a time.
+/// The maximum number of queries whose scores are in memory at a time.
 const BLOCK: usize = 48;
 
-/// Buffers of one chain after the other; n is the chain's length, W its windows.
+/// Buffers for one chain at a time; n is the chain's length, W the number of its windows.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// `[n, D]`.
+    /// The elements' vectors, `[n, D]`.
     vectors: Vec<f32>,
     /// `[n, 2 D]`: scaled queries of all heads, then keys.
     projected: Vec<f32>,
-    /// `[d, n]` of one head.
+    /// The transposed keys of one head, `[d, n]`.
     keys: Vec<f32>,
     /// `[BLOCK, n]`: scores, then exponentials, then gradients of scores.
     scores: Vec<f32>,
-    /// `[H, W, n]`: what each window gives each element.
+    /// The share of each element in each window's output, `[H, W, n]`.
     shares: Vec<f32>,
-    /// `[n, 2 D]`.
+    /// The gradients of `projected`, `[n, 2 D]`.
     projected_gradients: Vec<f32>,
-    /// `[H, W, D]`.
+    /// The outputs or their gradients, `[H, W, D]`.
     outputs: Vec<f32>,
     packed: Packed,
     windows: Windows,
@@ -60,13 +60,13 @@ impl Scratch {
     }
 }
 
-/// Where one head's numbers stand.
+/// The layout of one head's values in the buffers.
 struct Head {
     dim: usize,
     head_dim: usize,
     number: usize,
     bf16: bool,
-    /// n, and n rounded up so that rows are whole vectors.
+    /// The length n of the chain, and n rounded up to whole vectors.
     n: usize,
     padded: usize,
 }
@@ -78,7 +78,7 @@ impl Head {
         Self { dim, head_dim: dim / heads, number, bf16, n, padded }
     }
 
-    /// The queries from `row` on, rows `2 dim` apart.
+    /// Returns the head's queries from `row` on; the row stride is `2 dim`.
     fn queries<'a>(&self, projected: &'a [f32], row: usize) -> &'a [f32] {
         &projected[row * 2 * self.dim + self.number * self.head_dim..]
     }
@@ -100,7 +100,7 @@ impl Head {
         transpose((self.n, self.head_dim), self.keys(projected), 2 * self.dim, keys, self.padded);
     }
 
-    /// The scores of queries `first..first + rows` with all keys.
+    /// Computes the scores of queries `first..first + rows` with all keys.
     fn score(
         &self,
         (projected, keys): (&[f32], &[f32]),
@@ -114,13 +114,13 @@ impl Head {
     }
 }
 
-/// Queries per block: nearly equal blocks of at most [`BLOCK`].
+/// Returns the number of queries per block: blocks are nearly equal and have at most [`BLOCK`] queries.
 fn block_rows(n: usize) -> usize {
     n.div_ceil(n.div_ceil(BLOCK).max(1)).next_multiple_of(ROWS)
 }
 
-/// Writes `[W, H, D]`, the mean over each window's queries of the elements that they attend to, and returns the windows
-/// that must be computed by themselves, whose outputs are not valid.
+/// Writes `[W, H, D]`: for each window and head, the mean over the queries of the attended vectors. Returns the
+/// windows that must be computed separately; their outputs are not valid.
 pub(super) fn forward(
     sequence: &Sequence<'_>,
     chain: &Chain,
@@ -157,11 +157,12 @@ pub(super) fn forward(
     scratch.windows.alone().map(|window| chain.windows[window]).collect()
 }
 
-/// Adds the gradients that one chain gives.
+/// Adds the gradients of one chain.
 ///
-/// - `upstream`: of the outputs, `[W, H, D]`.
-/// - `vectors`: of the chain's part of the timeline, `[n, D]`.
-/// - `parameters`: of the query and key weights `[2 D, D]`, then of the query bias `[D]`, both unscaled.
+/// - `upstream`: the gradients of the outputs, `[W, H, D]`.
+/// - `vectors`: the gradients of the chain's part of the timeline, `[n, D]`.
+/// - `parameters`: the gradients of the query and key weights `[2 D, D]`, then of the query bias `[D]`, both
+///   unscaled.
 pub(super) fn backward(
     sequence: &Sequence<'_>,
     chain: &Chain,
@@ -175,7 +176,7 @@ pub(super) fn backward(
     let padded = n.next_multiple_of(WIDE);
     scratch.windows.of(sequence, chain, padded);
     scratch.project(sequence, chain, weights);
-    // By head first, as the shares are.
+    // Reorders the upstream gradients by head, the order of the shares.
     let outputs = any(&mut scratch.outputs, weights.heads * windows * dim);
     for (i, upstream) in upstream.chunks_exact(dim).enumerate() {
         let (window, head) = (i / weights.heads, i % weights.heads);

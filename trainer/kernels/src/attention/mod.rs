@@ -1,26 +1,28 @@
-//! Self-attention over jagged sequences, followed by the mean over queries, once per distinct pair of elements.
+//! Self-attention over jagged sequences, followed by the mean over queries. Each distinct pair of elements is
+//! computed once.
 //!
-//! A window w of L elements with vectors x_i has queries `q_i = W_q x_i + b_q` and keys `k_i = W_k x_i`; the block's
-//! output needs only
+//! A window w of L elements with vectors x_i has queries `q_i = W_q x_i + b_q` and keys `k_i = W_k x_i`. The output
+//! of the block depends only on
 //!
 //! ```text
 //! y(w) = 1/L Σ_i Σ_j P_ij x_j,   P_ij = e_ij / Z_i,   e_ij = exp(q_i·k_j / √d),   Z_i = Σ_j e_ij   (i, j in w)
 //! ```
 //!
-//! per head, because everything after it is linear: the mean over queries, the value projection (which is applied to
-//! `y`, once per window, rather than to every element) and the output projection. (A bias of the keys adds the same to
-//! all scores of a query and drops out of the softmax.) Swapping the sums, `y(w) = Σ_j p_j x_j` with the shares `p_j =
-//! 1/L Σ_i e_ij / Z_i`: the product of P with values is a matrix-vector product.
+//! per head, because all later operations are linear: the mean over queries, the value projection (applied to `y`,
+//! once per window instead of once per element) and the output projection. (A bias of the keys adds the same value
+//! to all scores of a query and cancels in the softmax.) With the sums swapped, `y(w) = Σ_j p_j x_j` with the
+//! shares `p_j = 1/L Σ_i e_ij / Z_i`, so the product of P with the values is a matrix-vector product.
 //!
-//! Windows that slide over one timeline share elements, and with them projections, scores and exponentials, which do
-//! not depend on the window. They are computed once per **chain** of overlapping windows, against one maximum per
-//! query; a window sums its own part of a row. Going back, the gradients of all windows of a chain meet in `dS_ij =
-//! e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `g_j = x_j·dy` and `c_i = Σ_j P_ij g_j`, and from there on, `dQ = dS
-//! K` and `dK = dSᵀ Q` are computed once per chain.
+//! Windows that slide over one timeline share elements. Projections, scores and exponentials do not depend on the
+//! window. They are computed once per **chain** of overlapping windows, with one maximum per query; each window sums
+//! its part of a row. In the backward pass, the gradients of all windows of a chain are combined in
+//! `dS_ij = e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `g_j = x_j·dy` and `c_i = Σ_j P_ij g_j`. Then `dQ = dS K`
+//! and `dK = dSᵀ Q` are computed once per chain.
 //!
-//! A window whose own scores all lie far below the chain's maximum would lose its digits; it is found when its sum is
-//! tiny and computed by itself. Nothing of the size of windows × length is kept between forward and backward: a chain's
-//! vectors are looked up and its scores computed again, in buffers that stay in the cache.
+//! If all scores of a window lie far below the chain's maximum, its exponentials lose precision. Such a window is
+//! detected by its tiny sum and computed separately. No memory of size windows × length is kept between forward and
+//! backward: the backward pass looks up a chain's vectors and computes its scores again, in buffers that stay in
+//! the cache.
 
 mod chain;
 mod plan;
@@ -37,32 +39,33 @@ use self::plan::{Chain, Component};
 use super::element::Elements;
 use super::fresh::Fresh;
 
-/// Into how many pieces the work of a batch is cut, for threads to take; fixed, so that sums are too.
+/// The number of pieces that the work of a batch is cut into. It is fixed, so that the order of sums is fixed.
 const PIECES: usize = 64;
 
-/// The query and key projections of a self-attention block, as the kernels want them.
+/// The query and key projections of a self-attention block, in the layout of the kernels.
 #[derive(Debug, Clone)]
 pub struct QueryKey {
     dim: usize,
     heads: usize,
     /// Whether operands are rounded to bfloat16.
     bf16: bool,
-    /// `[D, 2 D]`, transposed weights, those of queries scaled to base-2 exponents.
+    /// Transposed weights, `[D, 2 D]`; the query weights are scaled so that scores are exponents of base 2.
     forward: Vec<f32>,
-    /// `[2 D, D]`, weights, scaled to give the gradient of vectors from those of scaled queries and of keys.
+    /// Weights, `[2 D, D]`, scaled to compute the gradients of vectors from the gradients of scaled queries and of
+    /// keys.
     backward: Vec<f32>,
-    /// `[D]`, the scaled bias of queries.
+    /// The scaled query bias, `[D]`.
     bias: Vec<f32>,
 }
 
 impl QueryKey {
-    /// From the weights `[2 D, D]` of queries and keys (rows are outputs, by head) and the bias `[D]` of queries.
-    /// If `bf16`, products of projections, scores, shares and their gradients are of bfloat16 numbers; softmax, and the
-    /// sums over the queries of a window, stay of 32-bit floats.
+    /// Creates projections from the query and key weights `[2 D, D]` (rows are outputs, by head) and the query bias
+    /// `[D]`. If `bf16`, the products of projections, scores, shares and their gradients use bfloat16; softmax, and
+    /// the sums over the queries of a window, use 32-bit floats.
     ///
     /// # Panics
     ///
-    /// If the sizes do not fit, or `dim` is no multiple of `heads`.
+    /// If the sizes do not match, or `dim` is not a multiple of `heads`.
     pub fn new(weights: &[f32], bias: &[f32], heads: usize, bf16: bool) -> Self {
         let dim = bias.len();
         assert!(weights.len() == 2 * dim * dim && heads > 0 && dim.is_multiple_of(heads), "sizes do not fit");
@@ -82,7 +85,7 @@ impl QueryKey {
     }
 }
 
-/// What gradients of natural scores become as gradients of queries and of scaled scores' keys.
+/// Returns the factors that convert gradients of natural scores to gradients of queries and of keys.
 fn gradient_scales(dim: usize, heads: usize) -> (f32, f32) {
     (1.0 / ((dim / heads) as f32).sqrt(), std::f32::consts::LN_2)
 }
@@ -94,9 +97,9 @@ pub struct Sequence<'a> {
     pub table: Elements<'a>,
     /// The table row of every element of the timeline, `[T]`.
     pub rows: &'a [u32],
-    /// Where each window starts, `[U]`.
+    /// The position of each window's first element in the timeline, `[U]`.
     pub offsets: &'a [i32],
-    /// How many elements it has, `[U]`.
+    /// The number of elements of each window, `[U]`.
     pub sizes: &'a [i32],
 }
 
@@ -106,7 +109,7 @@ impl Sequence<'_> {
     }
 }
 
-/// A piece of work: components of one sequence, and what they cover.
+/// A piece of work: components of one sequence.
 #[derive(Debug)]
 struct Piece {
     sequence: usize,
@@ -118,36 +121,36 @@ impl Piece {
         self.components.iter().flatten()
     }
 
-    /// From the first to the last element of the timeline.
+    /// Returns the range of the timeline that the piece covers.
     fn range(&self) -> std::ops::Range<usize> {
         let end = self.chains().map(|chain| chain.end).max().unwrap_or(0);
         self.chains().next().map_or(0, |chain| chain.start)..end
     }
 }
 
-/// How a batch's windows were computed; what [`backward`] needs to know of [`forward`].
+/// The decomposition of a batch's windows into chains, which [`forward`] returns and [`backward`] needs.
 #[derive(Debug)]
 pub struct Plan {
     pieces: Vec<Piece>,
 }
 
-/// The gradients of [`forward`].
+/// The gradients of the inputs of [`forward`].
 #[derive(Debug)]
 pub struct Gradients {
-    /// Of every element of every sequence's timeline, `[T, D]` each.
+    /// The gradients of all elements of every sequence's timeline, `[T, D]` per sequence.
     pub vectors: Vec<Vec<f32>>,
-    /// Of the weights of queries and keys, `[2 D, D]`.
+    /// The gradient of the query and key weights, `[2 D, D]`.
     pub weights: Vec<f32>,
-    /// Of the bias of queries, `[D]`.
+    /// The gradient of the query bias, `[D]`.
     pub bias: Vec<f32>,
 }
 
-/// `y`, `[U, H, D]` for each sequence, of every window; zeros for an empty one. Without `share`, overlapping windows
-/// are computed one by one.
+/// Computes `y`, `[U, H, D]` for each sequence, of every window; zeros for an empty window. Without `share`, every
+/// window is computed separately, also if it overlaps others.
 ///
 /// # Panics
 ///
-/// If a window ends after its timeline, or a row is not in the table.
+/// If a window ends after its timeline, or a row is outside the table.
 pub fn forward(weights: &QueryKey, sequences: &[Sequence<'_>], share: bool) -> (Vec<Vec<f32>>, Plan) {
     let mut pieces = cut(sequences, share);
     let scratches = Scratches::default();
@@ -166,7 +169,7 @@ pub fn forward(weights: &QueryKey, sequences: &[Sequence<'_>], share: bool) -> (
     (all, Plan { pieces })
 }
 
-/// Buffers that pieces hand on, so that there are as many as threads.
+/// Buffers that pieces reuse, so that there are at most as many as threads.
 #[derive(Default)]
 struct Scratches(Mutex<Vec<Scratch>>);
 
@@ -180,8 +183,8 @@ impl Scratches {
     }
 }
 
-/// Windows and their outputs; a window that stands there twice has the second. Windows that must be computed by
-/// themselves leave their chains.
+/// Returns the windows of a piece and their outputs. If a window is listed twice, the second output is valid.
+/// Windows that must be computed separately are moved from their chains to new chains.
 fn forward_piece(
     weights: &QueryKey,
     sequence: &Sequence<'_>,
@@ -212,12 +215,12 @@ fn forward_piece(
     (windows, outputs)
 }
 
-/// The gradients of what [`forward`] gave with the same weights and sequences, from those of its outputs, `[U, H, D]`
-/// for each sequence.
+/// Returns the gradients of [`forward`] with the same weights and sequences, given the gradients of its outputs,
+/// `[U, H, D]` for each sequence.
 ///
 /// # Panics
 ///
-/// If an upstream gradient has another size than the output.
+/// If an upstream gradient is smaller than the output.
 pub fn backward(
     weights: &QueryKey,
     sequences: &[Sequence<'_>],
@@ -263,7 +266,8 @@ pub fn backward(
     Gradients { vectors, weights: total, bias }
 }
 
-/// Adds to the gradients of the vectors from element `start` on, and returns those of the parameters, unscaled.
+/// Adds to the gradients of the vectors from element `start` on, and returns the unscaled gradients of the
+/// parameters.
 fn backward_piece(
     weights: &QueryKey,
     sequence: &Sequence<'_>,
@@ -287,7 +291,7 @@ fn backward_piece(
     parameters
 }
 
-/// Cuts the components of all sequences into about [`PIECES`] pieces of like cost, in order.
+/// Cuts the components of all sequences into about [`PIECES`] pieces of similar cost, in order.
 fn cut(sequences: &[Sequence<'_>], share: bool) -> Vec<Piece> {
     let components: Vec<Vec<Component>> = sequences
         .par_iter()

@@ -1,20 +1,20 @@
-//! Which windows are computed together.
+//! The choice of windows that are computed together.
 
-/// A chain is no longer than this many times its longest window: with windows that slide by one, the pairs of a chain
-/// per window are fewest there.
+/// The maximum length of a chain, as a multiple of its longest window. For windows that slide by one, this length
+/// minimizes the pairs per window.
 const SPAN_PER_WINDOW: usize = 2;
 
-/// Windows of a chain, at most, which bounds the memory of a chain.
+/// The maximum number of windows per chain, which bounds the memory of a chain.
 const MAX_WINDOWS: usize = 256;
 
 /// Windows that are computed together, and the part of the timeline that they cover.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Chain {
-    /// Rows of the feature, by where they start.
+    /// The rows of the feature, ordered by their first element.
     pub(super) windows: Vec<u32>,
-    /// The first element of the timeline that a window has.
+    /// The first element of the timeline that belongs to a window.
     pub(super) start: usize,
-    /// The end of the last window.
+    /// The end of the part of the timeline that the windows cover.
     pub(super) end: usize,
 }
 
@@ -28,20 +28,20 @@ impl Chain {
         self.end - self.start
     }
 
-    /// What computing it costs, in pairs of elements: the scores, and the projections of every element.
+    /// Returns the cost of the chain in pairs of elements: its scores, and the projections of its elements.
     pub(super) fn cost(&self) -> usize {
         self.span() * self.span() + 200 * self.span()
     }
 }
 
-/// Chains whose parts of the timeline overlap each other and nothing else.
+/// Chains that overlap each other; different components do not overlap.
 pub(super) type Component = Vec<Chain>;
 
-/// The components of a feature's windows, in the order of the timeline, empty windows left out. Without `share`
-/// every window is a chain of its own.
+/// Returns the components of a feature's windows, in the order of the timeline, without empty windows. Without
+/// `share`, every window is a separate chain.
 ///
-/// Windows are taken in the order in which they start, and each joins the chain before it if computing the longer
-/// chain costs fewer pairs than computing the window alone.
+/// Takes windows in the order of their first elements. A window joins the previous chain if that adds no more pairs
+/// than a separate computation of the window.
 pub(super) fn components(offsets: &[i32], sizes: &[i32], share: bool) -> Vec<Component> {
     let mut order: Vec<u32> = (0..sizes.len() as u32).filter(|&row| sizes[row as usize] > 0).collect();
     order.sort_by_key(|&row| offsets[row as usize]);
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(found.iter().map(windows).collect::<Vec<_>>(), [vec![vec![0, 1, 2]], vec![vec![3]]]);
         let found = components(&[0, 1, 2], &[10, 10, 10], false);
         assert_eq!(found.iter().map(windows).collect::<Vec<_>>(), [vec![vec![0], vec![1], vec![2]]]);
-        // A window that overlaps by one element costs less alone.
+        // A window that overlaps by one element costs less separately.
         let found = components(&[0, 9], &[10, 10], true);
         assert_eq!(found.iter().map(windows).collect::<Vec<_>>(), [vec![vec![0], vec![1]]]);
     }

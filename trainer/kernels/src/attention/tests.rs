@@ -1,4 +1,4 @@
-//! Against the definition in double precision, and finite differences of it.
+//! Tests against the definition in double precision, and against finite differences of it.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const ROWS: usize = 12;
 
-/// A small case: heads, dimension, weights, bias, table, timeline and windows.
+/// A small case: the configuration, the parameters, one sequence, and the upstream gradient.
 #[derive(Debug, Clone)]
 struct Case {
     heads: usize,
@@ -39,11 +39,11 @@ impl Case {
         self.rows.iter().flat_map(row).map(|value| f64::from(*value)).collect()
     }
 
-    /// What rounding alone may change in gradients of vectors, weights and bias.
+    /// Returns bounds for the rounding errors in the gradients of vectors, weights and bias.
     ///
-    /// A saturated softmax has gradients near zero, as differences `g_j - c_i` of sums of products of vectors and
-    /// upstream gradients, each off by a few units in the last place of the sum of their magnitudes. From there on
-    /// they are multiplied by keys or queries, and then by vectors or weights.
+    /// A saturated softmax has gradients close to zero: they are differences `g_j - c_i` of dot products of vectors
+    /// and upstream gradients. Each product has an error of a few units in the last place of the sum of the
+    /// magnitudes of its terms. The errors are then multiplied by keys or queries, and by vectors or weights.
     fn rounding(&self) -> [f64; 3] {
         let largest = |values: &[f64]| values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
         let (vectors, weights, bias) = (self.vectors(), doubles(&self.weights), doubles(&self.bias));
@@ -65,7 +65,8 @@ impl Case {
     }
 }
 
-/// The outputs in double precision, with all probabilities, from weights, bias, and the timeline's vectors.
+/// Computes the outputs in double precision, with all probabilities, from weights, bias, and the timeline's
+/// vectors.
 fn naive(case: &Case, weights: &[f64], bias: &[f64], vectors: &[f64]) -> Vec<f64> {
     let (dim, head_dim) = (case.dim, case.dim / case.heads);
     let mut output = Vec::new();
@@ -98,7 +99,7 @@ fn naive(case: &Case, weights: &[f64], bias: &[f64], vectors: &[f64]) -> Vec<f64
     output
 }
 
-/// What `naive` gives, weighted by the upstream gradient: a loss.
+/// Returns a loss: the outputs of `naive`, weighted by the upstream gradient.
 fn naive_loss(case: &Case, weights: &[f64], bias: &[f64], vectors: &[f64]) -> f64 {
     let output = naive(case, weights, bias, vectors);
     output.iter().zip(&case.upstream).map(|(y, g)| y * f64::from(*g)).sum()
@@ -108,7 +109,7 @@ fn doubles(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
 }
 
-/// Central differences of `loss` at `at`.
+/// Returns the central differences of `loss` at `at`.
 fn differences(at: &[f64], loss: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let step = 1e-5;
     let difference = |i: usize| {
@@ -125,7 +126,8 @@ fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert_close_from(1e-3, what, found, expected, tolerance);
 }
 
-/// Errors are relative to the largest value, or to `least` if all are smaller.
+/// Asserts that errors, relative to the largest expected value or to `least` if all values are smaller, are within
+/// the tolerance.
 fn assert_close_from(least: f64, what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let scale = expected.iter().fold(least, |scale, value| scale.max(value.abs()));
@@ -139,7 +141,7 @@ fn numbers(length: usize, bound: f32) -> impl Strategy<Value = Vec<f32>> {
     prop::collection::vec(-bound..bound, length)
 }
 
-/// Windows that slide, repeat, stand apart, are empty or single, in any order.
+/// Windows that slide, repeat, are apart, are empty or have one element, in any order.
 fn windows() -> impl Strategy<Value = (Vec<i32>, Vec<i32>)> {
     let sliding = (0_i32..8, 1_i32..12, 1_usize..6)
         .prop_map(|(start, size, count)| (0..count as i32).map(|i| (start + i, size)).collect::<Vec<_>>());
@@ -149,7 +151,7 @@ fn windows() -> impl Strategy<Value = (Vec<i32>, Vec<i32>)> {
         .prop_map(|w| w.into_iter().unzip())
 }
 
-/// `bound` is how large weights and vectors are: about 1 gives even scores, 6 gives extreme ones.
+/// `bound` is the maximum magnitude of weights and vectors: about 1 gives even scores, 6 gives extreme ones.
 fn cases(bound: f32) -> impl Strategy<Value = Case> {
     (prop::sample::select(vec![(1_usize, 4_usize), (2, 4), (2, 16)]), windows()).prop_flat_map(
         move |((heads, dim), (offsets, sizes))| {
@@ -182,7 +184,8 @@ proptest! {
         check_forward(&case, share, 1e-4);
     }
 
-    /// Scores reach thousands, of which a float keeps four digits behind the point: so far are exponentials off.
+    /// Scores reach thousands. A float then has about four decimal places, which limits the precision of
+    /// exponentials.
     #[test]
     fn forward_equals_the_definition_at_extreme_scores(case in cases(6.0), share: bool) {
         check_forward(&case, share, 3e-3);
@@ -226,7 +229,7 @@ fn check_gradients(case: &Case, share: bool) {
     assert_close("bias", &found.bias, &expected, 1e-3);
 }
 
-/// Long enough for several blocks of queries and for several pieces, with dimensions of the reference model.
+/// A case with several blocks of queries and several pieces, and the dimensions of the reference model.
 fn long_case(length: i32, windows: i32) -> Case {
     let (heads, dim) = (2, 64);
     let number = |i: usize| ((i * 2_654_435_761) % 1_000) as f32 / 500.0 - 1.0;
@@ -259,7 +262,7 @@ fn long_windows_equal_the_definition_and_each_other() {
     assert_close("weights", &shared.weights, &doubles(&alone.weights), 1e-4);
 }
 
-/// Outputs, and the gradients of vectors, weights and bias.
+/// Returns the outputs, and the gradients of vectors, weights and bias.
 fn passed(case: &Case, bf16: bool, share: bool) -> [Vec<f32>; 4] {
     let (weights, sequences) = (case.query_key_of(bf16), [case.sequence()]);
     let (mut output, plan) = forward(&weights, &sequences, share);
@@ -267,7 +270,7 @@ fn passed(case: &Case, bf16: bool, share: bool) -> [Vec<f32>; 4] {
     [output.remove(0), vectors.remove(0), weights, bias]
 }
 
-/// The length of the difference ÷ that of what is expected.
+/// Returns the norm of the difference divided by the norm of the expected values.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let length = |of: &mut dyn Iterator<Item = f32>| of.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
@@ -282,8 +285,8 @@ fn bfloat16_rounds_what_is_multiplied() {
         for share in [false, true] {
             let (exact, rounded) = (passed(&case, false, share), passed(&case, true, share));
             for (exact, rounded) in exact.iter().zip(&rounded) {
-                // A rounding changes a number by up to 1 part in 512, a score by that of its largest terms, and the
-                // gradients of softmax are differences of what these scores give.
+                // Rounding changes a value by up to 1 part in 512, and a score by that part of its largest terms.
+                // Gradients of the softmax are differences of these.
                 let error = distance(rounded, exact);
                 assert!(error > 1e-3 && error < 0.05, "{error}");
             }
@@ -291,11 +294,11 @@ fn bfloat16_rounds_what_is_multiplied() {
     }
 }
 
-/// The first element meets itself with a score that is hundreds above all others, so that windows without it would
-/// lose all their digits against the chain's maximum.
+/// The score of the first element with itself is hundreds above all others. Windows without this element would lose
+/// all precision relative to the chain's maximum.
 #[test]
 fn a_window_far_below_its_chain_is_computed_by_itself() {
-    // Few windows are computed by slices, many by matrices.
+    // Few windows sum slices, many windows use matrix products.
     for windows in [3, 6] {
         let mut case = long_case(8, windows);
         (case.heads, case.dim) = (1, 4);

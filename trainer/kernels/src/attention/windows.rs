@@ -1,25 +1,25 @@
-//! What the windows of a chain make of the scores of a block of queries.
+//! The windows of a chain: they turn the scores of a block of queries into shares, or into gradients.
 //!
-//! Of a query's exponentials, every window that has the query needs the sum over its own elements and, going back, the
-//! sum of their products with the gradients of its shares. A few windows take their slices one after the other. Many
-//! take all together, as products of matrices: with M and G, which have for every window a column of its members (zeros
-//! and ones) and of its gradients, the sums of a block of exponentials E are `E M` and `E G`, the shares `Fᵀ E`, and
-//! the factors of the scores' gradients `F Gᵀ - (F ∘ c) Mᵀ`, where F has `1 / (L Z_i(w))` for the windows of a query,
-//! and zeros for the others.
+//! For each query, every window that contains the query needs the sum of the query's exponentials over the window's
+//! elements. The backward pass also needs the sum of the exponentials times the gradients of the shares. With few
+//! windows, each window sums its slices. With many windows, all sums are computed together as matrix products. M
+//! and G have a column per window: M contains its members (zeros and ones), G its gradients. For a block of
+//! exponentials E, the sums are `E M` and `E G`, the shares are `Fᵀ E`, and the factors of the scores' gradients
+//! are `F Gᵀ - (F ∘ c) Mᵀ`, where F contains `1 / (L Z_i(w))` for the windows of a query and zeros for the others.
 
 use super::Sequence;
 use super::plan::Chain;
 use crate::gemm::{Strided, gemm, transpose};
 use crate::simd::{Lanes, WIDTH, axpy, dispatched, dot, sum};
 
-/// A window whose exponentials sum to less, against the largest score of its chain, is computed by itself: above, what
-/// rounds to zero is below a float's precision.
+/// The smallest sum of a window's exponentials, relative to the maximum score of the chain. A window with a smaller
+/// sum is computed separately. With larger sums, exponentials that underflow to zero are below a float's precision.
 const SMALLEST_SUM: f32 = 1e-20;
 
-/// Windows from which on products of matrices are faster than slices.
+/// The number of windows from which matrix products are faster than slices.
 const MANY: usize = 4;
 
-/// Where a window stands within its chain.
+/// The range of a window, or of keys, within the chain.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     start: usize,
@@ -36,46 +36,47 @@ impl Span {
     }
 }
 
-/// The windows of one chain after the other, in buffers that grow; n is the chain's length, W are the windows, H the
-/// heads, `stride` is that of scores.
+/// The windows of one chain at a time, in buffers that grow. n is the chain's length, W the number of windows, H
+/// the number of heads, and `stride` the row stride of scores.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     spans: Vec<Span>,
-    /// For each query, from the first to the last key that it meets in any window.
+    /// For each query, the range from the first to the last key that any of its windows contains.
     hulls: Vec<Span>,
     stride: usize,
-    /// C, W rounded up to whole vectors; 0 if slices are taken one by one.
+    /// C: W rounded up to whole vectors; 0 if windows sum slices.
     columns: usize,
-    /// `[C]` or `[W]`: the least sum of a window's exponentials so far.
+    /// The smallest sum of each window's exponentials so far, `[C]` or `[W]`.
     least: Vec<f32>,
-    /// `[C]`: 1 ÷ length.
+    /// 1 ÷ the length of each window, `[C]`.
     scales: Vec<f32>,
-    /// `[2 C, stride]`: Mᵀ and Gᵀ.
+    /// Mᵀ and Gᵀ, `[2 C, stride]`.
     by_window: Vec<f32>,
-    /// `[stride, 2 C]`: M beside G.
+    /// M beside G, `[stride, 2 C]`.
     by_element: Vec<f32>,
-    /// `[D, H C]`.
+    /// The transposed upstream gradients, `[D, H C]`.
     upstream: Vec<f32>,
-    /// The gradients of shares: `[n, H C]`, also those outside of windows, or `[H, W, stride]`, those inside.
+    /// The gradients of shares: `[n, H C]`, including elements outside of windows, or `[H, W, stride]`, with valid
+    /// values only inside windows.
     gradients: Vec<f32>,
-    /// H C.
+    /// The row stride of `gradients`, H C.
     gradient_width: usize,
-    /// Whose gradients are taken.
+    /// The head that is computed.
     head: usize,
-    /// `[queries, 2 C]`: the sums, then what `by_window` is multiplied by.
+    /// The sums of each query by window, then the factors that multiply `by_window`, `[queries, 2 C]`.
     sums: Vec<f32>,
-    /// `[queries, stride]`.
+    /// The factors of the scores' gradients, `[queries, stride]`.
     factors: Vec<f32>,
 }
 
-/// Zeros, in a buffer that grows and never shrinks.
+/// Returns `len` zeros in a buffer that never shrinks.
 pub(super) fn zeros(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     buffer.clear();
     buffer.resize(len, 0.0);
     buffer
 }
 
-/// Any values, in a buffer that grows and never shrinks.
+/// Returns `len` unspecified values in a buffer that never shrinks.
 pub(super) fn any(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if buffer.len() < len {
         buffer.resize(len, 0.0);
@@ -84,7 +85,7 @@ pub(super) fn any(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 }
 
 impl Windows {
-    /// Begins with a chain.
+    /// Starts a chain.
     pub(super) fn of(&mut self, sequence: &Sequence<'_>, chain: &Chain, stride: usize) {
         let span = |&window: &u32| {
             let start = sequence.offsets[window as usize] as usize - chain.start;
@@ -104,7 +105,7 @@ impl Windows {
         }
     }
 
-    /// Makes the matrix of members, and its transpose.
+    /// Computes the matrix of members, and its transpose.
     fn arrange(&mut self) {
         let Self { spans, stride, columns, scales, by_window, by_element, .. } = self;
         let scales = zeros(scales, *columns);
@@ -117,13 +118,14 @@ impl Windows {
         transpose((spans.len(), *stride), by_window, *stride, by_element, 2 * *columns);
     }
 
-    /// The windows, by number in the chain, that must be computed by themselves.
+    /// Returns the windows that must be computed separately, by index in the chain.
     pub(super) fn alone(&self) -> impl Iterator<Item = usize> {
         (0..self.spans.len()).filter(|&window| self.least[window] < SMALLEST_SUM)
     }
 
-    /// Takes the gradients `[H, W, D]` of what the windows made of the elements' vectors `[n, D]`: an element's share
-    /// of a window has their product as its gradient.
+    /// Computes the gradients of shares from the gradients of the outputs, `[H, W, D]`, and the elements' vectors,
+    /// `[n, D]`. The gradient of an element's share in a window is the dot product of its vector and the window's
+    /// gradient.
     pub(super) fn take_upstream(&mut self, upstream: &[f32], vectors: &[f32], dim: usize) {
         let Self { spans, stride, columns, gradients, .. } = self;
         let (windows, columns) = (spans.len(), *columns);
@@ -142,7 +144,7 @@ impl Windows {
         gemm((elements, width, dim), Strided::rows(vectors, dim), transposed, width, gradients, width, false);
     }
 
-    /// Goes on with the gradients of a head.
+    /// Selects the head whose gradients are computed.
     pub(super) fn take_head(&mut self, head: usize) {
         self.head = head;
         let (columns, stride) = (self.columns, self.stride);
@@ -155,9 +157,9 @@ impl Windows {
         }
     }
 
-    /// From scores of queries from `first` on to their exponentials, and to what windows give elements: adds `e_ij / (L
-    /// Z_i)` to `shares[w][j]` for every query i and element j of window w. Shares outside of windows are any values
-    /// until [`clear_outside`](Self::clear_outside), and those of windows that are [`alone`](Self::alone) stay so.
+    /// Replaces the scores of the queries from `first` on by their exponentials, and adds `e_ij / (L Z_i)` to
+    /// `shares[w][j]` for every query i and element j of window w. Shares outside of windows are unspecified until
+    /// [`clear_outside`](Self::clear_outside); shares of the windows in [`alone`](Self::alone) are never valid.
     pub(super) fn attend(&mut self, scores: &mut [f32], first: usize, shares: &mut [f32]) {
         let Self { spans, hulls, stride, columns, least, scales, by_element, .. } = self;
         let (stride, width) = (*stride, 2 * *columns);
@@ -175,8 +177,9 @@ impl Windows {
         gemm((spans.len(), stride, rows), sums, scores, stride, shares, stride, true);
     }
 
-    /// From scores of queries from `first` on to their gradients, `e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with
-    /// `c_i(w) = Σ_j e_ij g_j(w) / Z_i(w)`, and the shares as [`attend`](Self::attend) gives them.
+    /// Replaces the scores of the queries from `first` on by their gradients,
+    /// `e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `c_i(w) = Σ_j e_ij g_j(w) / Z_i(w)`, and adds to the shares
+    /// like [`attend`](Self::attend).
     pub(super) fn score_gradients(&mut self, scores: &mut [f32], first: usize, shares: &mut [f32]) {
         let Self { spans, hulls, stride, columns, scales, by_element, .. } = self;
         let (stride, width) = (*stride, 2 * *columns);
@@ -218,7 +221,8 @@ impl Windows {
     }
 }
 
-/// From the first to the last key that `query` meets in any window; empty if there is none.
+/// Returns the range from the first to the last key that any window with `query` contains; empty if no window
+/// contains it.
 fn hull(spans: &[Span], query: usize) -> Span {
     let mut meets = spans.iter().filter(|span| span.contains(query));
     let first = meets.next().copied().unwrap_or(Span { start: 0, end: 0 });
@@ -226,7 +230,7 @@ fn hull(spans: &[Span], query: usize) -> Span {
 }
 
 dispatched! {
-    /// From scores to their exponentials; zeros for elements that a query meets in no window.
+    /// Replaces scores by exponentials; zeros for elements that share no window with the query.
     fn exponentials_of_rows(scores: &mut [f32], stride: usize, hulls: &[Span]) = wide exponentials_of_rows_with
 }
 
@@ -245,8 +249,9 @@ fn exponentials_of_row<L: Lanes<N>, const N: usize>(row: &mut [f32], hull: Span)
 }
 
 dispatched! {
-    /// From the sums of a query's exponentials by window, in the first half of a row, to `1 / (L Z)`, and zeros for
-    /// windows without the query. `members` says which have it; its rows are as far apart.
+    /// Replaces the sums of a query's exponentials by window, in the first half of a row, by `1 / (L Z)`, or by
+    /// zeros for windows without the query. `members` tells which windows contain the query; its row stride is also
+    /// `width`.
     fn invert_sums(sums: &mut [f32], members: &[f32], width: usize, scales: &[f32], least: &mut [f32]) =
         wide invert_sums_with
 }
@@ -268,8 +273,8 @@ fn invert_sums_with<L: Lanes<N>, const N: usize>(
 }
 
 dispatched! {
-    /// From the sums of a query's exponentials by window, and of their products with gradients, to what members and
-    /// gradients are multiplied by.
+    /// Replaces the sums of a query's exponentials by window, and of their products with gradients, by the factors
+    /// of members and gradients.
     fn centre_sums(sums: &mut [f32], members: &[f32], width: usize, scales: &[f32]) = wide centre_sums_with
 }
 
@@ -291,8 +296,8 @@ fn centre_sums_with<L: Lanes<N>, const N: usize>(
 }
 
 dispatched! {
-    /// Writes into the second half of the first `n` rows of `by_element` the gradients of the windows that have the
-    /// element, and zeros for others; rows of gradients are `stride` apart.
+    /// Writes the gradients of the windows that contain an element, and zeros for other windows, to the second half
+    /// of the first `n` rows of `by_element`. The row stride of `gradients` is `stride`.
     fn mask(by_element: &mut [f32], width: usize, gradients: &[f32], stride: usize, n: usize) = wide mask_with
 }
 
@@ -313,7 +318,7 @@ fn mask_with<L: Lanes<N>, const N: usize>(
 }
 
 dispatched! {
-    /// [`Windows::attend`], window by window.
+    /// Computes [`Windows::attend`], window by window.
     fn attend_one_by_one(
         scores: &mut [f32], stride: usize, first: usize, hulls: &[Span], spans: &[Span], shares: &mut [f32],
         least: &mut [f32],
@@ -342,7 +347,7 @@ fn attend_one_by_one_with<L: Lanes<N>, const N: usize>(
     }
 }
 
-/// `2^(s - max s)`.
+/// Replaces each score s by `2^(s - max s)`.
 #[inline(always)]
 fn exponentials<L: Lanes<N>, const N: usize>(scores: &mut [f32]) {
     let (chunks, rest) = scores.as_chunks_mut::<N>();
@@ -362,7 +367,7 @@ fn exponentials<L: Lanes<N>, const N: usize>(scores: &mut [f32]) {
 }
 
 dispatched! {
-    /// [`Windows::score_gradients`], window by window.
+    /// Computes [`Windows::score_gradients`], window by window.
     fn gradients_one_by_one(
         scores: &mut [f32], stride: usize, first: usize, hulls: &[Span], spans: &[Span], shares: &mut [f32],
         share_gradients: &[f32], factors: &mut [f32],
@@ -397,7 +402,7 @@ fn gradients_one_by_one_with<L: Lanes<N>, const N: usize>(
     }
 }
 
-/// `y[i] += a (x[i] - centre)`.
+/// Computes `y[i] += a (x[i] - centre)`.
 #[inline(always)]
 fn add_centred<L: Lanes<N>, const N: usize>(y: &mut [f32], a: f32, x: &[f32], centre: f32) {
     let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<N>(), x.as_chunks::<N>());
@@ -412,7 +417,7 @@ dispatched! {
     fn multiply_all(y: &mut [f32], x: &[f32]) = wide multiply
 }
 
-/// `y[i] *= x[i]`.
+/// Computes `y[i] *= x[i]`.
 #[inline(always)]
 fn multiply<L: Lanes<N>, const N: usize>(y: &mut [f32], x: &[f32]) {
     let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<N>(), x.as_chunks::<N>());
@@ -421,7 +426,8 @@ fn multiply<L: Lanes<N>, const N: usize>(y: &mut [f32], x: &[f32]) {
 }
 
 dispatched! {
-    /// `[H, W, n]`: the products of every window's upstream gradient with its elements' vectors.
+    /// Computes `[H, W, n]`: the dot products of every window's upstream gradient with the vectors of the window's
+    /// elements.
     fn dots(
         out: &mut [f32], stride: usize, upstream: &[f32], vectors: &[f32], dim: usize, spans: &[Span],
     ) = wide dots_with
@@ -489,7 +495,7 @@ mod tests {
             let chain = Chain { windows: (0..self.spans.len() as u32).collect(), start: 0, end: self.stride };
             let mut windows = Windows::default();
             windows.of(&sequence, &chain, self.stride);
-            // With unit vectors the products are the gradients themselves.
+            // With unit vectors, the gradients of shares are the upstream gradients themselves.
             let mut units = vec![0.0; self.stride * self.stride];
             units.iter_mut().step_by(self.stride + 1).for_each(|value| *value = 1.0);
             windows.take_upstream(&self.gradients, &units, self.stride);
@@ -502,7 +508,7 @@ mod tests {
         }
     }
 
-    /// Shares, and what became of the scores, slice by slice.
+    /// Computes by slices: the forward shares, the backward shares, and the gradients of the scores.
     fn by_slices(block: &Block) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let Block { spans, first, stride, gradients, .. } = block;
         let (mut scores, mut shares) = (block.scores.clone(), block.zeros());

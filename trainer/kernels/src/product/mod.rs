@@ -1,15 +1,14 @@
-//! Products of matrices that are larger than the first cache, as those of linear layers are, in float32 or bfloat16.
+//! Products of matrices that exceed the L1 cache, such as those of linear layers, in float32 or bfloat16.
 //!
-//! The blocking is that of Goto and van de Geijn (2008). B is packed once into panels of two vectors' width, in which
-//! the elements that a step needs stand together. Each thread takes blocks of rows of A, packs them for a stretch of k,
-//! and passes every panel through registers that hold a tile of the result. What follows a product, such as a bias and
-//! a ReLU, is done before a tile leaves the registers.
+//! The blocking follows Goto and van de Geijn (2008). B is packed once into panels, each two vectors wide, in which
+//! the elements of one step are contiguous. Each thread takes blocks of rows of A, packs them for a range of k, and
+//! multiplies them with every panel; a tile of the result stays in registers. The epilogue (bias, ReLU) is applied
+//! before a tile leaves the caches.
 //!
-//! A number of bfloat16 precision is the nearest bfloat16 of the element; products are exact, and sums are of 32-bit
-//! floats. See [`Arithmetic`] for how they are multiplied.
+//! With bfloat16, an operand's element is rounded to the nearest bfloat16, products are exact, and sums are 32-bit
+//! floats. [`Arithmetic`] lists the ways to multiply.
 //!
-//! Every element of the result is summed in an order that depends on k alone: neither on the number of threads nor on
-//! what else is computed.
+//! The order of summation of an element depends only on k, not on the number of threads or the size of the result.
 
 mod narrow;
 mod pack;
@@ -32,46 +31,47 @@ use super::element::Elements;
 use super::processor;
 use super::simd::{self, WIDE, run};
 
-/// Units of k that a pass goes through. A panel of so many stays in the second cache, and its lines come in time.
+/// The number of units of k per pass. A panel of this depth stays in the L2 cache, and its cache lines arrive in
+/// time.
 const PASS: usize = 512;
-/// Rows of the result that a thread computes at a time, at most: so many rows of A stay in the second cache.
+/// The maximum number of rows of the result per task: this many packed rows of A stay in the L2 cache.
 const ROWS: usize = 112;
 
-/// What is multiplied.
+/// The number format and instruction of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// 32-bit floats, by fused multiply-add.
+    /// 32-bit floats, multiplied by FMA.
     Floats,
-    /// Numbers of bfloat16, widened to 32-bit floats, by fused multiply-add. The result is that of
-    /// [`Pairs`](Self::Pairs) but for the order of sums.
+    /// Values rounded to bfloat16, widened to 32-bit floats and multiplied by FMA. The result equals the result of
+    /// [`Pairs`](Self::Pairs) except for the order of summation.
     Widened,
-    /// Pairs of bfloat16 numbers, by AVX-512's `VDPBF16PS`.
+    /// Pairs of bfloat16 values, multiplied by AVX-512's `VDPBF16PS`.
     Pairs,
 }
 
 impl Arithmetic {
-    /// The faster one for bfloat16 on this processor.
+    /// Returns the faster arithmetic for bfloat16 on this processor.
     pub fn of_bf16() -> Self {
         if processor::has_fast_pairs() { Self::Pairs } else { Self::Widened }
     }
 }
 
-/// A matrix in memory, as it stands or transposed.
+/// A matrix in memory, or its transpose.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     elements: Elements<'a>,
-    /// Of what stands in memory, row by row.
+    /// The rows and columns in memory, before transposition.
     rows: usize,
     columns: usize,
     transposed: bool,
 }
 
 impl<'a> Matrix<'a> {
-    /// `[rows, columns]`, row-major.
+    /// Creates a matrix `[rows, columns]`, row-major.
     ///
     /// # Panics
     ///
-    /// If there are fewer or more elements, or if they are of fp16.
+    /// If the number of elements is not `rows * columns`, or if the elements are fp16.
     pub fn new(elements: impl Into<Elements<'a>>, rows: usize, columns: usize) -> Self {
         let elements = elements.into();
         assert_eq!(elements.len(), rows * columns, "a matrix has rows × columns elements");
@@ -79,26 +79,26 @@ impl<'a> Matrix<'a> {
         Self { elements, rows, columns, transposed: false }
     }
 
-    /// The transpose.
+    /// Returns the transpose.
     #[must_use]
     pub fn transposed(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
 
-    /// Rows and columns.
+    /// Returns the number of rows and columns.
     pub fn size(&self) -> (usize, usize) {
         if self.transposed { (self.columns, self.rows) } else { (self.rows, self.columns) }
     }
 }
 
-/// What is made of a product before it is stored, in this order.
+/// The epilogue of a product, which is applied before it is stored, in the order of the fields.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Finish<'a> {
-    /// `[n]`, added to every row.
+    /// The bias, `[n]`, added to every row.
     pub bias: Option<&'a [f32]>,
-    /// Whether numbers below zero become zero.
+    /// Whether negative values become zero.
     pub relu: bool,
-    /// `[m, n]`: the result is zero where this is not positive, as the gradient of a ReLU is.
+    /// A mask, `[m, n]`: the result is zero where the mask is not positive, as in the gradient of a ReLU.
     pub mask: Option<Elements<'a>>,
 }
 
@@ -108,21 +108,22 @@ impl Finish<'_> {
     }
 }
 
-/// A type of results.
+/// The element type of a result.
 pub trait Output: Copy + Default + Send + Sync + 'static {
-    /// From a 32-bit float.
+    /// Converts a 32-bit float.
     fn from_f32(value: f32) -> Self;
 
-    /// The same memory, if it is for 32-bit floats.
+    /// Returns the same memory if the type is `f32`, otherwise `None`.
     fn floats(memory: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<f32>]>;
 
-    /// Returns the function that computes products in this arithmetic. It is not generic, so that products are compiled
-    /// in this crate and not in its callers.
+    /// Returns the function that computes products in this arithmetic. The returned function is not generic, so
+    /// that products are compiled in this crate and not in its callers.
     fn product(arithmetic: Arithmetic) -> Multiply<Self>;
 }
 
-/// A function that computes a product of matrices `[m, k]` and `[k, n]`, finishes it, writes it to memory for `[m, n]`
-/// elements, and returns that memory. It also takes memory for the sums of the rows of A, `[m]`, and the number of threads.
+/// A function that computes the product of matrices `[m, k]` and `[k, n]`, applies the epilogue, writes the result
+/// to memory for `[m, n]` elements, and returns that memory. It also takes optional memory for the row sums of A,
+/// `[m]`, and the number of threads.
 pub type Multiply<O> = for<'m> fn(
     (Matrix<'_>, Matrix<'_>),
     &Finish<'_>,
@@ -147,7 +148,7 @@ impl Output for f32 {
     }
 }
 
-/// The bits of a bfloat16.
+/// The bits of a bfloat16 value.
 impl Output for u16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
@@ -172,20 +173,20 @@ fn product_of<O: Output>(arithmetic: Arithmetic) -> Multiply<O> {
     }
 }
 
-/// The nearest bfloat16 as a 32-bit float.
+/// Rounds to the nearest bfloat16, and returns it as a 32-bit float.
 #[inline(always)]
 pub(super) fn round(value: f32) -> f32 {
     f32::from_bits(u32::from(pack::nearest_bf16(value)) << 16)
 }
 
-/// `A B`, finished: A is `[m, k]`, B `[k, n]`. Writes all of `output`, `[m, n]`, which it returns. `row_sums`, `[m]`,
-/// becomes the sums of A's rows; it may be asked for where A is transposed.
+/// Computes `A B` with an epilogue, where A is `[m, k]` and B is `[k, n]`. Writes all of `output`, `[m, n]`, and
+/// returns it. Writes the row sums of A to `row_sums`, `[m]`, which is only supported if A is transposed.
 ///
-/// A small product is computed by the calling thread, others by `threads`.
+/// Small products run on the calling thread, others on `threads`.
 ///
 /// # Panics
 ///
-/// If sizes do not fit.
+/// If the sizes of the operands, the epilogue and the outputs do not match.
 pub fn multiply<'m, O: Output>(
     operands: (Matrix<'_>, Matrix<'_>),
     arithmetic: Arithmetic,
@@ -203,13 +204,13 @@ pub fn multiply<'m, O: Output>(
     }
 }
 
-/// Returns whether the gradient `[m, n]` of weights is computed without packing its operands, which is faster than any
-/// other product.
+/// Returns whether the gradient `[m, n]` of weights is computed without packing its operands, which is the fastest
+/// kind of product.
 pub fn is_narrow(m: usize, n: usize) -> bool {
     processor::has_vectors() && m.is_multiple_of(WIDE) && (1..=narrow::COLUMNS).contains(&n)
 }
 
-/// Multiplications of a product that other threads are not woken for: they take about ten microseconds.
+/// The number of multiplications up to which a product runs on the calling thread: about ten microseconds.
 const SMALL: usize = 1 << 20;
 
 fn multiply_units<'m, U: Unit, O: Output>(
@@ -237,11 +238,11 @@ fn multiply_units<'m, U: Unit, O: Output>(
         let product = Product { a, b, finish: *finish, rows };
         product.compute::<U, O>(output, row_sums, threads);
     }
-    // SAFETY: the tasks have all rows, and a task writes all columns of its rows.
+    // SAFETY: the tasks cover all rows, and a task writes all columns of its rows.
     unsafe { output.assume_init_mut() }
 }
 
-/// Does all jobs: on the pool that it is called in, if there is more than one of its threads.
+/// Runs all jobs: on the current rayon pool if `threads` is more than one, otherwise on the calling thread.
 fn for_each<J: Send>(jobs: Vec<J>, threads: usize, work: impl Fn(J) + Send + Sync) {
     if threads == 1 {
         jobs.into_iter().for_each(work);
@@ -250,7 +251,7 @@ fn for_each<J: Send>(jobs: Vec<J>, threads: usize, work: impl Fn(J) + Send + Syn
     }
 }
 
-/// A product that is cut into tasks of so many rows.
+/// A product that is cut into tasks of `rows` rows.
 struct Product<'a> {
     a: Matrix<'a>,
     b: Matrix<'a>,
@@ -258,22 +259,24 @@ struct Product<'a> {
     rows: usize,
 }
 
-/// What a task has of the result.
+/// The part of the result that a task computes.
 struct Rows<'a, O> {
     /// The first row.
     first: usize,
     /// `[rows, n]`.
     output: &'a mut [MaybeUninit<O>],
     row_sums: Option<&'a mut [f32]>,
-    /// Sums of passes before, if not all passes are of one pack.
+    /// The sums of previous passes, `None` if all passes use one pack of B.
     sums: Option<&'a mut [f32]>,
 }
 
-/// Units of B that are packed at a time: they are read again before they leave the caches.
+/// The maximum number of units of B that are packed at a time, so that they are read again before they leave the
+/// caches.
 const PACK: usize = 1 << 20;
 
 impl Product<'_> {
-    /// Packs B, or what some passes need of it, and computes all tasks; until k is at its end.
+    /// Computes the product. Packs B for as many passes as [`PACK`] allows, runs all tasks on these passes, and
+    /// continues with the next passes until the end of k.
     fn compute<U: Unit, O: Output>(
         &self,
         output: &mut [MaybeUninit<O>],
@@ -310,12 +313,13 @@ impl Product<'_> {
         BUFFERS.set((panels, sums));
     }
 
-    /// Some rows of the result, as far as B is packed.
+    /// Computes a task's rows for the passes for which B is packed.
     fn compute_rows<U: Unit, O: Output>(&self, packed: &Packed<'_>, task: &mut Rows<'_, O>, passes: usize) {
         let Packed { n, width, padded, .. } = *packed;
         let rows = task.output.len() / n;
         let (mut lines, mut own_sums) = ROWS_BUFFERS.take();
-        // Side by side, four rows or more take sixteen units; fewer are one tile.
+        // A tile of transposed rows takes `SIDE` = 16 units per step. It has four rows or more, unless it is the
+        // only tile.
         let units = units_of(&mut lines, (4 * rows + SIDE) * STRIDE);
         let sums = match &mut task.sums {
             Some(sums) => sums,
@@ -343,7 +347,7 @@ impl Product<'_> {
             for column in (0..padded).step_by(width) {
                 let width = width.min(padded - column);
                 let panel = &panels[depth * column..][..depth * width];
-                // Sums that no other pass goes on with take the same place, which stays in the first cache.
+                // With a single pass, all panels use the same memory for their sums, which stays in the L1 cache.
                 let place = if passes == 1 { 0 } else { rows * column };
                 let tiles = Tiles {
                     a,
@@ -362,8 +366,8 @@ impl Product<'_> {
         ROWS_BUFFERS.set((lines, own_sums));
     }
 
-    /// All tiles of a panel, from this row and column on; after the last pass they are finished and go to `output`,
-    /// `[rows, n]`.
+    /// Computes all tiles of a panel, from row `first` and column `column` on. After the last pass, `output`,
+    /// `[rows, n]`, is present: the tiles are finished and written to it.
     fn compute_panel<U: Unit, O: Output>(
         &self,
         tiles: Tiles<'_, false>,
@@ -381,7 +385,7 @@ impl Product<'_> {
             });
             run(Finished { sums, width, bias, relu, mask, output: &mut output[row * n..], n, column });
         };
-        // What the first tile needs arrives while it is computed.
+        // Prefetches the memory that the first tile needs, while that tile is computed.
         store(0, &[]);
         run_tiles::<U>(Tiles { finish: Some(&mut store), ..tiles });
     }
@@ -391,30 +395,31 @@ fn run_tiles<U: Unit>(tiles: Tiles<'_, false>) {
     if U::ELEMENTS == 2 { run(tiles.of_pairs()) } else { run(tiles) }
 }
 
-/// How many rows of the result are a task, of `m`: no more than fit the cache, and as many tasks for each thread.
+/// Returns the number of rows per task, given `m` rows: at most `ROWS`, and the same number of tasks for each
+/// thread.
 fn rows_of_a_task(m: usize, threads: usize) -> usize {
     m.div_ceil(m.div_ceil(ROWS).next_multiple_of(threads))
 }
 
 thread_local! {
-    /// The packed panels of the last product that this thread began, and its sums between packs, so that their memory is
-    /// asked for once.
+    /// Buffers of the thread that starts a product: the packed panels, and the sums between packs. They are kept to
+    /// avoid allocating memory for each product.
     static BUFFERS: Cell<(Vec<Line>, Vec<f32>)> = const { Cell::new((Vec::new(), Vec::new())) };
-    /// What a thread packs rows of A into, and its sums, panel by panel.
+    /// Buffers of each thread of a product: its packed rows of A, and its sums, panel by panel.
     static ROWS_BUFFERS: Cell<(Vec<Line>, Vec<f32>)> = const { Cell::new((Vec::new(), Vec::new())) };
 }
 
-/// Units of a cache line, in which vectors do not stand across two.
+/// A cache line of units. Its alignment ensures that no vector crosses a cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u32; 16]);
 
-// SAFETY: lines are numbers without anything between them.
+// SAFETY: a line is an array of integers without padding.
 unsafe impl bytemuck::Zeroable for Line {}
-// SAFETY: as above; any bits are units.
+// SAFETY: as above; any bits are valid.
 unsafe impl bytemuck::Pod for Line {}
 
-/// So many units of a buffer, which grows to have them.
+/// Returns `length` units of a buffer, which grows if necessary.
 fn units_of(buffer: &mut Vec<Line>, length: usize) -> &mut [u32] {
     let lines = length.div_ceil(16);
     if buffer.len() < lines {
@@ -423,16 +428,16 @@ fn units_of(buffer: &mut Vec<Line>, length: usize) -> &mut [u32] {
     &mut bytemuck::cast_slice_mut(&mut buffer[..lines])[..length]
 }
 
-/// Some passes' part of B, in panels: for every pass, one panel after the other.
+/// The part of B that some passes need, packed in panels: pass by pass, and panel by panel within a pass.
 struct Packed<'a> {
     passes: Range<usize>,
     units: &'a [u32],
-    /// Columns of a panel, but for the last one, which may have half as many.
+    /// The number of columns per panel; the last panel may have half as many.
     width: usize,
     n: usize,
-    /// Columns of all panels.
+    /// The number of columns of all panels together.
     padded: usize,
-    /// Elements of k.
+    /// The number of elements of k.
     k: usize,
 }
 
@@ -446,7 +451,7 @@ impl<'a> Packed<'a> {
         let depth = last.min(k).div_ceil(U::ELEMENTS) - (passes.start * PASS).min(k.div_ceil(U::ELEMENTS));
         let units = units_of(buffer, depth * padded);
         let mut packed = Self { passes, units: &[], width, n, padded, k };
-        // A job has neighbouring panels: as many as leave a job for each thread, so that it reads long rows.
+        // A job packs neighbouring panels, so that it reads long rows. There is one job or more for each thread.
         let jobs_of_a_pass = threads.div_ceil(packed.passes.len());
         let job_width = padded.div_ceil(width).div_ceil(jobs_of_a_pass) * width;
         let mut jobs = Vec::new();
@@ -466,13 +471,13 @@ impl<'a> Packed<'a> {
         packed
     }
 
-    /// The elements of k of a pass.
+    /// Returns the range of k of a pass.
     fn elements<U: Unit>(&self, pass: usize) -> Range<usize> {
         let elements = PASS * U::ELEMENTS;
         pass * elements..((pass + 1) * elements).min(self.k)
     }
 
-    /// The panels of a pass.
+    /// Returns the panels of a pass.
     fn pass(&self, pass: usize) -> &[u32] {
         &self.units[(pass - self.passes.start) * PASS * self.padded..]
     }

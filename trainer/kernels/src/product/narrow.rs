@@ -1,7 +1,7 @@
 //! `Aᵀ B` where B has few columns: the gradient of the weights of a layer with few inputs.
 //!
-//! Packing A would take longer than the product. Its rows are read where they stand, as vectors, and B's columns are the
-//! rows of one tile, whose sums stay in registers from the first row of both to the last.
+//! Packing A would take longer than the product. Rows of A are read in place as vectors. The columns of B are the
+//! rows of one tile, whose sums stay in registers for all of k.
 
 use std::mem::MaybeUninit;
 
@@ -9,16 +9,16 @@ use super::Unit;
 use crate::element::Elements;
 use crate::simd::{Kernel, Lanes, WIDE, prefetch, run};
 
-/// Rows of the tile: the columns of B, and one of ones, by which the sums of A's columns come along.
+/// The rows of the tile: the columns of B, and a column of ones, which computes the sums of A's columns.
 const TILE: usize = 14;
-/// B has no more columns.
+/// The maximum number of columns of B.
 pub(super) const COLUMNS: usize = TILE - 1;
-/// A's columns that are a task.
+/// The number of columns of A per task.
 const TASK: usize = 64;
-/// Rows that A is asked for ahead.
+/// The prefetch distance, in rows of A.
 const AHEAD: usize = 24;
 
-/// Columns of A, in memory `[k, m]`, of a type that needs no rounding, with all of B.
+/// The product of some columns of A, `[k, m]`, with all of B. A's type needs no rounding.
 struct Narrow<'a> {
     a: Elements<'a>,
     m: usize,
@@ -48,7 +48,7 @@ impl Narrow<'_> {
         let Self { m, columns, b, sums, .. } = self;
         let stride = columns.len();
         let mut column = 0;
-        // Registers of AVX-512 hold a tile of two vectors, those of AVX2 one of one.
+        // AVX-512 registers hold a tile that is two vectors wide, AVX2 registers a tile that is one vector wide.
         while N == WIDE && column + 2 * N <= stride {
             let a = &a[columns.start + column..];
             tile::<L, N, S, 2>(a, m, b, &mut sums[column..], stride, &load);
@@ -94,12 +94,12 @@ fn tile<L: Lanes<N>, const N: usize, S, const V: usize>(
     }
 }
 
-/// Whether elements of A need no rounding.
+/// Returns whether the elements of A need no rounding.
 pub(super) fn takes<U: Unit>(a: Elements<'_>) -> bool {
     matches!((a, U::ROUNDS), (Elements::Fp32(_), false) | (Elements::Bf16(_), true))
 }
 
-/// Writes `Aᵀ B`, `[m, n]`, of A, `[k, m]`, and B, `[k, n]`, both as they stand in memory, and the sums of A's columns.
+/// Writes `Aᵀ B`, `[m, n]`, where A is `[k, m]` and B is `[k, n]`, both row-major, and the sums of A's columns.
 pub(super) fn multiply<U: Unit>(
     (a, m): (Elements<'_>, usize),
     (b, n): (Elements<'_>, usize),
@@ -129,7 +129,7 @@ pub(super) fn multiply<U: Unit>(
     });
 }
 
-/// `[k, TILE]`: a row of B, zeros, and 1.
+/// Returns `[k, TILE]`: each row contains a row of B, then zeros, and 1 at the end.
 fn rows_of_tiles<U: Unit>(b: Elements<'_>, n: usize) -> Vec<f32> {
     let mut rows = vec![0.0; b.len() / n * TILE];
     for (i, row) in rows.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {

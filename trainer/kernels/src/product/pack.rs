@@ -1,4 +1,5 @@
-//! Operands as the tiles read them: in units of 32 bits, each an element, or two elements that follow each other in k.
+//! Packing of operands for the tiles: in units of 32 bits, each of which is one element, or two neighbouring
+//! elements in k.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -7,24 +8,24 @@ use super::{Matrix, PASS};
 use crate::element::Elements;
 use crate::simd::{Kernel, Lanes, WIDE, WIDTH, prefetch};
 
-/// What a product's operands are packed as.
+/// The kind of unit in which a product's operands are packed.
 pub(crate) trait Unit: Send + Sync + 'static {
-    /// Elements in a unit.
+    /// The number of elements per unit.
     const ELEMENTS: usize;
     /// Whether elements are rounded to bfloat16.
     const ROUNDS: bool;
 
-    /// A unit of the first of these elements, or of both.
+    /// Returns the unit of one element (`first`), or of both.
     fn of<S: Source>(first: S, second: S) -> u32;
 }
 
-/// An element as it is.
+/// A unit with one unchanged element.
 pub(crate) struct Exact;
 
-/// An element rounded to bfloat16, as a 32-bit float.
+/// A unit with one element, rounded to bfloat16 and stored as a 32-bit float.
 pub(crate) struct Rounded;
 
-/// Two elements rounded to bfloat16, the first in the lower half.
+/// A unit with two elements, rounded to bfloat16, the first in the lower half.
 pub(crate) struct Pairs;
 
 impl Unit for Exact {
@@ -59,9 +60,9 @@ impl Unit for Pairs {
 
 /// An element in memory: a 32-bit float, or the bits of a bfloat16.
 pub(crate) trait Source: Copy + Default + Send + Sync {
-    /// The bits of the element as a 32-bit float.
+    /// Returns the bits of the element as a 32-bit float.
     fn bits(self) -> u32;
-    /// The nearest bfloat16.
+    /// Returns the nearest bfloat16.
     fn bf16(self) -> u16;
 }
 
@@ -89,8 +90,8 @@ impl Source for u16 {
     }
 }
 
-/// The nearest bfloat16, of two the even one; NaN stays NaN. Unlike a table's weight, a number beyond the largest one
-/// becomes infinite, as in PyTorch.
+/// Rounds to the nearest bfloat16, ties to even; NaN stays NaN. Values beyond the largest bfloat16 become infinite,
+/// as in PyTorch (weights of tables become the largest value instead).
 #[inline(always)]
 pub(super) fn nearest_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -99,17 +100,17 @@ pub(super) fn nearest_bf16(value: f32) -> u16 {
     (if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }) as u16
 }
 
-/// Columns of a panel where vectors have 512 bits, and where they have 256.
+/// The number of columns per panel with vectors of 512 and of 256 bits.
 const PANEL_512: usize = 2 * WIDE;
 const PANEL_256: usize = 2 * WIDTH;
 
 /// Packs neighbouring panels of B for one pass.
 pub(super) struct Panels<'a, U> {
     pub(super) b: Matrix<'a>,
-    /// The elements of k.
+    /// The range of k.
     pub(super) k: Range<usize>,
     pub(super) columns: Range<usize>,
-    /// Columns of a panel, but for the last one, which may have fewer.
+    /// The number of columns per panel; the last panel may have fewer.
     pub(super) width: usize,
     pub(super) units: &'a mut [u32],
     pub(super) unit: PhantomData<U>,
@@ -134,7 +135,7 @@ impl<U: Unit> Panels<'_, U> {
         let Self { b, k, columns, width, units, .. } = self;
         let stride = b.columns;
         if !b.transposed {
-            // A matrix of no rows has no elements.
+            // A matrix without rows has no elements.
             let columns_of = Columns {
                 elements: elements.get(columns.start..).unwrap_or_default(),
                 stride,
@@ -155,15 +156,15 @@ impl<U: Unit> Panels<'_, U> {
     }
 }
 
-/// Packs rows of A for one pass: one after the other, [`STRIDE`] units apart; or, if A is transposed, those of a tile
-/// side by side, in rows of [`SIDE`] units.
+/// Packs rows of A for one pass. If A is not transposed: one row after the other, [`STRIDE`] units apart. If A is
+/// transposed: the rows of each tile side by side, [`SIDE`] units per step of k.
 pub(super) struct RowsOfA<'a, U> {
     pub(super) a: Matrix<'a>,
     pub(super) rows: Range<usize>,
-    /// The elements of k.
+    /// The range of k.
     pub(super) k: Range<usize>,
     pub(super) units: &'a mut [u32],
-    /// Of these rows; the elements are added to them.
+    /// Row sums: the packed elements of each row are added to them.
     pub(super) sums: Option<&'a mut [f32]>,
     pub(super) unit: PhantomData<U>,
 }
@@ -200,7 +201,7 @@ impl<U: Unit> RowsOfA<'_, U> {
     }
 }
 
-/// Copies `rows` rows of A, `stride` apart, as units that are `out_stride` apart.
+/// Copies `rows` rows of A (row stride `stride`) as units (row stride `out_stride`).
 #[inline(always)]
 pub(crate) fn copy_rows<U: Unit, S: Source>(
     elements: &[S],
@@ -225,19 +226,19 @@ pub(crate) fn copy_rows<U: Unit, S: Source>(
     }
 }
 
-/// Columns whose elements of k are `stride` apart.
+/// Columns of a matrix whose rows (steps of k) are `stride` elements apart.
 struct Columns<'a, S> {
     elements: &'a [S],
     stride: usize,
     own: usize,
 }
 
-/// Steps of k that elements are asked for ahead.
+/// The prefetch distance, in steps of k.
 const AHEAD: usize = 16;
 
-/// Packs columns in groups of `step`, one after the other, each in rows of `W` units, `step` or more; the last group has
-/// as many units as are left of `out`. Units without a column are whatever follows in memory, or zero. Adds the elements
-/// of each column to `sums`.
+/// Packs columns in groups of `step`. A group is a matrix with a row of `W` units (at least `step`) per step of k;
+/// the last group has as many units per row as `out` has room for. Units without a column contain the elements that
+/// follow in memory, or zeros. Adds the elements of each column to `sums`.
 #[inline(always)]
 fn interleave<U: Unit, S: Source, const W: usize>(
     columns: Columns<'_, S>,
@@ -251,7 +252,7 @@ fn interleave<U: Unit, S: Source, const W: usize>(
     for unit in 0..depth {
         let p = k.start + unit * U::ELEMENTS;
         let first = &elements[p * stride..];
-        // Behind the last element of k, pairs have zeros.
+        // The second element of a pair is zero after the end of k.
         let second = if p + U::ELEMENTS <= k.end { &elements[(p + U::ELEMENTS - 1) * stride..] } else { &[] };
         if let Some(ahead) = elements.get((p + AHEAD * U::ELEMENTS) * stride..) {
             prefetch(&ahead[..own.min(ahead.len())]);
@@ -285,8 +286,8 @@ fn interleave<U: Unit, S: Source, const W: usize>(
     }
 }
 
-/// Packs `own` columns, each of which has its elements of k side by side and is `stride` after the one before, as rows
-/// of `width` units, the others of which are zero.
+/// Packs `own` columns as rows of `width` units; the other units are zero. The elements of a column are contiguous
+/// in k, and columns are `stride` elements apart.
 #[inline(always)]
 fn transpose<L: Lanes, U: Unit, S: Source>(
     elements: &[S],
@@ -300,7 +301,7 @@ fn transpose<L: Lanes, U: Unit, S: Source>(
     for start in (0..width).step_by(WIDTH) {
         let columns: [&[S]; WIDTH] = std::array::from_fn(|i| {
             let column = start + i;
-            // Columns of padding are of no elements.
+            // Padding columns have no elements.
             if column < own { &elements[column * stride..][k.clone()] } else { &[] }
         });
         let squares = if start + WIDTH <= own { whole } else { 0 };
@@ -331,12 +332,15 @@ fn transpose<L: Lanes, U: Unit, S: Source>(
     }
 }
 
-/// Units between two rows of a packed block of A: no power of two, so that rows do not meet in the same cache lines.
+/// The row stride of a packed block of A, in units. It is no power of two, so that rows do not map to the same
+/// cache sets.
 pub(super) const STRIDE: usize = PASS + 16;
-/// Units between two steps of k in a packed block of a transposed A, some of whose rows stand side by side.
+/// The number of units per step of k in a packed block of a transposed A, where the rows of a tile are side by
+/// side.
 pub(super) const SIDE: usize = 16;
 
-/// The rows of a tile, where `rows` rows are cut into tiles of nearly equal heights: no more than registers hold.
+/// Returns the height of tiles: `rows` rows are cut into tiles of nearly equal heights, at most as many rows as
+/// registers hold.
 #[inline(always)]
 pub(super) fn height<const N: usize>(rows: usize) -> usize {
     let most = if N == WIDE { 14 } else { 6 };

@@ -1,4 +1,4 @@
-//! How many operations registers alone allow: what a product's speed is a share of.
+//! The peak speed of the arithmetic units, to which the speed of products is compared.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -8,15 +8,15 @@ use rayon::prelude::*;
 use super::Arithmetic;
 use crate::simd::{Kernel, Lanes, run};
 
-/// Sums that no other waits for: as many as a tile has.
+/// The number of independent sums, about as many as a tile has.
 const SUMS: usize = 24;
-/// Steps that are timed at once: about a millisecond.
+/// The number of steps per measurement: about a millisecond.
 const STEPS: usize = 200_000;
 
 struct Multiplied<const PAIRS: bool>;
 
 impl<const PAIRS: bool> Kernel for Multiplied<PAIRS> {
-    /// Operations, of which a multiply-add is two.
+    /// The number of operations; a multiply-add is two.
     type Output = f64;
     const WIDE: bool = true;
     const PAIRS: bool = PAIRS;
@@ -40,8 +40,8 @@ impl<const PAIRS: bool> Kernel for Multiplied<PAIRS> {
     }
 }
 
-/// The operations a second of all threads together when nothing is read or written; a multiply-add is two. The best of
-/// some tries.
+/// Measures the operations per second of all threads together without memory accesses; a multiply-add is two
+/// operations. Returns the best of ten tries.
 pub fn peak(arithmetic: Arithmetic, threads: &rayon::ThreadPool) -> f64 {
     let once = || {
         let count = threads.current_num_threads();

@@ -6,7 +6,7 @@ use crate::simd::each_copy;
 
 const ARITHMETIC: [Arithmetic; 3] = [Arithmetic::Floats, Arithmetic::Widened, Arithmetic::Pairs];
 
-/// Small integers, so that every order of summation gives the same float, and bfloat16 is exact.
+/// Returns small integers, which are exact in bfloat16 and have the same float sum in every order.
 fn matrix(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + i / 13 + seed * 13) % 11) as f32 - 5.0).collect()
 }
@@ -19,7 +19,7 @@ fn widened(values: &[u16]) -> Vec<f32> {
     values.iter().map(|bits| f32::from_bits(u32::from(*bits) << 16)).collect()
 }
 
-/// Threads that a product needs none of, if it is to be on this thread alone.
+/// A pool of one thread: products run on the calling thread.
 fn one_thread() -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap()
 }
@@ -39,7 +39,7 @@ fn product<O: Output>(
     output
 }
 
-/// The definition.
+/// Computes the product by its definition.
 fn expected((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], finish: &Finish<'_>) -> Vec<f32> {
     let element = |i: usize, j: usize| {
         let sum: f32 = (0..k).map(|p| a[i * k + p] * b[p * n + j]).sum();
@@ -130,7 +130,7 @@ fn long_sums_and_many_rows_equal_the_definition() {
 
 #[test]
 fn threads_change_nothing() {
-    let (m, n, k) = (300, 70, 900); // More than one thread would compute alone.
+    let (m, n, k) = (300, 70, 900); // Too large to run on the calling thread only.
     let numbers =
         |length: usize| (0..length).map(|i| (i * 7919 % 1009) as f32 / 1009.0 - 0.4).collect::<Vec<_>>();
     let (a, b) = (numbers(m * k), numbers(k * n));
@@ -145,7 +145,7 @@ fn threads_change_nothing() {
         };
         let one = run(1);
         assert!(one == run(2) && one == run(5));
-        // And the result is right to what rounding does.
+        // The result is exact up to rounding.
         let exact = (0..k).map(|p| f64::from(a[p * m]) * f64::from(b[p * n])).sum::<f64>();
         let allowed = if arithmetic == Arithmetic::Floats { 1e-4 } else { 0.1 };
         assert!((f64::from(one.0[0]) - exact).abs() < allowed, "{arithmetic:?}: {} {exact}", one.0[0]);

@@ -1,4 +1,4 @@
-//! Tiles of a product, whose sums stay in registers while k passes.
+//! Tiles of a product: their sums stay in registers for all of k.
 
 use std::mem::MaybeUninit;
 
@@ -7,11 +7,11 @@ use super::pack::{SIDE, STRIDE, height};
 use crate::element::Elements;
 use crate::simd::{Kernel, Lanes, WIDE, prefetch};
 
-/// Units that vectors of B are asked for ahead.
+/// The prefetch distance for vectors of B, in units of k.
 const AHEAD: usize = 4;
 
-/// Adds the products of `k` units: `a` has the unit `(row, p)` at `row * row_stride + p * column_stride`, and `b` the
-/// vectors of unit p at `p * ldb`.
+/// Adds the products of `k` units to `sums`. Unit `(row, p)` of A is at `row * row_stride + p * column_stride`, and
+/// the vectors of unit p of B are at `p * ldb`.
 ///
 /// # Panics
 ///
@@ -30,17 +30,17 @@ pub(crate) fn add_products<L: Lanes<N>, const N: usize, const M: usize, const V:
     assert!((M - 1) * row_stride + last * column_stride < a.len(), "A is larger than its slice");
     assert!(last * ldb + V * N <= b.len(), "B is larger than its slice");
     for p in 0..k {
-        // Without it, one load in ten waits for the second cache.
+        // Without this prefetch, one load in ten waits for the L2 cache.
         if let Some(ahead) = b.get((p + AHEAD) * ldb..(p + AHEAD) * ldb + V * N) {
             prefetch(ahead);
         }
         let b: [L; V] = std::array::from_fn(|q| {
-            // SAFETY: the assertion on B: p is at most k - 1 and q at most V - 1, and an array of floats is as
-            // aligned as a float.
+            // SAFETY: the assertion on B covers p ≤ k - 1 and q ≤ V - 1, and an array of floats has the alignment
+            // of a float.
             L::load(unsafe { &*b.as_ptr().add(p * ldb + q * N).cast::<[f32; N]>() })
         });
         for (row, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the assertion on A: the row is at most M - 1 and p at most k - 1.
+            // SAFETY: the assertion on A covers row ≤ M - 1 and p ≤ k - 1.
             let factor = L::splat(unsafe { *a.get_unchecked(row * row_stride + p * column_stride) });
             for (sum, b) in sums.iter_mut().zip(b) {
                 *sum = step(*sum, factor, b);
@@ -49,29 +49,29 @@ pub(crate) fn add_products<L: Lanes<N>, const N: usize, const M: usize, const V:
     }
 }
 
-/// Finishes a tile, from its first row and its sums.
+/// A function that finishes a tile, given its first row and its sums.
 pub(super) type Finisher<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
 /// The product of packed rows of A with one panel, for one pass.
 pub(super) struct Tiles<'a, const PAIRS: bool> {
-    /// As [`RowsOfA`](super::pack::RowsOfA) packs them.
+    /// Rows of A, as [`RowsOfA`](super::pack::RowsOfA) packs them.
     pub(super) a: &'a [f32],
     pub(super) is_transposed: bool,
-    /// `[depth, width]`: width is that of one vector, or of two.
+    /// A panel of B, `[depth, width]`; the width is one vector or two.
     pub(super) panel: &'a [f32],
-    /// Units of k.
+    /// The number of units of k.
     pub(super) depth: usize,
     pub(super) width: usize,
     /// `[rows, width]`.
     pub(super) sums: &'a mut [f32],
-    /// Whether the product is added to the sums, or takes their place.
+    /// Whether the product is added to the sums or replaces them.
     pub(super) adds: bool,
-    /// Is given the first row of each tile and its sums, while they are in the first cache.
+    /// A function that receives the first row and the sums of each tile while the sums are in the L1 cache.
     pub(super) finish: Option<&'a mut Finisher<'a>>,
 }
 
 impl<'a> Tiles<'a, false> {
-    /// The same of units that are pairs.
+    /// Returns the same tiles, with units that are pairs.
     pub(super) fn of_pairs(self) -> Tiles<'a, true> {
         let Self { a, is_transposed, panel, depth, width, sums, adds, finish } = self;
         Tiles { a, is_transposed, panel, depth, width, sums, adds, finish }
@@ -96,7 +96,7 @@ impl<const PAIRS: bool> Kernel for Tiles<'_, PAIRS> {
 }
 
 impl<const PAIRS: bool> Tiles<'_, PAIRS> {
-    /// All tiles, of `V` vectors' width; `T` says whether A is transposed.
+    /// Computes all tiles, each `V` vectors wide; `T` says whether A is transposed.
     #[inline(always)]
     fn run_all<L: Lanes<N>, const N: usize, const V: usize, const T: bool>(mut self) {
         let rows = self.sums.len() / (V * N);
@@ -104,7 +104,7 @@ impl<const PAIRS: bool> Tiles<'_, PAIRS> {
         for row in (0..rows).step_by(height) {
             let height = height.min(rows - row);
             if PAIRS && !L::MULTIPLIES_PAIRS {
-                // Without the instruction, pairs are multiplied in tests only: one copy is enough.
+                // Only tests multiply pairs without the instruction, so one copy is enough.
                 (row..row + height).for_each(|row| self.tile::<L, N, 1, V, T>(row));
             } else {
                 self.run_next::<L, N, V, T>(row, height);
@@ -112,7 +112,7 @@ impl<const PAIRS: bool> Tiles<'_, PAIRS> {
         }
     }
 
-    /// A tile of this height.
+    /// Computes the tile of `height` rows that begins at `row`.
     #[inline(always)]
     fn run_next<L: Lanes<N>, const N: usize, const V: usize, const T: bool>(
         &mut self,
@@ -154,20 +154,21 @@ impl<const PAIRS: bool> Tiles<'_, PAIRS> {
     }
 }
 
-/// Rows of the highest tile.
+/// The number of rows of the highest tile.
 const HIGHEST: usize = 14;
 
-/// Finishes the sums of a tile, and stores them; sums of no rows only ask for what the first tile needs.
+/// Applies the epilogue to the sums of a tile and stores them. With empty `sums`, only prefetches memory for the
+/// first tile.
 pub(super) struct Finished<'a, O> {
     /// `[rows, width]`.
     pub(super) sums: &'a [f32],
     pub(super) width: usize,
-    /// Of the panel's columns.
+    /// The bias of the panel's columns.
     pub(super) bias: Option<&'a [f32]>,
     pub(super) relu: bool,
-    /// Of the same rows and columns as the output.
+    /// The mask, with the same rows as the output and all `n` columns.
     pub(super) mask: Option<Elements<'a>>,
-    /// From the first row of the tile on, `[≥ rows, n]`.
+    /// The output from the tile's first row on, `[≥ rows, n]`.
     pub(super) output: &'a mut [MaybeUninit<O>],
     pub(super) n: usize,
     /// The first column of the panel.
@@ -181,7 +182,7 @@ impl<O: Output> Kernel for Finished<'_, O> {
     #[inline(always)]
     fn run<L: Lanes<N>, const N: usize>(self) {
         let Self { sums, width, bias, relu, mask, output, n, column } = self;
-        // What the tile below needs arrives while it is computed.
+        // Prefetch the memory of the next tile, which is computed before it is stored.
         let rows = sums.len() / width;
         let below = if rows == 0 { 0..HIGHEST } else { rows..2 * rows };
         for row in below.start..below.end.min(output.len() / n) {
@@ -212,7 +213,7 @@ impl<O: Output> Kernel for Finished<'_, O> {
     }
 }
 
-/// A vector of the first of these elements, and zeros if they are too few.
+/// Loads a vector, padded with zeros if there are too few elements.
 #[inline(always)]
 fn load<L: Lanes<N>, const N: usize>(elements: Elements<'_>) -> L {
     match elements {
@@ -227,11 +228,11 @@ fn load<L: Lanes<N>, const N: usize>(elements: Elements<'_>) -> L {
     }
 }
 
-/// Stores the first of a vector's lanes.
+/// Stores the first `output.len()` lanes of a vector.
 #[inline(always)]
 fn store<L: Lanes<N>, const N: usize, O: Output>(sum: L, output: &mut [MaybeUninit<O>]) {
     let values = sum.to_array();
-    // A loop of known length becomes instructions on vectors.
+    // The compiler vectorizes a loop of constant length.
     if let Some(output) = output.first_chunk_mut::<N>() {
         for i in 0..N {
             output[i] = MaybeUninit::new(O::from_f32(values[i]));

@@ -1,39 +1,39 @@
-//! Eight floats at a time: AVX2 with FMA and F16C where the processor has them, plain arrays elsewhere. Kernels that
-//! compute rather than wait for memory take sixteen where there is AVX-512.
+//! SIMD vectors of eight floats: AVX2 with FMA and F16C if the processor has them, otherwise plain arrays.
+//! Compute-bound kernels use vectors of sixteen floats if the processor has AVX-512.
 //!
-//! Kernels are written once, generic over [`Lanes`]; [`dispatched!`] makes of one a function that asks the
-//! processor and calls the copy that fits it. Sums of the copies differ in their last bits: FMA rounds once, and
-//! wider vectors add in another order.
+//! Kernels are written once, generic over [`Lanes`]. [`dispatched!`] turns a generic kernel into a function that
+//! detects the processor's instructions and calls the matching copy. Sums of the copies differ in their last bits,
+//! because FMA rounds once and wider vectors add in another order.
 //!
-//! The vectors of AVX2 and AVX-512 are private: only [`run`] gives them to a kernel, on processors that have the
-//! instructions.
+//! The vector types of AVX2 and AVX-512 are private. Only [`run`] passes them to a kernel, and only if the
+//! processor has the instructions.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 /// The number of 32-bit floats in a vector.
 pub const WIDTH: usize = 8;
-/// Floats in a vector of AVX-512.
+/// The number of 32-bit floats in a vector of AVX-512.
 pub(crate) const WIDE: usize = 16;
-/// Numbers of bfloat16 in a vector of AVX-512.
+/// The number of bfloat16 values in a vector of AVX-512.
 const PAIRS: usize = 2 * WIDE;
 
 /// A vector of `N` 32-bit floats, eight or sixteen.
 pub trait Lanes<const N: usize = WIDTH>: Copy {
-    /// The vector of eight floats, for remainders.
+    /// The vector of eight floats, which kernels use for remainders.
     type Narrow: Lanes;
-    /// Whether there is an instruction for [`add_products_of_pairs`](Self::add_products_of_pairs).
+    /// Whether the processor has an instruction for [`add_products_of_pairs`](Self::add_products_of_pairs).
     const MULTIPLIES_PAIRS: bool = false;
 
-    /// All lanes `value`.
+    /// Returns a vector with `value` in all lanes.
     fn splat(value: f32) -> Self;
-    /// Loads floats.
+    /// Loads a vector of floats.
     fn load(values: &[f32; N]) -> Self;
-    /// Widens bfloat16 numbers, the upper halves of floats.
+    /// Loads bfloat16 values, which are the upper halves of floats, and converts them to floats.
     fn load_bf16(values: &[u16; N]) -> Self;
-    /// Widens 16-bit floats of IEEE 754.
+    /// Loads 16-bit floats of IEEE 754 and converts them to 32-bit floats.
     fn load_fp16(values: &[u16; N]) -> Self;
-    /// Writes the lanes.
+    /// Stores the lanes.
     fn store(self, values: &mut [f32; N]);
     /// `self + a * b`.
     fn fma(self, a: Self, b: Self) -> Self;
@@ -43,22 +43,23 @@ pub trait Lanes<const N: usize = WIDTH>: Copy {
     fn sub(self, other: Self) -> Self;
     /// `self * other`.
     fn mul(self, other: Self) -> Self;
-    /// The larger of each lane.
+    /// Returns the larger value of each pair of lanes.
     fn max(self, other: Self) -> Self;
-    /// Zero for each lane that is less; NaN stays.
+    /// Replaces negative lanes by zero; NaN is preserved.
     fn relu(self) -> Self;
-    /// Each lane, or zero where that of `mask` is not positive.
+    /// Replaces lanes by zero where the lane of `mask` is not positive.
     fn where_positive(self, mask: Self) -> Self;
-    /// 2 to the power of each lane, for lanes up to 127; zero below -126, NaN for NaN.
+    /// Returns 2 to the power of each lane, for lanes up to 127; zero for lanes below -126, and NaN for NaN.
     fn exp2(self) -> Self;
 
-    /// `self + a₀ b₀ + a₁ b₁`, where the bits of each lane of `a` and `b` are two bfloat16 numbers, the lower one first.
+    /// Returns `self + a₀ b₀ + a₁ b₁`, where each lane of `a` and `b` contains two bfloat16 values, the first in
+    /// the lower half.
     #[inline(always)]
     fn add_products_of_pairs(self, a: Self, b: Self) -> Self {
         add_products_of_pairs(self, a, b)
     }
 
-    /// Column i of eight rows, for each i below eight; rows are of eight.
+    /// Transposes a matrix of eight rows and eight columns.
     #[inline(always)]
     fn transpose(rows: [Self; WIDTH]) -> [Self; WIDTH]
     where
@@ -68,7 +69,7 @@ pub trait Lanes<const N: usize = WIDTH>: Copy {
         std::array::from_fn(|column| <Self as Lanes>::load(&rows.map(|row| row[column])))
     }
 
-    /// The lanes as an array.
+    /// Returns the lanes as an array.
     #[inline(always)]
     fn to_array(self) -> [f32; N] {
         let mut values = [0.0; N];
@@ -76,7 +77,7 @@ pub trait Lanes<const N: usize = WIDTH>: Copy {
         values
     }
 
-    /// The sum of the lanes, half onto half.
+    /// Returns the sum of the lanes. Adds the upper half of the lanes to the lower half, until one lane is left.
     #[inline(always)]
     fn sum(self) -> f32 {
         let mut values = self.to_array();
@@ -90,14 +91,14 @@ pub trait Lanes<const N: usize = WIDTH>: Copy {
         values[0]
     }
 
-    /// The largest lane.
+    /// Returns the largest lane.
     #[inline(always)]
     fn largest(self) -> f32 {
         self.to_array().into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 }
 
-/// [`Lanes::add_products_of_pairs`] without an instruction for it.
+/// Implements [`Lanes::add_products_of_pairs`] without a special instruction.
 #[inline(always)]
 fn add_products_of_pairs<L: Lanes<N>, const N: usize>(sum: L, a: L, b: L) -> L {
     let apart = |pairs: L| {
@@ -108,14 +109,14 @@ fn add_products_of_pairs<L: Lanes<N>, const N: usize>(sum: L, a: L, b: L) -> L {
     a.iter().zip(&b).fold(sum, |sum, (a, b)| sum.fma(L::load(a), L::load(b)))
 }
 
-/// The two bfloat16 numbers that the bits of a pair are, the lower one first.
+/// Returns the two bfloat16 values in the bits of `pair`, the lower half first.
 #[inline(always)]
 pub(crate) fn halves(pair: f32) -> (f32, f32) {
     let bits = pair.to_bits();
     (f32::from_bits(bits << 16), f32::from_bits(bits & 0xffff_0000))
 }
 
-/// For any processor.
+/// A vector for any processor.
 #[derive(Clone, Copy)]
 struct Portable([f32; WIDTH]);
 
@@ -187,12 +188,12 @@ impl Lanes for Portable {
 pub trait Kernel: Sized {
     /// The type of the kernel's result.
     type Output;
-    /// Whether there is a copy for AVX-512; otherwise processors that have it run the one for AVX2.
+    /// Whether the kernel has a copy for AVX-512; otherwise processors with AVX-512 run the AVX2 copy.
     const WIDE: bool;
-    /// Whether there is a copy with AVX-512's products of bfloat16 numbers.
+    /// Whether the kernel has a copy for AVX-512 BF16.
     const PAIRS: bool = false;
 
-    /// Runs the kernel with these vectors.
+    /// Runs the kernel with the vector type `L` of `N` floats.
     fn run<L: Lanes<N>, const N: usize>(self) -> Self::Output;
 }
 
@@ -202,11 +203,11 @@ pub fn run<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {
         if K::PAIRS && may_use(PAIRS) && x86::has_avx512_bf16() {
-            // SAFETY: the processor has all that the function is compiled for.
+            // SAFETY: the processor has all instruction sets that the function enables.
             return unsafe { x86::with_avx512_bf16(kernel) };
         }
         if K::WIDE && may_use(WIDE) && x86::has_avx512() {
-            // SAFETY: the processor has all that the function is compiled for.
+            // SAFETY: the processor has all instruction sets that the function enables.
             return unsafe { x86::with_avx512(kernel) };
         }
         if may_use(WIDTH) && x86::has_avx2() {
@@ -217,7 +218,7 @@ pub fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Portable, WIDTH>()
 }
 
-/// Whether the processor has vectors that kernels have copies for.
+/// Returns whether the processor has vectors that kernels are compiled for.
 pub(crate) fn has_vectors() -> bool {
     #[cfg(target_arch = "x86_64")]
     return may_use(WIDTH) && x86::has_avx2();
@@ -225,7 +226,7 @@ pub(crate) fn has_vectors() -> bool {
     false
 }
 
-/// Floats in the vectors that a kernel with a copy for AVX-512 gets.
+/// Returns the number of floats in the widest vector that kernels use on this processor.
 pub(crate) fn widest() -> usize {
     struct Widest;
     impl Kernel for Widest {
@@ -239,7 +240,7 @@ pub(crate) fn widest() -> usize {
     run(Widest)
 }
 
-/// Whether kernels of this thread may use the processor's vectors of so many floats: always, but for `each_copy`
+/// Returns whether kernels of this thread may use vectors of `_width` elements: always, except within `each_copy`
 /// in tests.
 #[inline(always)]
 fn may_use(_width: usize) -> bool {
@@ -254,7 +255,7 @@ thread_local! {
     static WIDEST: std::cell::Cell<usize> = const { std::cell::Cell::new(PAIRS) };
 }
 
-/// Does `work`, which calls kernels on this thread, with each copy of them that the processor can run.
+/// Calls `work` once per copy of the kernels that the processor can run. `work` must call kernels on this thread.
 #[cfg(test)]
 pub(crate) fn each_copy(mut work: impl FnMut()) {
     for width in [0, WIDTH, WIDE, PAIRS] {
@@ -263,8 +264,8 @@ pub(crate) fn each_copy(mut work: impl FnMut()) {
     }
 }
 
-/// Makes of a kernel that is generic over `Lanes` a function that runs the copy for this processor; with `wide`
-/// before its name, of one that is generic over their number too.
+/// Turns a kernel that is generic over `Lanes` into a function that runs the copy for this processor. `wide` before
+/// the kernel's name means that the kernel is also generic over the number of lanes.
 #[macro_export]
 macro_rules! dispatched {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? = wide $generic:ident) => {
@@ -302,10 +303,10 @@ macro_rules! dispatched {
 }
 pub use dispatched;
 
-/// Sums that are carried side by side, so that an addition need not wait for the one before.
+/// The number of independent sums, so that an addition need not wait for the previous one.
 const CHAINS: usize = 4;
 
-/// `Σ a[i] b[i]`; the slices are of one length.
+/// Returns `Σ a[i] b[i]`; the slices have the same length.
 #[inline(always)]
 pub(crate) fn dot<L: Lanes<N>, const N: usize>(a: &[f32], b: &[f32]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<N>(), b.as_chunks::<N>());
@@ -322,7 +323,7 @@ pub(crate) fn dot<L: Lanes<N>, const N: usize>(a: &[f32], b: &[f32]) -> f32 {
     a_rest.iter().zip(b_rest).fold(add_chains(sums).sum(), |sum, (a, b)| sum + a * b)
 }
 
-/// `Σ values[i]`.
+/// Returns `Σ values[i]`.
 #[inline(always)]
 pub(crate) fn sum<L: Lanes<N>, const N: usize>(values: &[f32]) -> f32 {
     let (chunks, rest) = values.as_chunks::<N>();
@@ -340,7 +341,7 @@ fn add_chains<L: Lanes<N>, const N: usize>([a, b, c, d]: [L; CHAINS]) -> L {
     a.add(b).add(c.add(d))
 }
 
-/// `y[i] += a x[i]`; the slices are of one length.
+/// Computes `y[i] += a x[i]`; the slices have the same length.
 #[inline(always)]
 pub(crate) fn axpy<L: Lanes<N>, const N: usize>(y: &mut [f32], a: f32, x: &[f32]) {
     let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<N>(), x.as_chunks::<N>());
@@ -357,7 +358,8 @@ pub(crate) fn prefetch<T>(values: &[T]) {
     #[cfg(target_arch = "x86_64")]
     for line in values.chunks(64 / size_of::<T>()) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every x86-64 processor has the instruction, and it reads nothing that a program could see.
+        // SAFETY: every x86-64 processor has the instruction, which is only a hint and accesses no memory that a
+        // program could see.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
     }
     #[cfg(not(target_arch = "x86_64"))]

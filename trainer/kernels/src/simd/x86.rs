@@ -1,4 +1,4 @@
-//! Vectors of AVX2 and AVX-512, which are private: only the functions `with_…` give them to a kernel.
+//! The vector types of AVX2 and AVX-512. They are private: only the functions `with_…` pass them to a kernel.
 
 use std::arch::x86_64::*;
 
@@ -6,7 +6,7 @@ use super::{Kernel, Lanes, WIDE, WIDTH};
 
 const LN2: f64 = std::f64::consts::LN_2;
 
-/// The Taylor series of `2^f`, from the seventh power down.
+/// The coefficients of the Taylor series of `2^f`, from the seventh power down.
 const SERIES: [f32; 8] = [
     (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 5040.0) as f32,
     (LN2 * LN2 * LN2 * LN2 * LN2 * LN2 / 720.0) as f32,
@@ -18,49 +18,49 @@ const SERIES: [f32; 8] = [
     1.0,
 ];
 
-/// Whether the processor has AVX2, FMA and F16C, which came together; the answer is remembered.
+/// Returns whether the processor has AVX2, FMA and F16C, which were introduced together. The answer is cached.
 #[inline]
 pub(super) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
-/// Whether the processor has AVX-512's foundation too; the answer is remembered.
+/// Returns whether the processor has AVX-512F too. The answer is cached.
 #[inline]
 pub(super) fn has_avx512() -> bool {
     is_x86_feature_detected!("avx512f") && has_avx2()
 }
 
-/// Whether the processor has AVX-512's products of bfloat16 numbers too; the answer is remembered.
+/// Returns whether the processor has AVX-512 BF16 too. The answer is cached.
 #[inline]
 pub(super) fn has_avx512_bf16() -> bool {
     is_x86_feature_detected!("avx512bf16") && has_avx512()
 }
 
-/// Runs a kernel, compiled for these instructions.
+/// Runs the kernel's copy for AVX-512 BF16.
 #[target_feature(enable = "avx512bf16,avx512f,avx2,fma,f16c")]
 pub(super) fn with_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512<true>, WIDE>()
 }
 
-/// Runs a kernel, compiled for these instructions.
+/// Runs the kernel's copy for AVX-512.
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 pub(super) fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512<false>, WIDE>()
 }
 
-/// Runs a kernel, compiled for these instructions.
+/// Runs the kernel's copy for AVX2.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2, WIDTH>()
 }
 
-/// Processors of servers since 2017; with products of bfloat16 numbers if `BF16`.
+/// A vector of AVX-512F (server processors since 2017), with AVX-512 BF16 if `BF16`.
 #[derive(Clone, Copy)]
 struct Avx512<const BF16: bool>(__m512);
 
-// SAFETY: for every block below: the type is private, and only `with_avx512` and, if `BF16`, `with_avx512_bf16` give it
-// to a kernel, which may only be called where the processor has its instructions. Loads and stores go through references to sixteen
-// floats.
+// SAFETY: for every block below: the type is private, and only `with_avx512` and, if `BF16`, `with_avx512_bf16`
+// pass it to a kernel. Both may only be called if the processor has their instructions. Loads and stores use
+// references to sixteen floats.
 impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
     type Narrow = Avx2;
     const MULTIPLIES_PAIRS: bool = BF16;
@@ -120,7 +120,7 @@ impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
     }
     #[inline(always)]
     fn relu(self) -> Self {
-        // SAFETY: as above. Of zero and NaN, the instruction takes the second.
+        // SAFETY: as above. If an operand is NaN, the instruction returns the second operand.
         Self(unsafe { _mm512_max_ps(_mm512_setzero_ps(), self.0) })
     }
     #[inline(always)]
@@ -136,13 +136,13 @@ impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
         if !BF16 {
             return super::add_products_of_pairs(self, a, b);
         }
-        // SAFETY: as above; the bits of vectors of one size are any numbers of 16 bits.
+        // SAFETY: as above; both vector types have 512 bits, and any bits are valid bfloat16 values.
         unsafe {
             let [a, b] = [a.0, b.0].map(|pairs| std::mem::transmute::<__m512, __m512bh>(pairs));
             Self(_mm512_dpbf16_ps(self.0, a, b))
         }
     }
-    /// As [`Avx2`]'s, lane by lane.
+    /// Computes the same as [`Avx2`]'s `exp2`, lane by lane.
     #[inline(always)]
     fn exp2(self) -> Self {
         // SAFETY: as above.
@@ -153,20 +153,20 @@ impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
             for coefficient in &SERIES[1..] {
                 series = _mm512_fmadd_ps(series, f, _mm512_set1_ps(*coefficient));
             }
-            // NaN is not less either.
+            // "Not less" is true for NaN, so NaN is preserved.
             let enough = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(-126.0));
             Self(_mm512_maskz_scalef_ps(enough, series, n))
         }
     }
 }
 
-/// x86-64 processors since 2013.
+/// A vector of AVX2 (x86-64 processors since 2013).
 #[derive(Clone, Copy)]
 struct Avx2(__m256);
 
-// SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`],
-// `with_avx512` give it to a kernel, which may only be called where the processor has AVX2, FMA and F16C.
-// Loads and stores go through references to eight floats.
+// SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`], the functions
+// `with_avx512…` pass it to a kernel. They may only be called if the processor has AVX2, FMA and F16C. Loads and
+// stores use references to eight floats.
 impl Lanes for Avx2 {
     type Narrow = Self;
 
@@ -225,7 +225,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn relu(self) -> Self {
-        // SAFETY: as above. Of zero and NaN, the instruction takes the second.
+        // SAFETY: as above. If an operand is NaN, the instruction returns the second operand.
         Self(unsafe { _mm256_max_ps(_mm256_setzero_ps(), self.0) })
     }
     #[inline(always)]
@@ -239,7 +239,7 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn transpose(rows: [Self; WIDTH]) -> [Self; WIDTH] {
         let [Self(a), Self(b), Self(c), Self(d), Self(e), Self(f), Self(g), Self(h)] = rows;
-        // SAFETY: as above. Neighbouring lanes first, then neighbouring pairs, then halves.
+        // SAFETY: as above. Swaps neighbouring lanes first, then neighbouring pairs of lanes, then halves.
         unsafe {
             let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
             let (ef, gh) = (_mm256_unpacklo_ps(e, f), _mm256_unpacklo_ps(g, h));
@@ -265,8 +265,8 @@ impl Lanes for Avx2 {
             columns
         }
     }
-    /// `2^n · 2^f` with n the nearest integer: the Taylor series of `2^f` to the seventh power, whose error for
-    /// |f| ≤ 1/2 is below a float's rounding, and n put into the exponent.
+    /// Returns `2^n · 2^f`, where n is the nearest integer. `2^f` is its Taylor series up to the seventh power,
+    /// which is exact to a float's rounding for |f| ≤ 1/2; n is added to the exponent bits.
     #[inline(always)]
     fn exp2(self) -> Self {
         // SAFETY: as above.
@@ -279,7 +279,7 @@ impl Lanes for Avx2 {
             }
             let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
             let power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(series), exponent));
-            // NaN is not less either.
+            // "Not less" is true for NaN, so NaN is preserved.
             let enough = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(-126.0));
             Self(_mm256_and_ps(power, enough))
         }

@@ -1,4 +1,4 @@
-//! What decides whether a step is taken, against its definition, and steps that may not be taken.
+//! Checks of the decision whether a step is taken, and of steps that are refused.
 
 use onefold_kernels::update::Rule;
 use rand::Rng;
@@ -11,7 +11,7 @@ use super::super::update::Update;
 use super::{KernelCheck, Sizes, Tables, To, compare, floats, ints};
 use crate::Result;
 
-/// The norm of several gradients, what follows from it, and a table's update that is refused.
+/// Checks the norm of several gradients, the verdict, and a table's update that is refused.
 pub(super) fn check(
     accelerator: &Accelerator,
     rng: &mut ChaCha8Rng,
@@ -35,12 +35,12 @@ pub(super) fn check(
     Ok(checks)
 }
 
-/// All numbers of a verdict.
+/// Returns all numbers of a verdict.
 fn all_of(verdict: &Verdict) -> Tensor {
     Tensor::cat(&verdict.tensors().map(|tensor| tensor.to_kind(Kind::Double)), 0)
 }
 
-/// With a loss, a dense gradient or a table's gradient that is no finite number, nothing changes.
+/// Checks that nothing changes if the loss, the dense gradient or a table's gradient is not finite.
 fn check_refused(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> Result<KernelCheck> {
     let to = To(accelerator);
     let wrong = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][rng.random_range(0..3)];

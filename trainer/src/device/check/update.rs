@@ -1,4 +1,4 @@
-//! The update's kernels against their definition, in every type of stored weights.
+//! Checks of the update's kernels against their definition, with every type of stored weights.
 
 use onefold_kernels::element::{Bf16, Element, Elements, ElementsMut, Fp16, Noise, RowNoise, step_key};
 use onefold_kernels::update::{self as host, Rule, Sources, place};
@@ -13,10 +13,10 @@ use super::super::{Accelerator, failed};
 use super::{KernelCheck, Sizes, Tables, To, compare, floats, ints};
 use crate::Result;
 
-/// What results may be off by, relative to the largest one, before weights of 16 bits are looked for elsewhere.
+/// The maximum error of results, relative to the largest result, before rounding to 16-bit types.
 const BOUND: f64 = 1e-5;
 
-/// An update of half of the table rows, one of which was looked up very often; one check by type of weights.
+/// Checks an update in which one table row was looked up very often. Returns one check per type of weights.
 pub(super) fn check(
     accelerator: &Accelerator,
     rng: &mut ChaCha8Rng,
@@ -48,7 +48,7 @@ pub(super) fn check(
     Ok(expected.compare(&name, &weights, [&device_state, &marks], |table| Noise::new(seed, step, table)))
 }
 
-/// What an update should give, in the order in which the device numbers rows.
+/// The expected results of an update, in the order of the device's row numbers.
 struct Expected {
     weights: Vec<f64>,
     state: Vec<f64>,
@@ -78,8 +78,9 @@ impl Expected {
         }
     }
 
-    /// By type, with the state of all beside the 32-bit floats. Weights of 16 bits are right if they are what the noise
-    /// makes of a number that is off by [`BOUND`] at most.
+    /// Compares the results by type; the check of the 32-bit weights includes the state and the marks of all
+    /// tables. A 16-bit weight is correct if rounding with its noise can produce it from a value with an error of
+    /// at most [`BOUND`].
     fn compare(
         &self,
         name: &str,
@@ -119,7 +120,7 @@ impl Expected {
     }
 }
 
-/// A row as the CPU stores it.
+/// Rounds a row as the CPU does.
 fn rounded(dtype: DataType, values: &[f32], noise: RowNoise) -> Vec<f32> {
     let mut stored = vec![0; values.len()];
     match dtype {
@@ -135,8 +136,8 @@ fn rounded(dtype: DataType, values: &[f32], noise: RowNoise) -> Vec<f32> {
     }
 }
 
-/// What rounding makes of numbers of all sizes is what it makes on the CPU, to the last bit. With a rate of one and
-/// every row looked up once, the weight before it is rounded is the same number on both.
+/// Checks that values of all magnitudes are rounded to the same bits as on the CPU. With a rate of one and every
+/// row looked up once, the weight before rounding is the same on both.
 pub(super) fn check_rounding(
     accelerator: &Accelerator,
     rng: &mut ChaCha8Rng,
@@ -149,7 +150,7 @@ pub(super) fn check_rounding(
         _ => rng.random_range(-1.0_f32..1.0) * (rng.random_range(-30..18) as f32).exp2(),
     };
     let gradients: Vec<f32> = (0..3 * rows * dim).map(|_| number(rng)).collect();
-    // Without a weight, a difference may be of any size.
+    // With zero weights, differences have any magnitude.
     for table in 0..3 {
         let _ = weights.table(table).narrow(0, 0, sizes.table_rows / 2).zero_();
     }
@@ -182,7 +183,7 @@ pub(super) fn check_rounding(
     accelerator.update(&places, [&none, &gradients], &update, &weights, &state, None)?;
     let mut same = Vec::new();
     for (table, (expected, infinite)) in [0, 2].into_iter().zip(expected.iter().zip([0x7f80, 0x7c00])) {
-        // What is no number may have any of its bits.
+        // Any two NaNs are equal.
         let equal = |(a, b): (u16, &u16)| a == *b || [a, *b].iter().all(|bits| bits & 0x7fff > infinite);
         same.extend(
             bits(&weights, table)?.into_iter().zip(expected).map(|both| f64::from(u8::from(equal(both)))),
@@ -191,7 +192,7 @@ pub(super) fn check_rounding(
     Ok(compare("rounding", &Tensor::from_slice(&same), &vec![1.0; same.len()]))
 }
 
-/// The bits of a table's weights of 16 bits.
+/// Returns the bits of a table's 16-bit weights.
 fn bits(weights: &Weights, table: usize) -> Result<Vec<u16>> {
     let bits = weights.table(table).view_dtype(Kind::Int16).to_device(Device::Cpu).contiguous().view(-1);
     let device = weights.table(table).device();

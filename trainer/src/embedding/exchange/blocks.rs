@@ -1,4 +1,4 @@
-//! What a rank asks another one for, as it is sent: 32-bit words, a block for every shard.
+//! The encoding of a request from one rank to another: 32-bit words, one or more blocks per shard.
 //!
 //! ```text
 //! pooled rows   values, rows, flags │ table rows [values] │ sizes [rows] │ offsets [rows], if rows overlap
@@ -6,7 +6,7 @@
 //! replica       rows                │ table rows that will be updated [rows], or a bit for every table row
 //! ```
 //!
-//! Table rows count from the shard's first one. Rows that have no value in the shard are left out.
+//! Table rows are relative to the shard's first row. Rows without a value in the shard are left out.
 
 use std::ops::Range;
 
@@ -14,35 +14,36 @@ use super::super::lookup::{FeatureLookup, Rows};
 use super::super::shard::Shard;
 use super::copies::{decode_rows, encode_rows, reduced_by};
 
-/// A block has offsets, because its rows overlap.
+/// The flag of a block that contains offsets because its rows overlap.
 const OVERLAP: i32 = 1;
 
-/// What a rank asks another for of one shard: for one feature, or for a replica.
+/// A part of a request: one shard, for one feature or for a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block {
-    /// The shard, by number.
+    /// The index of the shard.
     pub(super) shard: usize,
     pub(super) table: usize,
     pub(super) kind: Kind,
     /// The shard's first column.
     pub(super) column: usize,
-    /// Its columns: values of a vector.
+    /// The number of the shard's columns, and of values per vector.
     pub(super) width: usize,
 }
 
-/// What is answered.
+/// The kind of answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The sum of every row's vectors of this feature, by number.
+    /// The sum of the vectors of every row of the feature with this index.
     Pooled(usize),
-    /// Every value's vector of this feature.
+    /// The vector of every value of the feature with this index.
     Sequence(usize),
-    /// Nothing: the rank has a replica. It says which table rows its batch looks up, once for all features.
+    /// No answer, because the requesting rank has a replica. The block contains the table rows that its batch looks
+    /// up, once for all features.
     Replica,
 }
 
 impl Kind {
-    /// Its place among the kinds, in which messages have them.
+    /// Returns the position of the kind in the order of messages.
     pub(super) fn place(self) -> usize {
         match self {
             Self::Pooled(_) => 0,
@@ -52,25 +53,26 @@ impl Kind {
     }
 }
 
-/// What was asked for in one block.
+/// The vectors that were requested in one block.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// The vectors of the answer: by number, the row or value of the feature that each belongs to. Of a replica, the
-    /// table rows whose gradients the owner sums.
+    /// The row or value of the feature that each vector of the answer belongs to. For a replica, the table rows
+    /// whose gradients the owner sums.
     pub(super) vectors: Vec<u32>,
 }
 
-/// One block as its owner has it.
+/// A requested block, as decoded by its owner.
 #[derive(Debug)]
 pub(super) enum Served {
     /// Lists over the shard; `true` for a sequence.
     Lookup(FeatureLookup, bool),
-    /// The table rows of a replica that the rank looks up, and how many of these this rank sums the gradients of.
+    /// The table rows of a replica that the requesting rank looks up, and how many of their gradients this rank
+    /// sums.
     Replica(Vec<u32>, usize),
 }
 
 impl Served {
-    /// Vectors of the answer.
+    /// Returns the number of vectors of the answer.
     pub(super) fn answers(&self) -> usize {
         match self {
             Self::Lookup(lookup, true) => lookup.table_rows.len(),
@@ -79,7 +81,7 @@ impl Served {
         }
     }
 
-    /// Vectors of the gradient.
+    /// Returns the number of vectors of the gradient.
     pub(super) fn gradients(&self) -> usize {
         match self {
             Self::Replica(_, summed) => *summed,
@@ -89,13 +91,13 @@ impl Served {
 }
 
 impl Asked {
-    /// Vectors of the answer.
+    /// Returns the number of vectors of the answer.
     pub(super) fn answers(&self, kind: Kind) -> usize {
         if kind == Kind::Replica { 0 } else { self.vectors.len() }
     }
 }
 
-/// The rows of a table that a batch's `features` look up, ascending: what is told of a replica.
+/// Returns the rows of a replicated table that a batch's `features` look up, ascending.
 pub(super) fn rows_of_replica(table: usize, features: &[&FeatureLookup]) -> Vec<u32> {
     let own = features.iter().filter(|feature| feature.table == table);
     let covered =
@@ -106,8 +108,8 @@ pub(super) fn rows_of_replica(table: usize, features: &[&FeatureLookup]) -> Vec<
     rows
 }
 
-/// Appends what a batch's `features`, by number, ask of a shard of one of `ranks` ranks to `words`; `replicas` are the
-/// [rows](rows_of_replica) of replicas, by table.
+/// Appends the request of a batch's `features` for a block to `words`. `features` is indexed by feature; `replicas`
+/// contains the [rows](rows_of_replica) of the replicas, by table.
 pub(super) fn encode(
     block: &Block,
     (shard, ranks): (&Shard, usize),
@@ -126,7 +128,7 @@ pub(super) fn encode(
 }
 
 fn encode_sequence(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32>) -> Asked {
-    // A value that is in no row is not looked up.
+    // Values that are in no row are not looked up.
     let covered = (0_u32..).zip(&feature.table_rows).zip(feature.rows.covered(feature.table_rows.len()));
     let chosen = covered.filter(|((_, row), covered)| *covered && rows.contains(&u64::from(**row)));
     let vectors: Vec<u32> = chosen.map(|((value, _), _)| value).collect();
@@ -140,7 +142,7 @@ fn encode_pooled(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32
     let chosen = |row: u32| rows.contains(&u64::from(row));
     let header = words.len();
     words.extend([0; 3]);
-    // How many of the chosen values come before each value.
+    // The number of chosen values before each value.
     let before: Vec<i32> = if feature.table_rows.iter().all(|&row| chosen(row)) {
         words.extend(feature.table_rows.iter().map(|&row| (row - rows.start as u32) as i32));
         (0..=feature.table_rows.len() as i32).collect()
@@ -173,8 +175,8 @@ fn encode_pooled(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32
     Asked { vectors }
 }
 
-/// Reads a block of a shard from the front of `words`, which one of `ranks` ranks asks this one for. `None` if it is
-/// malformed.
+/// Reads a block from the front of `words`, in which one of `ranks` ranks requests a shard of this rank. Returns
+/// `None` if it is malformed.
 pub(super) fn decode(block: &Block, (shard, ranks): (&Shard, usize), words: &mut &[i32]) -> Option<Served> {
     let rows = shard.rows.end - shard.rows.start;
     let feature = match block.kind {
@@ -188,7 +190,7 @@ pub(super) fn decode(block: &Block, (shard, ranks): (&Shard, usize), words: &mut
     };
     let count = count(words)?;
     let table_rows = table_rows(take(words, count)?, rows)?;
-    // Every value is a row, so that each one's gradient counts.
+    // Every value is a row, so that the gradient of each value counts.
     let rows = Rows { offsets: (0..count as i32).collect(), sizes: vec![1; count] };
     Some(Served::Lookup(lookup(block, feature, table_rows, rows), true))
 }
@@ -215,7 +217,7 @@ fn decode_pooled(block: &Block, feature: usize, rows: u64, words: &mut &[i32]) -
 }
 
 fn lookup(block: &Block, feature: usize, table_rows: Vec<u32>, rows: Rows) -> FeatureLookup {
-    // Whoever asks divides by the number of values, which this shard may not know.
+    // The requesting rank divides by the number of values, which this shard may not know.
     FeatureLookup { feature, table: block.table, table_rows, rows, mean: false, received: None }
 }
 
@@ -230,7 +232,7 @@ fn count(words: &mut &[i32]) -> Option<usize> {
 }
 
 fn table_rows(words: &[i32], rows: u64) -> Option<Vec<u32>> {
-    // A negative number is larger than all rows.
+    // As unsigned numbers, negative numbers are larger than all rows.
     let fit = words.iter().all(|&row| u64::from(row as u32) < rows);
     fit.then(|| words.iter().map(|&row| row as u32).collect())
 }
@@ -294,7 +296,7 @@ mod tests {
             prop_assert!(answered.next().is_none());
         }
 
-        /// Whatever arrives is read in full or refused, and never trusted.
+        /// A message is either decoded completely or refused; its numbers are never trusted.
         #[test]
         fn malformed_blocks_are_refused(words in prop::collection::vec(-3_i32..9, 0..24), kind in 0..3) {
             let kind = [Kind::Pooled(0), Kind::Sequence(0), Kind::Replica][kind as usize];

@@ -1,42 +1,45 @@
-//! The gradients of tables that every rank has a copy of.
+//! The gradients of replicated tables, of which every rank has a copy.
 //!
 //! ```text
 //! sums over a rank's batch ═▶ reducers: row r on rank r mod W ─▶ sums over ranks ═▶ all ranks
 //! ```
 //!
-//! These are the two halves of an all-reduce, a reduce-scatter and an all-gather (Rabenseifner 2004), over the rows that
-//! any rank looks up: with D rows on each rank and U on all of them, a rank sends D and receives U vectors. Which rows
-//! these are is known from the requests, in which every rank tells every other one.
+//! These are the two halves of an all-reduce, a reduce-scatter and an all-gather (Rabenseifner 2004), applied to
+//! the rows that any rank looks up. If every rank looks up D rows and all ranks together look up U distinct rows, a
+//! rank sends D vectors and receives U vectors. The rows are known from the requests, in which every rank sends its
+//! rows to all others.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-/// The rank that sums the gradients of a row.
+/// Returns the rank that sums the gradients of a row.
 pub(super) fn reducer(row: u32, ranks: usize) -> usize {
     row as usize % ranks
 }
 
-/// The rows among `rows` whose gradients a rank sums.
+/// Returns the rows among `rows` whose gradients `rank` sums.
 pub(super) fn reduced_by(rank: usize, rows: &[u32], ranks: usize) -> impl Iterator<Item = &u32> {
     rows.iter().filter(move |row| reducer(**row, ranks) == rank)
 }
 
-/// The rows of one table that any rank looks up in a step; every rank has a copy of the table.
+/// The rows of one replicated table that any rank looks up in a step.
 #[derive(Debug)]
 pub(super) struct CopiedRows {
-    /// This rank's copy, by number.
+    /// The index of this rank's copy.
     pub(super) shard: usize,
-    /// Values of a row.
+    /// The number of values per row.
     pub(super) width: usize,
-    /// By reducer: the rows whose gradients it sums, ascending.
+    /// For each reducer, the rows whose gradients it sums, ascending.
     pub(super) rows: Vec<Vec<u32>>,
-    /// By rank: which of the rows that this rank sums it sends, ascending.
+    /// For each rank, the rows whose gradients it sends to this rank, as indices into this rank's `rows`,
+    /// ascending.
     pub(super) arriving: Vec<Vec<u32>>,
 }
 
 impl CopiedRows {
-    /// Of a table of `table_rows` rows, as rank `rank` sees them; the rows that each rank looks up are ascending.
+    /// Computes the rows from the view of `rank`, for a table of `table_rows` rows. The rows of each rank in
+    /// `of_ranks` are ascending.
     pub(super) fn new(
         (shard, width): (usize, usize),
         table_rows: u64,
@@ -62,7 +65,8 @@ impl CopiedRows {
         Self { shard, width, arriving: arriving.collect(), rows }
     }
 
-    /// Adds the gradients that ranks sent, `[rows, width]` from each, to zeros, in the order of ranks.
+    /// Adds the gradients that ranks sent, `[rows, width]` from each rank, to `sums`, which contains zeros, in the
+    /// order of ranks.
     pub(super) fn sum(&self, gradients: &[&[f32]], sums: &mut [f32]) {
         const ROWS: usize = 256;
         let pieces = sums.par_chunks_mut(ROWS * self.width).enumerate();
@@ -81,7 +85,7 @@ impl CopiedRows {
     }
 }
 
-/// The numbers of the bits that are set in words of `size` bits, ascending.
+/// Returns the indices of the bits that are set in words of `size` bits, ascending.
 fn set_bits(words: &[u64], size: u32) -> impl Iterator<Item = u32> {
     (0_u32..).zip(words).flat_map(move |(number, word)| {
         let mut rest = *word;
@@ -93,8 +97,8 @@ fn set_bits(words: &[u64], size: u32) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Appends ascending rows of a table of `table_rows` rows to a message: how many they are, then the rows, or one bit for
-/// each row of the table if these take fewer words.
+/// Appends ascending rows of a table of `table_rows` rows to a message: their number, then the rows, or one bit per
+/// table row if that takes fewer words.
 pub(super) fn encode_rows(rows: &[u32], table_rows: u64, words: &mut Vec<i32>) {
     words.push(rows.len() as i32);
     let Some(length) = bit_words(rows.len(), table_rows) else {
@@ -105,13 +109,14 @@ pub(super) fn encode_rows(rows: &[u32], table_rows: u64, words: &mut Vec<i32>) {
     rows.iter().for_each(|row| words[first + *row as usize / 32] |= 1 << (row % 32));
 }
 
-/// Words of a message that has a bit for each row of a table; `None` if so many rows take fewer words as they are.
+/// Returns the number of words of one bit per table row, or `None` if a list of `rows` rows does not take more
+/// words.
 fn bit_words(rows: usize, table_rows: u64) -> Option<usize> {
     let words = table_rows.div_ceil(32) as usize;
     (words < rows).then_some(words)
 }
 
-/// Reads what [`encode_rows`] wrote from the front of `words`. `None` if it is malformed.
+/// Reads the result of [`encode_rows`] from the front of `words`. Returns `None` if it is malformed.
 pub(super) fn decode_rows(table_rows: u64, words: &mut &[i32]) -> Option<Vec<u32>> {
     let (count, rest) = words.split_first()?;
     let count = usize::try_from(*count).ok()?;
@@ -125,7 +130,7 @@ pub(super) fn decode_rows(table_rows: u64, words: &mut &[i32]) -> Option<Vec<u32
         }
         None => own.iter().map(|word| *word as u32).collect(),
     };
-    // A negative number is larger than all rows.
+    // As unsigned numbers, negative numbers are larger than all rows.
     let fit = rows.last().is_none_or(|last| u64::from(*last) < table_rows) && rows.is_sorted_by(|a, b| a < b);
     (fit && rows.len() == count).then_some(rows)
 }
@@ -166,7 +171,7 @@ mod tests {
             }
         }
 
-        /// All ranks reduce their shares; together these are the sum of all gradients.
+        /// The sums of all ranks together are the sums of all gradients.
         #[test]
         fn every_row_of_any_rank_is_summed_once(
             of_ranks in prop::collection::vec(prop::collection::btree_set(0_u32..900, 0..400), 1..5),

@@ -1,8 +1,8 @@
-//! The exchange of rows between ranks whose shards are in devices' memory: ids travel between processors, vectors and
-//! their gradients between devices.
+//! The exchange of rows between ranks whose shards are in devices' memory. Ids travel between hosts; vectors and
+//! their gradients travel between devices.
 //!
-//! What one rank sends another is in the order of the blocks (pooled rows, sequences, replicas, each by width), so that
-//! the vectors of one kind and width stand together, here as in the message.
+//! A message between two ranks is in the order of the blocks (pooled rows, sequences, replicas, each ordered by
+//! width), so vectors of one kind and width are contiguous in messages and in device memory.
 
 use std::sync::atomic::AtomicU64;
 
@@ -21,55 +21,55 @@ use crate::distributed::Pending;
 use crate::embedding::device::{DeviceGradients, DeviceStore, TableStep};
 use crate::trace::Activity;
 
-/// Where what a batch asks other ranks for belongs on the device.
+/// The positions of the requested vectors on the device.
 #[derive(Debug)]
 pub(in crate::embedding) struct Destinations {
     routes: Routes,
-    /// By owner: floats of answers, and of gradients.
+    /// For each owner, the number of floats of the answers, and of the gradients.
     floats: [Vec<usize>; 2],
-    /// By owner: the gradients of replicas' rows among these floats, which are the last ones.
+    /// For each owner, the number of floats of replicas' gradients, which are the last floats of the gradients.
     replicas: Vec<usize>,
 }
 
-/// What an exchange leaves for the way back.
+/// The state of an exchange that the gradients need.
 #[derive(Debug)]
 pub(in crate::embedding) struct Travelled {
     destinations: Destinations,
-    /// By width.
+    /// The served rows, by width.
     served: Vec<ServedRows>,
     counts: Counts,
     copies: Option<Copies>,
 }
 
-/// Tables that every rank has a copy of; they have the model's width.
+/// The replicated tables, which have the model's width.
 #[derive(Debug)]
 struct Copies {
     rows: ReducedRows,
-    /// By rank: gradients that arrive from it.
+    /// For each rank, the number of gradients that arrive from it.
     arriving: Vec<usize>,
-    /// By reducer: rows whose gradients it sums.
+    /// For each reducer, the number of rows whose gradients it sums.
     reduced: Vec<usize>,
 }
 
-/// By rank that asked, and width: vectors of pooled rows and of sequences.
+/// For each requesting rank and width, the numbers of vectors of pooled rows and of sequences.
 type Counts = Vec<Vec<[usize; 2]>>;
 
-/// Gradients on their way to the owners.
+/// Gradients that are being sent to the owners.
 #[derive(Debug)]
 pub(in crate::embedding) struct Gradients {
     pending: Pending,
     received: Tensor,
-    /// Those of the elements of pooled rows on this rank.
+    /// The gradients of the elements of this rank's pooled rows.
     unpooled: Tensor,
 }
 
 impl Exchange {
-    /// Whether there is nothing to exchange.
+    /// Returns whether there is nothing to exchange.
     pub(in crate::embedding) fn is_alone(&self) -> bool {
         self.collectives.size() == 1 && self.asks.iter().all(Vec::is_empty)
     }
 
-    /// Begins to copy to the device where the answers to what was `asked` go, whose batch is `staged`.
+    /// Starts copying the destinations of the answers to `asked` to the device; `staged` is the same batch.
     pub(in crate::embedding) fn destinations(
         &self,
         asked: &Encoded,
@@ -106,7 +106,8 @@ impl Exchange {
         Ok(Destinations { routes: parts.send(store.routes(), bags, elements)?, floats, replicas })
     }
 
-    /// The elements of every row of a replica that a batch looks up, in the order in which the rows' gradients are sent.
+    /// Returns the elements of every replicated row that a batch looks up, in the order in which the rows'
+    /// gradients are sent.
     fn own_replicas(&self, asked: &Encoded, staged: &Staged) -> Merged {
         let mut places = Vec::new();
         let is_replica = |(_, block): &(usize, &Block)| block.kind == Kind::Replica;
@@ -124,7 +125,7 @@ impl Exchange {
         Merged::new(places)
     }
 
-    /// Looks up what all ranks asked for; `staged` is this rank's batch, and has arrived.
+    /// Looks up the requests of all ranks. `staged` is this rank's batch, which must have arrived.
     pub(in crate::embedding) fn lookup_on_device(
         &self,
         mut request: Request,
@@ -153,7 +154,7 @@ impl Exchange {
         let counter = &self.sent.answers;
         let (pending, received) =
             self.exchange_on_device(accelerator, &answers, &sizes, &destinations.floats[0], counter)?;
-        // While answers are on their way.
+        // This lookup runs while the answers are being exchanged.
         let looked_up = store.lookup(staged)?;
         self.recorder.during(Activity::Answers, || pending.wait())?;
         let received = received.to_kind(Element::Float);
@@ -168,7 +169,8 @@ impl Exchange {
         Ok((looked_up, Travelled { destinations, served, counts, copies }))
     }
 
-    /// Copies what other ranks asked for to the device: by width, and how many vectors of each kind by rank and width.
+    /// Copies the requests of other ranks to the device, by width. Also returns the number of vectors of each kind
+    /// by rank and width.
     fn serve(&self, asked: &[Vec<Served>], store: &DeviceStore) -> Result<(Vec<ServedRows>, Counts)> {
         let mut parts: Vec<ServedParts> = store.by_width().map(|_| ServedParts::default()).collect();
         let mut counts = vec![vec![[0; 2]; parts.len()]; asked.len()];
@@ -191,7 +193,8 @@ impl Exchange {
         Ok((served.collect::<Result<_>>()?, counts))
     }
 
-    /// Copies to the device which rows of copies this rank sums the gradients of. `None` without copies.
+    /// Copies the replicated rows whose gradients are summed to the device. Returns `None` without replicated
+    /// tables.
     fn reduced_rows(&self, asked: &[Vec<Served>], store: &DeviceStore) -> Result<Option<Copies>> {
         let copied = self.copied(asked);
         if copied.is_empty() {
@@ -222,7 +225,7 @@ impl Exchange {
         Ok(Some(Copies { rows, arriving, reduced }))
     }
 
-    /// Begins to send the gradients of what [`lookup_on_device`](Self::lookup_on_device) gave.
+    /// Starts sending the gradients of the results of [`lookup_on_device`](Self::lookup_on_device).
     pub(in crate::embedding) fn send_gradients_on_device(
         &self,
         travelled: &Travelled,
@@ -319,7 +322,7 @@ impl Exchange {
                 if class + 1 < store.by_width().count() {
                     return Ok((rows, values));
                 }
-                // Those of this rank's batch come first.
+                // The gradients of this rank's batch come first.
                 let (mut all_rows, mut all_values) =
                     self.own_elements(staged, looked_up, &unpooled, gradients);
                 all_rows.push(rows);
@@ -337,8 +340,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Begins to give all ranks the sums that this one makes of the gradients of copies; those of ranks that have fewer
-    /// rows are followed by zeros.
+    /// Starts sending the sums of the replicas' gradients that this rank computes to all ranks. Ranks with fewer
+    /// rows send zeros after their sums.
     fn send_sums_on_device(
         &self,
         copies: &Copies,
@@ -356,7 +359,7 @@ impl Exchange {
         Ok((pending, gathered))
     }
 
-    /// The elements of a batch that are in tables which are here alone: their rows and gradients.
+    /// Returns the rows and gradients of the batch's elements in tables that only this rank has.
     fn own_elements(
         &self,
         staged: &Staged,
@@ -380,7 +383,7 @@ impl Exchange {
         (rows, values)
     }
 
-    /// Sends floats between devices, in the type of the wire; sizes are by rank.
+    /// Exchanges floats between devices, in the type of the messages; the sizes are by rank.
     fn exchange_on_device(
         &self,
         accelerator: &Accelerator,
@@ -400,7 +403,8 @@ impl Exchange {
 }
 
 impl Copies {
-    /// The sums of all rows, `[rows, D]`, in the order of the rows, from those of all ranks with what follows them.
+    /// Returns the sums of all rows, `[rows, D]`, in the order of the rows, without the padding of the gathered
+    /// sums.
     fn in_order(&self, gathered: &Tensor, dim: i64) -> Tensor {
         let longest = gathered.size()[0] / self.reduced.len() as i64;
         let own = |(reducer, rows): (i64, &usize)| gathered.narrow(0, reducer * longest, *rows as i64);
@@ -409,7 +413,7 @@ impl Copies {
     }
 }
 
-/// Floats of the answers to each rank.
+/// Returns the number of floats of the answers to each rank.
 fn floats(counts: &[Vec<[usize; 2]>], store: &DeviceStore) -> Vec<usize> {
     let of_width = |(count, (tables, _)): (&[usize; 2], (&crate::device::DeviceTables, _))| {
         count.iter().sum::<usize>() * tables.width()
@@ -417,7 +421,7 @@ fn floats(counts: &[Vec<[usize; 2]>], store: &DeviceStore) -> Vec<usize> {
     counts.iter().map(|of_rank| of_rank.iter().zip(store.by_width()).map(of_width).sum()).collect()
 }
 
-/// Floats in the type of the wire. Finite numbers beyond its largest one become that.
+/// Converts floats to the type of the messages. Finite values beyond its largest value become the largest value.
 fn on_wire(values: &Tensor, dtype: DataType) -> Tensor {
     let (kind, largest) = match dtype {
         DataType::Fp32 => return values.shallow_clone(),

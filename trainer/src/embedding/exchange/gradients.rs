@@ -1,4 +1,4 @@
-//! Gradients on their way to the owners of tables, and to the ranks that sum those of copies.
+//! Sending gradients to the owners of tables, and to the ranks that sum the gradients of replicated tables.
 
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -15,7 +15,7 @@ use crate::embedding::update::{Contribution, Upstream, summed};
 use crate::trace::Activity;
 
 impl Exchange {
-    /// Begins to send the gradients of what [`lookup`](Self::lookup) gave.
+    /// Starts sending the gradients of the results of [`lookup`](Self::lookup).
     pub(in crate::embedding) fn send_gradients(
         &self,
         lookups: &[Lookup],
@@ -62,7 +62,7 @@ impl Exchange {
         self.exchange(values, &received_sizes, &self.sent.gradients)
     }
 
-    /// By table: the rows of replicas that this rank looked up, ascending, and their gradients.
+    /// Returns for each table the rows of a replica that this rank looked up, ascending, and their gradients.
     fn sums_of_replicas(
         &self,
         lookups: &[Lookup],
@@ -81,8 +81,8 @@ impl Exchange {
         self.locations.par_iter().zip(&self.features).with_max_len(1).map(sum).collect()
     }
 
-    /// Waits for the gradients, and gives `apply` what each rank adds to the gradient of each of this rank's shards, in
-    /// the order of ranks; those of replicas come in a second call.
+    /// Waits for the gradients, and passes each rank's contributions to the gradients of this rank's shards to
+    /// `apply`, in the order of ranks. The gradients of replicas are passed in a second call.
     pub(in crate::embedding) fn update(
         &self,
         lookups: &[Lookup],
@@ -143,8 +143,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Begins to give all ranks the sums that this one makes of the gradients of copies, by table and rank; those of
-    /// ranks that have fewer rows are followed by zeros.
+    /// Starts sending the sums of the replicas' gradients that this rank computes to all ranks, by table. Ranks
+    /// with fewer rows send zeros after their sums.
     fn send_sums(
         &self,
         copied: &[CopiedRows],
@@ -191,7 +191,7 @@ impl Upstream<'_> {
     }
 }
 
-/// By feature: what it looked up, and the gradient of its rows or values.
+/// Returns for each feature its lookup, and the gradient of its rows or values.
 fn by_feature<'a>(
     lookups: &'a [Lookup],
     gradients: &'a [LookupGradients],

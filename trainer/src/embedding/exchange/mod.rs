@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! request   ids of distinct rows ═▶ owners                      (of the next batch, while this one is computed)
-//! answer    owners: pooled rows, values of sequences ═▶ whoever asked
-//! gradient  gradients of the answers ═▶ owners; of replicas' rows ═▶ reducers
-//! sum       reducers: the sums of these over all ranks ═▶ all ranks
+//! answer    owners: pooled rows, values of sequences ═▶ requesting ranks
+//! gradient  gradients of the answers ═▶ owners; gradients of replicated rows ═▶ reducers
+//! sum       reducers: sums of the replicated rows' gradients over all ranks ═▶ all ranks
 //! ```
 //!
-//! A double arrow is one operation for all groups, the last one an all-gather, the others all-to-alls. Which shard of which rank is asked for which feature is known from
-//! the plan alone ([`Block`]s), so that neither names nor sizes of answers are sent. Inverse indices stay where they
-//! are.
+//! A double arrow is one collective operation for all groups: the last is an all-gather, the others are
+//! all-to-alls. The plan alone determines which shard of which rank is requested for which feature ([`Block`]s), so
+//! neither names nor sizes of answers are sent. Inverse indices stay on their ranks.
 
 mod blocks;
 mod copies;
@@ -40,21 +40,22 @@ use crate::distributed::{Collectives, Pending};
 use crate::trace::{Activity, Recorder};
 use crate::{Error, Result};
 
-/// Words of the header that ranks send each other before a request: its length, and the sender's status.
+/// The number of words of the header that ranks send each other before a request: its length, and the sender's
+/// status.
 const HEADER: usize = 3;
 
-/// Where a table is, as one rank sees it.
+/// The location of a table, as seen by one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Location {
-    /// Whole in this shard of this rank, which no other rank has a copy of.
+    /// The whole table is in this shard of this rank, and no other rank has a copy.
     Here(usize),
-    /// Whole on every rank; this rank's is this shard.
+    /// Every rank has a copy of the whole table; this rank's copy is this shard.
     Replica(usize),
-    /// On other ranks, or in parts: these shards.
+    /// The table is on other ranks or in parts, in these shards.
     Parts(Vec<usize>),
 }
 
-/// Bytes that this rank sent to others, by what they were.
+/// The bytes that this rank sent to other ranks, by kind.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     pub(super) requests: AtomicU64,
@@ -62,82 +63,82 @@ pub(super) struct Sent {
     pub(super) gradients: AtomicU64,
 }
 
-/// The plan's shards and the ranks that have them.
+/// The plan's shards, and the ranks that have them.
 #[derive(Debug)]
 pub(super) struct Exchange {
     collectives: Arc<dyn Collectives>,
-    /// The type of vectors and gradients on the wire.
+    /// The type of vectors and gradients in messages.
     dtype: DataType,
     shards: Vec<Shard>,
-    /// By table.
+    /// The location of each table.
     locations: Vec<Location>,
-    /// By table: the features that look it up.
+    /// The features that look up each table.
     features: Vec<Vec<usize>>,
-    /// By rank: what this one asks it for.
+    /// For each rank, the blocks that this rank requests from it.
     asks: Vec<Vec<Block>>,
-    /// By rank: what it asks this one for.
+    /// For each rank, the blocks that it requests from this rank.
     serves: Vec<Vec<Block>>,
     pub(super) sent: Sent,
-    /// How long this rank waits for others is counted here.
+    /// The recorder of the time that this rank waits for others.
     pub(super) recorder: Recorder,
 }
 
-/// A batch's lookups, as they are sent.
+/// A batch's lookups, encoded as a request.
 #[derive(Debug)]
 pub(super) struct Encoded {
     groups: Vec<GroupLookup>,
-    /// By owner and block.
+    /// The requested vectors, by owner and block.
     asked: Vec<Vec<Asked>>,
     words: Tensor,
     splits: Vec<i64>,
 }
 
-/// The same on their way to the owners.
+/// A request that is being sent to the owners.
 #[derive(Debug)]
 pub(super) struct Request {
     encoded: Encoded,
-    /// This rank's.
+    /// The status of this rank.
     status: Status,
     state: State,
     statuses: Vec<Status>,
 }
 
-/// How far a request is.
+/// The progress of a request.
 #[derive(Debug)]
 enum State {
-    /// Its header is on the way.
+    /// The header is being sent.
     Announced(Pending, Tensor),
-    /// It is on the way itself: `[W]` words from each rank.
+    /// The request is being sent; its words from all ranks, and the number of words from each rank.
     Sent(Pending, Tensor, Vec<i64>),
 }
 
-/// What an exchange leaves for the way back.
+/// The state of an exchange that the gradients need.
 #[derive(Debug)]
 pub(super) struct Exchanged {
     asked: Vec<Vec<Asked>>,
-    /// By rank that asked, and block.
+    /// The served lookups, by requesting rank and block.
     served: Vec<Vec<Served>>,
     copied: Vec<CopiedRows>,
 }
 
 impl Encoded {
-    /// What look a table up.
+    /// Returns the lookups in a table.
     fn features_of(&self, table: usize) -> impl Iterator<Item = &FeatureLookup> {
         in_order(&self.groups).into_iter().filter(move |feature| feature.table == table)
     }
 }
 
-/// Where the vectors of a feature's rows or values stand among the answers.
+/// The vectors of a feature's rows or values in the answer of one block.
 struct Part<'a> {
-    /// `[n, width]`.
+    /// The vectors, `[n, width]`.
     vectors: Elements<'a>,
-    /// The row or value of each vector.
+    /// The row or value that each vector belongs to.
     owners: &'a [u32],
     column: usize,
     width: usize,
 }
 
-/// The shard of a table of which every rank has a copy, as `rank` sees it.
+/// Returns the location of a table, as seen by `rank`.
 fn location(table: usize, config: &TableConfig, shards: &[Shard], rank: u32) -> Location {
     let own: Vec<usize> = (0..shards.len()).filter(|&shard| shards[shard].table == table).collect();
     let here =
@@ -149,7 +150,8 @@ fn location(table: usize, config: &TableConfig, shards: &[Shard], rank: u32) -> 
     }
 }
 
-/// What `asker` asks `owner` for, in the order of the shards, and of a shard in that of the features that look it up.
+/// Returns the blocks that `asker` requests from `owner`, ordered by kind and width, then by shard, then by
+/// feature.
 fn blocks(layout: &Layout, shards: &[Shard], asker: u32, owner: u32) -> Vec<Block> {
     let of_shard = |(number, shard): (usize, &Shard)| {
         let kinds = match location(shard.table, &layout.tables[shard.table], shards, asker) {
@@ -171,14 +173,14 @@ fn blocks(layout: &Layout, shards: &[Shard], asker: u32, owner: u32) -> Vec<Bloc
     };
     let own = shards.iter().enumerate().filter(|(_, shard)| shard.rank == owner);
     let mut blocks: Vec<Block> = own.flat_map(of_shard).collect();
-    // On a device vectors of one kind and width go together.
+    // On a device, vectors of one kind and width are processed together.
     blocks.sort_by_key(|block| (block.kind.place(), block.width));
     blocks
 }
 
 impl Exchange {
-    /// The exchange between the ranks of `collectives`, whose tables are divided into `shards`; vectors and gradients
-    /// have `dtype` on the wire.
+    /// Creates the exchange between the ranks of `collectives`. The tables are divided into `shards`; `dtype` is
+    /// the type of vectors and gradients in messages.
     pub(super) fn new(
         layout: &Layout,
         shards: &[Shard],
@@ -216,7 +218,7 @@ impl Exchange {
         self.collectives.size() as usize
     }
 
-    /// The shard of this rank that has all of a table.
+    /// Returns the shard of this rank that contains all of a table.
     pub(super) fn whole(&self, table: usize) -> Option<usize> {
         match self.locations[table] {
             Location::Here(shard) | Location::Replica(shard) => Some(shard),
@@ -224,12 +226,12 @@ impl Exchange {
         }
     }
 
-    /// Whether all of a table is on this rank, and on no other.
+    /// Returns whether all of a table is on this rank and on no other.
     fn is_here(&self, table: usize) -> bool {
         matches!(self.locations[table], Location::Here(_))
     }
 
-    /// What `groups` look up, as it is sent.
+    /// Encodes the lookups of `groups` as a request.
     pub(super) fn encode(&self, groups: Vec<GroupLookup>, threads: &ThreadPool) -> Encoded {
         let features = in_order(&groups);
         let rows = |(table, location): (usize, &Location)| match location {
@@ -240,7 +242,7 @@ impl Exchange {
         let replicas: Vec<Vec<u32>> = threads.install(|| locations.map(rows).collect());
         let of_owner = |blocks: &Vec<Block>| {
             let mut words = Vec::new();
-            // A batch that could not be read has no features; the status says so.
+            // A batch that could not be read has no features; its status says so.
             let of_block = |block: &Block| {
                 if features.is_empty() {
                     return Asked::default();
@@ -258,13 +260,13 @@ impl Exchange {
         Encoded { groups, asked, words: Tensor::from_slice(&words.concat()), splits }
     }
 
-    /// Begins to send a request, and this rank's status.
+    /// Starts sending a request and this rank's status.
     pub(super) fn request(&self, encoded: Encoded, status: Status) -> Result<Request> {
         let state = self.send_header(&encoded.splits, status)?;
         Ok(Request { encoded, status, state, statuses: Vec::new() })
     }
 
-    /// Begins to tell each rank the length of this one's request to it, and this one's status.
+    /// Starts sending each rank the length of this rank's request to it, and this rank's status.
     fn send_header(&self, lengths: &[i64], status: Status) -> Result<State> {
         let header =
             lengths.iter().flat_map(|&length| [length, status.flags, status.weight.to_bits() as i64]);
@@ -275,7 +277,7 @@ impl Exchange {
         Ok(State::Announced(pending, received))
     }
 
-    /// Waits for the headers of all ranks: their statuses, and the lengths of their requests to this one.
+    /// Waits for the headers of all ranks. Returns their statuses, and the lengths of their requests to this rank.
     fn read_header(&self, pending: Pending, received: &Tensor) -> Result<(Vec<Status>, Vec<i64>)> {
         self.recorder.during(Activity::Requests, || pending.wait())?;
         let header = Vec::<i64>::try_from(received)?;
@@ -291,7 +293,7 @@ impl Exchange {
         Ok((header.iter().map(status).collect(), lengths))
     }
 
-    /// Tells all ranks, in place of a request, that this one has no batch yet. Returns their statuses.
+    /// Tells all ranks, instead of sending a request, that this rank has no batch yet. Returns their statuses.
     pub(super) fn say_waiting(&self) -> Result<Vec<Status>> {
         let status = Status { flags: Status::WAITING, weight: 0.0 };
         let State::Announced(pending, received) = self.send_header(&vec![0; self.ranks()], status)? else {
@@ -300,9 +302,9 @@ impl Exchange {
         Ok(self.read_header(pending, &received)?.0)
     }
 
-    /// Waits until it is known what all ranks send, and begins to send it. Returns the ranks' statuses. While a rank
-    /// has no batch yet, all announce their requests again, so that each operation ends in time. If a rank has failed,
-    /// nothing is sent.
+    /// Waits for the headers of all ranks, and starts sending the request. Returns the ranks' statuses. As long as
+    /// a rank has no batch, all ranks announce their requests again, so that no operation times out. If a rank has
+    /// failed, nothing is sent.
     pub(super) fn announce<'a>(&self, request: &'a mut Request) -> Result<&'a [Status]> {
         while let State::Announced(pending, received) = &mut request.state {
             let pending = std::mem::replace(pending, Pending::done());
@@ -336,7 +338,7 @@ impl Exchange {
         Error::collective("exchange", message)
     }
 
-    /// What other ranks asked for, by rank and block.
+    /// Returns the requests of all ranks to this rank, by rank and block.
     fn served(&self, request: &mut Request) -> Result<Vec<Vec<Served>>> {
         self.announce(request)?;
         let State::Sent(pending, words, splits) = &mut request.state else {
@@ -359,9 +361,9 @@ impl Exchange {
         Ok(served)
     }
 
-    /// The rows of tables that every rank has a copy of, in the order of their blocks.
+    /// Returns the rows of replicated tables that are looked up, in the order of their blocks.
     fn copied(&self, served: &[Vec<Served>]) -> Vec<CopiedRows> {
-        // Every rank asks for them in the same order.
+        // Every rank requests them in the same order.
         fn of_replicas(served: &[Served]) -> Vec<&[u32]> {
             let rows = served.iter().filter_map(|served| match served {
                 Served::Replica(rows, _) => Some(rows.as_slice()),
@@ -379,7 +381,7 @@ impl Exchange {
         blocks.collect::<Vec<_>>().into_par_iter().enumerate().with_max_len(1).map(rows).collect()
     }
 
-    /// Looks up what all ranks asked for; `store` has this rank's shards.
+    /// Looks up the requests of all ranks; `store` contains this rank's shards.
     pub(super) fn lookup(
         &self,
         mut request: Request,
@@ -418,7 +420,7 @@ impl Exchange {
         Ok((groups, Exchanged { asked, served, copied }))
     }
 
-    /// Writes pooled rows `[n, width]` or values' vectors.
+    /// Writes the answer to a block: pooled rows or the vectors of values, `[n, width]`.
     fn answer(&self, block: &Block, served: &Served, store: &HostStore, output: &mut [f32]) {
         let table = store.table(block.shard).expect("a rank is asked for its own shards");
         match served {
@@ -433,7 +435,7 @@ impl Exchange {
         }
     }
 
-    /// By feature: where the answers' vectors stand.
+    /// Returns for each feature its vectors in the answers.
     fn parts<'a>(
         &self,
         asked: &'a [Vec<Asked>],
@@ -455,7 +457,7 @@ impl Exchange {
         parts
     }
 
-    /// The vectors of a group: of tables that are here from these, of others from the answers.
+    /// Assembles the vectors of a group: from `store` for tables on this rank, from the answers for other tables.
     fn assembled(
         &self,
         group: GroupLookup,
@@ -505,7 +507,7 @@ impl Part<'_> {
         self.vectors.slice(number * self.width, self.width)
     }
 
-    /// Adds a vector to its columns.
+    /// Adds a vector to the block's columns of `output`.
     fn add(&self, number: usize, output: &mut [f32]) {
         let output = &mut output[self.column..self.column + self.width];
         match self.vector(number) {
@@ -515,14 +517,14 @@ impl Part<'_> {
     }
 }
 
-/// The features of a batch, by number.
+/// Returns the lookups of a batch, ordered by the index of the feature.
 fn in_order(groups: &[GroupLookup]) -> Vec<&FeatureLookup> {
     let mut features: Vec<&FeatureLookup> = groups.iter().flat_map(GroupLookup::features).collect();
     features.sort_by_key(|feature| feature.feature);
     features
 }
 
-/// By part and row: 1 + the number of its vector, or 0 where it has none.
+/// Returns for each part and row 1 + the index of its vector, or 0 if the row has no vector.
 fn by_row(parts: &[Part<'_>], rows: usize) -> Vec<Vec<u32>> {
     let of_part = |part: &Part<'_>| {
         let mut numbers = vec![0; rows];
@@ -532,7 +534,7 @@ fn by_row(parts: &[Part<'_>], rows: usize) -> Vec<Vec<u32>> {
     parts.iter().map(of_part).collect()
 }
 
-/// The vectors of a sequence's values, `[T, D]`, from the answers.
+/// Returns the vectors of a sequence's values, `[T, D]`, from the answers.
 fn values_of(parts: &[Part<'_>], values: usize, dim: usize) -> Vec<f32> {
     if let [part] = parts
         && part.width == dim

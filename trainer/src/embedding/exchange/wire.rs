@@ -1,4 +1,4 @@
-//! Vectors on the wire between processors' memories.
+//! Messages of vectors between ranks, in host memory.
 
 use std::sync::atomic::AtomicU64;
 
@@ -15,29 +15,29 @@ use crate::{Result, tensors};
 
 /// 32-bit floats to be sent, by rank.
 pub(super) struct Outgoing {
-    /// Nobody else has it.
+    /// No other handle to this tensor exists.
     values: Tensor,
     splits: Vec<i64>,
 }
 
-/// Vectors on their way from all ranks.
+/// Vectors that are being received from all ranks.
 #[derive(Debug)]
 pub(in crate::embedding) struct Arriving {
     pending: Pending,
     vectors: Arrived,
 }
 
-/// Vectors from all ranks, in the type of the wire.
+/// Vectors from all ranks, in the type of the messages.
 #[derive(Debug)]
 pub(super) struct Arrived {
-    /// Nobody else has it, once the operation that writes it has ended.
+    /// No other handle to this tensor exists after the operation that writes it has ended.
     values: Tensor,
     dtype: DataType,
 }
 
 impl Outgoing {
-    /// Floats for every rank and block, of these sizes. `write` gets a rank, a block and its floats; it is called in
-    /// parallel.
+    /// Allocates floats for every rank and block with these sizes, and fills them. `write` receives a rank, a block
+    /// and its floats; it is called in parallel.
     pub(super) fn written(
         threads: &ThreadPool,
         sizes: &[Vec<usize>],
@@ -54,10 +54,10 @@ impl Outgoing {
         Self { values, splits: splits(sizes) }
     }
 
-    /// In the type of the wire; 16-bit numbers as integers with their bits.
+    /// Converts the floats to the type of the messages; 16-bit floats are stored as integers with their bits.
     fn on_wire(self, dtype: DataType) -> Tensor {
         let narrowed = |nearest: fn(f32) -> u16| {
-            // SAFETY: `written` has made the tensor, and it has no other handle.
+            // SAFETY: `written` has created the tensor, and no other handle to it exists.
             let values = unsafe { tensors::as_slice(&self.values) };
             let bits: Vec<i16> = values.par_iter().map(|value| nearest(*value) as i16).collect();
             Tensor::from_slice(&bits)
@@ -79,9 +79,9 @@ impl Arriving {
 }
 
 impl Arrived {
-    /// The vectors, by the rank that sent them and its block.
+    /// Returns the vectors, ordered by the rank that sent them and by block.
     pub(super) fn elements(&self) -> Elements<'_> {
-        // SAFETY: the operation that wrote the tensor has ended, and nobody else has it.
+        // SAFETY: the operation that wrote the tensor has ended, and no other handle to it exists.
         unsafe {
             match self.dtype {
                 DataType::Fp32 => Elements::Fp32(tensors::as_slice(&self.values)),
@@ -93,7 +93,7 @@ impl Arrived {
 }
 
 impl Exchange {
-    /// Begins to send vectors, and to receive others of these sizes, by rank and block.
+    /// Starts sending vectors, and receiving others with these sizes, by rank and block.
     pub(super) fn exchange(
         &self,
         outgoing: Outgoing,
@@ -108,7 +108,7 @@ impl Exchange {
         Ok(Arriving { pending, vectors: Arrived { values, dtype: self.dtype } })
     }
 
-    /// Begins to give vectors to all ranks, and to receive as many from each.
+    /// Starts sending vectors to all ranks, and receiving as many from each.
     pub(super) fn gather(&self, outgoing: Outgoing, counter: &AtomicU64) -> Result<Arriving> {
         let outgoing = outgoing.on_wire(self.dtype);
         let (ranks, length) = (self.collectives.size() as usize, outgoing.numel());
@@ -119,7 +119,7 @@ impl Exchange {
     }
 }
 
-/// Numbers of floats by rank, from those by rank and block.
+/// Returns the number of floats per rank, given the numbers per rank and block.
 fn splits(sizes: &[Vec<usize>]) -> Vec<i64> {
     sizes.iter().map(|sizes| sizes.iter().sum::<usize>() as i64).collect()
 }

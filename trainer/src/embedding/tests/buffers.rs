@@ -1,4 +1,4 @@
-//! The buffers that a plan reserves, beside what ranks exchange.
+//! Compares the buffers that a plan reserves with the bytes that ranks exchange.
 
 use onefold_sharding::{
     ACCESS_BATCH, AccessBins, AnalyticCost, Plan, Shard as Part, ShardingType, Table, TablePlan, Topology,
@@ -13,7 +13,7 @@ const SAMPLES: usize = 3_000;
 const TABLE_ROWS: u64 = 4_000;
 const COLUMNS: u64 = 16;
 
-/// A table that is looked up by lists of 0 to 8 ids, all rows alike.
+/// A table with uniformly used rows, looked up by lists of 0 to 8 ids.
 fn table(pooling: Pooling) -> (FeatureConfig, Table) {
     let config = FeatureConfig { rows: TABLE_ROWS, dim: COLUMNS, ..config("a", pooling) };
     let access_bins = Some(AccessBins::uniform(TABLE_ROWS, 4.0 * ACCESS_BATCH as f64));
@@ -54,7 +54,7 @@ fn group(rank: u32) -> Group {
     Group::try_new("g", None, vec![Feature::from_rows("a", &rows).unwrap()]).unwrap()
 }
 
-/// How many rows each rank's lists have.
+/// Returns the number of distinct rows of each rank's lists.
 fn rows_of_ranks() -> Vec<usize> {
     let of_rank = |rank| {
         let mut ids = group(rank).features()[0].values().to_vec();
@@ -65,7 +65,7 @@ fn rows_of_ranks() -> Vec<usize> {
     (0..RANKS).map(of_rank).collect()
 }
 
-/// Bytes of requests, and of answers and gradients, that all ranks together send in a step.
+/// Returns the bytes of requests, and of answers and gradients, that all ranks together send in a step.
 fn sent(config: &FeatureConfig, plan: &Plan) -> [u64; 2] {
     let configs = [config.clone()];
     let shards = Shard::of_plan(plan, &configs).unwrap();
@@ -111,8 +111,8 @@ fn plans_reserve_what_ranks_exchange() {
             let plan = plan.unwrap();
             plan.check(&tables, &topology, plan.global_batch_size).unwrap();
             let reserved: u64 = plan.ranks.iter().map(|rank| rank.buffer_bytes).sum();
-            // What one rank sends another receives; a request stands in each twice, as it travels and as it is looked
-            // up. Of a copy every rank has the rows of all.
+            // Every byte that is sent is also received. A request is in memory twice on each side: as a message,
+            // and as the lookup. With replicated tables, every rank has the rows of all ranks.
             let [requests, vectors] = sent(&config, &plan);
             let looked_up = match kind {
                 ShardingType::DataParallel => RANKS as usize * rows_of_ranks().iter().sum::<usize>() * 4,

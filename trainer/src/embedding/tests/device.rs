@@ -1,4 +1,5 @@
-//! Ranks whose shards are on a device, with the kernels on the processor, against ranks whose shards are in memory.
+//! Compares ranks whose shards are on a device (with the kernels on the CPU) with ranks whose shards are in host
+//! memory.
 
 use onefold_ikjt::BatchParts;
 use tch::Tensor;
@@ -23,7 +24,7 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     tensors::to_vec(tensor)
 }
 
-/// As [`three_steps`], on a device.
+/// Takes three steps like [`three_steps`], on a device.
 fn three_steps_on_device(
     embeddings: &mut Embeddings,
     group: &Group,
@@ -32,7 +33,7 @@ fn three_steps_on_device(
 ) -> Outcome {
     let (mut vectors, batch) = (Vec::new(), batch(group));
     let values = group.features()[1].values().len();
-    // The host's lookup knows the rows.
+    // The lookup on the host knows the rows.
     let of_rows = alone(&configs(DataType::Fp32, SHARING[0]), optimizer, 1, 1);
     let of_host = look_up(&of_rows, group);
     for _ in 0..3 {
@@ -92,7 +93,7 @@ proptest! {
             }
         });
         let (expected, found, again) = (train(false), train(true), train(true));
-        // Sums in another order may be rounded to the next number of a type.
+        // Sums in another order may be rounded to a neighbouring value of the type.
         let coarse = |dtype, value: f32| 2.0 * step(dtype, f64::from(value).abs().max(1.0)) as f32;
         let bound = |value: f32| 1e-5 * value.abs().max(1.0) + coarse(dtype, value) + coarse(wire, value);
         for (rank, (expected, found)) in expected.iter().zip(&found).enumerate() {
@@ -113,7 +114,7 @@ proptest! {
                 prop_assert_eq!(rows, expected_rows);
             }
         }
-        // Not a bit depends on who was faster, and replicas are the same.
+        // Results do not depend on timing in any bit, and replicas are equal.
         let all = |outcomes: &[Outcome]| -> Vec<(usize, Vec<u8>)> {
             let shards = outcomes.iter().flat_map(|outcome| &outcome.shards);
             shards.map(|(shard, bytes, _)| (*shard, bytes.clone())).collect()
@@ -127,7 +128,7 @@ proptest! {
     }
 }
 
-/// All ranks send each other the same bytes, wherever their shards are.
+/// All ranks send each other the same bytes with shards on a device as in host memory.
 #[test]
 fn devices_send_what_the_host_does() {
     let feature = |name: &str| Feature::from_rows(name, &[vec![3_i64, 5], vec![5, 5], vec![]]).unwrap();

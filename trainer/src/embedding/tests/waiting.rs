@@ -1,11 +1,12 @@
-//! Ranks that have no batch yet.
+//! Tests of ranks that have no batch yet.
 
 use std::time::Duration;
 
 use super::*;
 use crate::distributed::threads;
 
-/// What each of two ranks gives, which is told its number and has its tables. An operation ends after 5 seconds.
+/// Runs `work` on two ranks, and returns the results. `work` receives its rank and its tables. An operation times
+/// out after 5 seconds.
 fn on_two_ranks<T: Send>(work: impl Fn(u32, &Embeddings) -> T + Sync) -> Vec<T> {
     let configs = configs(DataType::Fp32, [0, 1, 2]);
     let optimizer = optimizer(TableOptimizer::Sgd);
@@ -26,7 +27,7 @@ fn on_two_ranks<T: Send>(work: impl Fn(u32, &Embeddings) -> T + Sync) -> Vec<T> 
 #[test]
 fn a_rank_that_says_that_it_waits_is_not_lost() {
     let heard = on_two_ranks(|rank, embeddings| {
-        // Longer in all than an operation may take.
+        // The total time is longer than the timeout of an operation.
         for _ in 0..14 * rank {
             std::thread::sleep(Duration::from_millis(500));
             let statuses = embeddings.say_waiting().unwrap();

@@ -1,11 +1,12 @@
 //! The blocks that pool sequences, on a device.
 //!
 //! ```text
-//! elements ═▶ what rows share ─▶ rows, padded ═▶ vectors of rows
+//! elements ═▶ work per element ─▶ padded rows ═▶ vectors of rows
 //! pooled vectors of targets ═▶ their part ─▶ by sample ═▲ (din)
 //! ```
 //!
-//! A double arrow is libtorch's, with autograd; a single one is a kernel of ours, and what it gives is a leaf.
+//! A double arrow is a libtorch operation with autograd; a single arrow is one of our kernels, whose output is a
+//! leaf.
 
 use std::ops::Range;
 
@@ -17,43 +18,43 @@ use super::super::sequences::Blocks;
 use crate::device::{Accelerator, LookedUp, Staged, StagedSequences, Target};
 use crate::{Result, shim};
 
-/// What the blocks gave for a batch, and what their backward needs.
+/// The results of the blocks for a batch, and the state that their backward pass needs.
 #[derive(Debug)]
 pub(super) struct Pooled {
-    /// In the order of the batch's sequences.
+    /// The blocks, in the order of the batch's sequences.
     blocks: Vec<Block>,
     queries: Option<Queries>,
 }
 
-/// One block's leaves and what autograd made of them.
+/// The leaves of one block, and the tensors that autograd computed from them.
 #[derive(Debug)]
 struct Block {
     pooling: Pooling,
-    /// `[T, D]`, leaf: the elements' vectors.
+    /// The elements' vectors, `[T, D]`, a leaf.
     elements: Tensor,
-    /// `[T, W]`, of `elements`: what runs once per element.
+    /// The result of the work per element, `[T, W]`, computed from `elements`.
     shared: Tensor,
-    /// `[N, longest, W]`, leaf: the same by row.
+    /// The padded rows of `shared`, `[N, longest, W]`, a leaf.
     padded: Tensor,
-    /// `[N, D]`, of `padded`.
+    /// The vectors of rows, `[N, D]`, computed from `padded`.
     rows: Tensor,
 }
 
-/// The vectors that lists are pooled for by `din`.
+/// The vectors of the targets of `din`.
 #[derive(Debug)]
 struct Queries {
-    /// Every target once, and its rows of `vectors`.
+    /// Each target once, and its rows of `vectors`.
     targets: Vec<(Target, Range<i64>)>,
-    /// `[Q, D]`, leaf.
+    /// The targets' vectors, `[Q, D]`, a leaf.
     vectors: Tensor,
-    /// `[Q, W]`, of `vectors`: what runs once per distinct row of the target's group.
+    /// The targets' part, `[Q, W]`, computed from `vectors` once per distinct row of the target's group.
     shared: Tensor,
-    /// `[F B, W]`, leaf: the same by feature and sample.
+    /// The targets' part by feature and sample, `[F B, W]`, a leaf.
     by_sample: Tensor,
 }
 
 impl Blocks {
-    /// All sequences of a batch, from what was looked up.
+    /// Computes the vectors of all sequences of a batch from the results of its lookup.
     pub(super) fn forward_on_device(
         &self,
         accelerator: &Accelerator,
@@ -78,13 +79,13 @@ impl Blocks {
 }
 
 impl Pooled {
-    /// What a block gave, `[N, D]`, if the batch has sequences of it.
+    /// Returns the vectors of a block, `[N, D]`, if the batch has sequences with its pooling.
     pub(super) fn rows(&self, pooling: Pooling) -> Option<&Tensor> {
         self.blocks.iter().find(|block| block.pooling == pooling).map(|block| &block.rows)
     }
 
-    /// The gradient of all sequences' elements, `[T, D]`, if there are any, from those of every block's rows; those of
-    /// targets are added to that of the pooled rows.
+    /// Computes the gradient of all sequences' elements, `[T, D]`, given the gradients of every block's rows;
+    /// `None` without sequences. Adds the gradients of targets to the gradient of the pooled rows, `pooled`.
     pub(super) fn backward<'a>(
         &self,
         accelerator: &Accelerator,
@@ -148,8 +149,8 @@ impl Queries {
         own.expect("every target is among them").1.clone()
     }
 
-    /// Adds the gradient of the targets' vectors to that of all pooled rows, once `backward` has reached the samples'
-    /// leaf.
+    /// Adds the gradient of the targets' vectors to the gradient of all pooled rows, after `backward` has reached
+    /// the leaf of the samples.
     fn backward(&self, accelerator: &Accelerator, batch: &Staged, pooled: &Tensor) -> Result<()> {
         let (samples, width) = (batch.size(), self.shared.size()[1]);
         let (by_sample, total) = (self.by_sample.grad().contiguous(), self.shared.detach().zeros_like());
@@ -170,7 +171,7 @@ impl Queries {
     }
 }
 
-/// A target's columns of all pooled rows, `[U, D]`.
+/// Returns a view of a target's vectors among all pooled rows, `[U, D]`.
 fn vectors_of(batch: &Staged, target: Target, pooled: &Tensor) -> Tensor {
     let (group, dim) = (&batch.groups[target.group], pooled.size()[1]);
     let own = pooled.narrow(0, group.first_bag, group.rows * group.pooled);

@@ -1,12 +1,12 @@
-//! The dense part of a step as one graph: for batches of one size it is always the same work on the same memory.
+//! The dense part of a step as one graph. For batches of one size, it is always the same work on the same memory.
 //!
 //! ```text
 //! dense features ─▶ bottom MLP ─┐
-//! vectors of tables and blocks ─┴▶ interaction, top MLP ─▶ logits ─▶ loss ─▶ all of it backwards
+//! vectors of tables and blocks ─┴▶ interaction, top MLP ─▶ logits ─▶ loss ─▶ backward pass
 //! ```
 //!
-//! The first steps with batches of a size are computed as they come, so that libtorch has chosen and kept what it needs for
-//! them; then one is recorded, and enqueued as one from there on.
+//! The first steps with batches of a size run without a graph, so that libtorch makes its choices and allocations
+//! for them. Then a step is recorded as a graph, and all later steps replay the graph.
 
 use std::rc::Rc;
 
@@ -16,24 +16,24 @@ use super::super::{Model, divisor};
 use crate::device::{Accelerator, Graph, Staged};
 use crate::{Result, shim};
 
-/// Steps that are computed as they come before one is recorded.
+/// The number of steps with a batch size before a graph is recorded.
 const BEFORE: u32 = 2;
-/// Graphs that are kept: each has memory of its own.
+/// The maximum number of graphs; each has its own memory.
 const MOST: usize = 2;
-/// Sizes of batches that are counted.
+/// The maximum number of batch sizes that are counted.
 const MOST_SEEN: usize = 16;
 
-/// The graphs of a model, by what they are for.
+/// The graphs of a model, by key.
 #[derive(Debug, Default)]
 pub(in super::super) struct Recordings {
     seen: Vec<(Key, u32)>,
     recorded: Vec<(Key, Rc<Recorded>)>,
 }
 
-/// What is the same in all steps of a graph: the samples, and whether they have weights.
+/// The properties that all steps of a graph share: the number of samples, and whether they have weights.
 type Key = (i64, bool);
 
-/// The dense part of a step on memory that stays.
+/// The recorded dense part of a step, with fixed memory.
 #[derive(Debug)]
 pub(super) struct Recorded {
     given: Given,
@@ -41,33 +41,33 @@ pub(super) struct Recorded {
     graph: Box<dyn Graph>,
 }
 
-/// What a step begins with.
+/// The inputs of a step.
 #[derive(Debug)]
 struct Given {
-    /// `[B, F]`.
+    /// The dense features, `[B, F]`.
     dense: Option<Tensor>,
-    /// `[B, N D]`, without the bottom MLP's: a leaf.
+    /// The vectors without the bottom MLP's output, `[B, N D]`, a leaf.
     vectors: Tensor,
     labels: Tensor,
     weights: Option<Tensor>,
-    /// `[]`: what the loss is taken times.
+    /// The factor of the loss, `[]`.
     factor: Tensor,
 }
 
-/// What it ends with.
+/// The results of a step.
 #[derive(Debug)]
 struct Found {
     logits: Tensor,
     loss: Tensor,
     /// The gradient of the vectors.
     vectors: Tensor,
-    /// Parameters and their gradients.
+    /// The parameters and their gradients.
     parameters: Vec<(Tensor, Tensor)>,
 }
 
 impl Recordings {
-    /// The graph for a batch; `width` is that of the vectors without the bottom MLP's. `None` where the step is computed
-    /// as it comes.
+    /// Returns the graph for a batch, or `None` if the step runs without a graph. `width` is the width of the
+    /// vectors without the bottom MLP's output.
     pub(super) fn of(
         &mut self,
         model: &Model,
@@ -98,7 +98,7 @@ impl Recordings {
         Ok(Some(recorded))
     }
 
-    /// How often this was asked for.
+    /// Returns how often the key was requested, including this call.
     fn count(&mut self, key: Key) -> u32 {
         let place = self.seen.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
             if self.seen.len() == MOST_SEEN {
@@ -113,7 +113,7 @@ impl Recordings {
 }
 
 impl Given {
-    /// The pass itself, from these tensors to new ones.
+    /// Runs the pass on these tensors; the results are new tensors.
     fn pass(&self, model: &Model) -> Found {
         model.dense_parameters().iter().for_each(|parameter| shim::set_gradient(parameter, None));
         shim::set_gradient(&self.vectors, None);
@@ -136,13 +136,13 @@ impl Given {
 }
 
 impl Recorded {
-    /// Where the vectors of tables and blocks are to be put.
+    /// Returns the tensor to which the vectors of tables and blocks must be written.
     pub(super) fn vectors(&self) -> Tensor {
         self.given.vectors.detach()
     }
 
-    /// Enqueues the pass for a batch whose vectors are there, and whose loss is divided by `weight`. The parameters have
-    /// their gradients then.
+    /// Enqueues the pass for a batch whose vectors have been written, with a loss that is divided by `weight`. Then
+    /// sets the gradients of the parameters.
     pub(super) fn enqueue(
         &self,
         model: &Model,
@@ -175,7 +175,7 @@ impl Recorded {
         self.found.loss.shallow_clone()
     }
 
-    /// The gradient of [`vectors`](Self::vectors).
+    /// Returns the gradient of [`vectors`](Self::vectors).
     pub(super) fn gradient(&self) -> Tensor {
         self.found.vectors.shallow_clone()
     }
@@ -187,7 +187,7 @@ impl Found {
         [&self.logits, &self.loss, &self.vectors].into_iter().chain(gradients)
     }
 
-    /// Takes the numbers of another pass.
+    /// Copies the results of another pass to these tensors.
     fn overwrite(&self, other: &Self) {
         self.tensors().zip(other.tensors()).for_each(|(place, own)| place.shallow_clone().copy_(own));
     }

@@ -1,4 +1,4 @@
-//! The model on a device, with the kernels on the processor: against plain libtorch, and against the model on the CPU.
+//! Compares the model on a device (with the kernels on the CPU) with plain libtorch and with the model on the CPU.
 
 use super::*;
 use crate::device::Accelerator;
@@ -19,13 +19,13 @@ fn at(config: &TrainConfig, tables: &[FeatureConfig], device: Option<&Accelerato
     Model::new(config, &schema(), embeddings.unwrap()).unwrap()
 }
 
-/// Tables of every type: each way of pooling has some.
+/// Returns tables with alternating types, so that every kind of pooling occurs with several types.
 fn narrow_tables() -> Vec<FeatureConfig> {
     let dtypes = [DataType::Bf16, DataType::Fp16, DataType::Fp32].into_iter().cycle();
     tables().into_iter().zip(dtypes).map(|(table, dtype)| FeatureConfig { dtype, ..table }).collect()
 }
 
-/// Batches that are off, exact and window.
+/// Returns a batch in the forms off, exact and window.
 fn forms_of(plain: &Batch) -> [(&'static str, Batch); 3] {
     [("off", plain.clone()), ("exact", deduplicated(plain, false)), ("window", deduplicated(plain, true))]
 }
@@ -69,7 +69,7 @@ fn loss_and_gradients_equal_plain_libtorch() {
     }
 }
 
-/// Losses of `steps` steps, and everything that a checkpoint would have of the tables.
+/// Returns the losses of `steps` steps, and the contents of the tables' buffers in checkpoints.
 fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (Vec<f64>, Vec<Vec<u8>>) {
     let batches: Vec<Batch> =
         (0..steps).map(|i| forms_of(&batch(i % 6)).into_iter().nth(form).unwrap().1).collect();
@@ -90,7 +90,7 @@ fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (V
     (losses, stored(model))
 }
 
-/// A few steps, with every way of pooling and every form of a batch.
+/// Takes a few steps, with every way of pooling and every form of a batch.
 pub(crate) fn take_steps(device: &Accelerator) {
     for (form, kind) in ["row_wise_adagrad", "adagrad", "adam"].into_iter().enumerate() {
         let config = config(kind);
@@ -98,7 +98,7 @@ pub(crate) fn take_steps(device: &Accelerator) {
     }
 }
 
-/// Everything that a checkpoint has of the tables.
+/// Returns the contents of the tables' buffers in checkpoints.
 fn stored(model: &Model) -> Vec<Vec<u8>> {
     let embeddings = &model.embeddings;
     let mut all = Vec::new();
@@ -139,15 +139,15 @@ fn train_as_the_cpu(features: &[FeatureConfig]) {
                 let close = (a - b).abs() <= 1e-4 * a.abs().max(b.abs());
                 assert!(close, "{kind}, {name}, step {step}: {a} {b}");
             }
-            // Once more: threads run in another order, and not a bit is different.
+            // A second run: threads run in another order, but all bits are equal.
             let (again, same) = train(&config, &mut on_device(&config), form, 40);
             assert!(losses == again && state == same, "{kind}, {name}");
         }
     }
 }
 
-/// From the third step on the dense part is a graph, whatever its samples weigh; batches of another size are computed as
-/// they come until they have a graph of their own.
+/// From the third step on, the dense part is a graph, with any sample weights. Batches of another size run without
+/// a graph until they have a graph of their own.
 #[test]
 fn graphs_compute_what_was_recorded() {
     let mut config = config("adagrad");
@@ -186,15 +186,16 @@ fn graphs_compute_what_was_recorded() {
     }
 }
 
-/// Weights of 16 bits and clipped gradients: noise and limit are the CPU's, so losses differ by rounding alone. Where
-/// an update before rounding differs in its last bit, the stored weight rarely differs by a step of its type.
+/// With 16-bit weights and clipped gradients, noise and limits are the same as on the CPU, so losses differ only by
+/// rounding. If an update differs in its last bit before rounding, the stored weight rarely differs by a step of
+/// its type.
 #[test]
 fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
     let tables = narrow_tables();
     for kind in ["row_wise_adagrad", "adagrad", "adam", "sgd"] {
         let mut config = config(kind);
         config.optimizer.tables.learning_rate = 0.02;
-        // Gradients that are nothing but rounding must not become whole steps.
+        // Gradients that consist of rounding errors must not become whole steps.
         config.optimizer.tables.eps = 1e-2;
         let model = |config: &TrainConfig, device: Option<&Accelerator>| at(config, &tables, device);
         let device = Some(emulated());
@@ -207,7 +208,7 @@ fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
             assert!(close, "{kind}, step {step}: {a} {b}");
         }
         assert!(unlimited != stored, "{kind}: nothing was clipped");
-        // Weights and state of every table in turn.
+        // `stored` contains the weights and the state of each table in turn.
         for (table, (cpu, device)) in tables.iter().zip(cpu.iter().zip(&stored).step_by(2)) {
             if table.dtype != DataType::Fp32 {
                 let different = cpu.chunks(2).zip(device.chunks(2)).filter(|(a, b)| a != b).count();
@@ -220,7 +221,7 @@ fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
     }
 }
 
-/// Nothing to attend to in the whole batch: a gradient of zero, not none, for every parameter.
+/// If all sequences of a batch are empty, every parameter still has a gradient (of zero).
 #[test]
 fn a_batch_may_have_no_element_of_any_sequence() {
     let (config, empty) = (config("sgd"), batch_without_elements());
@@ -244,7 +245,7 @@ fn rows_of_tables_are_read_and_written() {
     let mut cpu = at(&config, &tables, None);
     assert!(stored(&device) == stored(&cpu), "a device's tables begin as the CPU's");
     train(&config, &mut device, 1, 3);
-    // All of some tables and a few rows of the others, as checkpoints do it.
+    // All rows of some tables and a few rows of the others, as checkpoints access them.
     let chosen = [3, 0, 29];
     for shard in 0..tables.len() {
         for buffer in 0..2 {

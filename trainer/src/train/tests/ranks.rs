@@ -1,4 +1,4 @@
-//! Training on ranks that are threads: the same losses as on one, and the same end for all.
+//! Tests of training on ranks that are threads: the losses equal those of one rank, and all ranks end alike.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::config::TableOptimizer;
 use crate::distributed::threads;
 use crate::trace::{Kind, Timeline};
 
-/// Learning rates that train gently, so that rounding stays rounding.
+/// A configuration with low learning rates, so that rounding errors do not grow.
 const GENTLE: &str = r#"
 format_version = 1
 [data]
@@ -62,7 +62,7 @@ eps = 0.1
 max_grad_norm = 0.5
 "#;
 
-/// How a job divides its tables.
+/// The division of a job's tables.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Division {
     Even,
@@ -77,14 +77,14 @@ struct Jobs {
     config: TrainConfig,
 }
 
-/// What is different from job to job.
+/// The properties that differ between jobs.
 #[derive(Clone)]
 struct Job {
     ranks: u32,
     division: Division,
     dedupe: Dedupe,
     existing: Existing,
-    /// On the lowest rank.
+    /// The report at which the lowest rank raises a stop.
     stop_at: Option<usize>,
     on_device: bool,
     traced: Option<RangeInclusive<u64>>,
@@ -121,7 +121,7 @@ impl Jobs {
         Self { folder, config: TrainConfig::parse(Path::new("train.toml"), GENTLE).unwrap() }
     }
 
-    /// A plan of this division.
+    /// Writes a plan with this division.
     fn plan(&self, ranks: u32, division: Division) -> Option<PathBuf> {
         if division == Division::Even {
             return None;
@@ -171,7 +171,7 @@ impl Jobs {
         Some(path)
     }
 
-    /// Trains on threads; what every rank returned.
+    /// Trains on threads; returns the results of all ranks.
     fn train(&self, run: &str, job: &Job) -> Vec<Result<TrainSummary>> {
         self.train_as(run, job, |_| self.config.clone())
     }
@@ -210,13 +210,13 @@ impl Jobs {
         })
     }
 
-    /// The lines of a run's `metrics.jsonl`.
+    /// Returns the lines of a run's `metrics.jsonl`.
     fn metrics(&self, run: &str) -> Vec<Value> {
         let text = fs_err::read_to_string(self.folder.path().join(run).join("metrics.jsonl")).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The summary of a job that succeeds on all ranks.
+    /// Returns the summary of a job that succeeds on all ranks.
     fn summary(&self, run: &str, job: &Job) -> TrainSummary {
         let mut summaries: Vec<_> = self.train(run, job).into_iter().map(|rank| rank.unwrap()).collect();
         for other in &summaries {
@@ -251,8 +251,9 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
     }
 }
 
-/// The losses of steps and the figures of evaluations are those of one rank, however tables are divided. With row-wise
-/// Adagrad column shards have accumulators of their own: there the reference is one rank with the same shards.
+/// The losses of steps and the metrics of evaluations equal those of one rank, for any division of the tables.
+/// With row-wise Adagrad, each column shard has its own accumulators; in this case the reference has the same
+/// shards.
 #[test]
 fn ranks_train_as_one_does() {
     let mut jobs = Jobs::new();
@@ -270,7 +271,7 @@ fn ranks_train_as_one_does() {
                 let name = format!("{kind:?}-{form}-{division:?}-{ranks}");
                 let columns = matches!(division, Division::Columns | Division::Mixed);
                 let reference = if columns && kind == TableOptimizer::RowWiseAdagrad {
-                    // Two ranks divide the columns as any number does.
+                    // With two ranks, the columns are divided as with any number of ranks.
                     let of_two = jobs.summary(&format!("{name}-of-two"), &job(2, division, dedupe));
                     assert_ne!(losses(&of_two), losses(&one), "an accumulator a shard");
                     of_two
@@ -291,8 +292,8 @@ fn ranks_train_as_one_does() {
     }
 }
 
-/// The same on devices, one for each rank: the losses are those of ranks in memory, and the same bits when the job is
-/// run again.
+/// The same on devices, one per rank: the losses equal those of ranks in main memory, and repeated jobs are
+/// bit-identical.
 #[test]
 fn ranks_on_devices_train_as_those_in_memory() {
     let mut jobs = Jobs::new();
@@ -318,7 +319,7 @@ fn ranks_on_devices_train_as_those_in_memory() {
             }
         }
     }
-    // Several features look up one table.
+    // Several features share a table.
     for (feature, table) in [("wished", "items"), ("item", "items"), ("history", "read"), ("read", "read")] {
         jobs.config.tables.entry(feature.to_owned()).or_default().table = Some(table.to_owned());
     }
@@ -333,7 +334,7 @@ fn ranks_on_devices_train_as_those_in_memory() {
     }
 }
 
-/// A job begins on devices and goes on in memory, and the other way round, with other ranks and another plan.
+/// A job begins on devices and resumes in main memory, and vice versa, with different ranks and another plan.
 #[test]
 fn jobs_move_between_devices_and_memory() {
     let mut jobs = Jobs::new();
@@ -358,8 +359,8 @@ fn jobs_move_between_devices_and_memory() {
     }
 }
 
-/// Features that share tables train so too: a sequence and its target one table, two sequences another one. Jobs are
-/// resumed by any ranks, and evaluated and exported.
+/// Training with shared tables: a sequence and its target share one table, two sequences share another one.
+/// Jobs are resumed with any number of ranks, evaluated and exported.
 #[test]
 fn ranks_share_tables() {
     let mut jobs = Jobs::new();
@@ -369,7 +370,7 @@ fn ranks_share_tables() {
     jobs.config.optimizer.tables.max_row_grad_norm = Some(0.01);
     for (number, kind) in [TableOptimizer::Adagrad, TableOptimizer::RowWiseAdagrad].into_iter().enumerate() {
         jobs.config.optimizer.tables.kind = kind;
-        // A column shard's gradient is shorter than its table's.
+        // Columns are not tested, because the gradient of a column shard is shorter than that of its table.
         let divisions: &[Division] = &[Division::Even, Division::Rows, Division::Replicas];
         for (form, dedupe) in [Dedupe::Off, Dedupe::Exact, Dedupe::Window].into_iter().enumerate() {
             let one = jobs.summary(&format!("{kind:?}-{form}"), &job(1, Division::Even, dedupe));
@@ -398,13 +399,13 @@ fn ranks_share_tables() {
     }
 }
 
-/// Stopped again and again and resumed with another number of ranks and another plan, a job has the losses of one that
-/// was not stopped; with the same ranks and plan it has the same bits.
+/// A job that is stopped repeatedly and resumed with different numbers of ranks and plans has the losses of an
+/// uninterrupted job; with the same ranks and plan it is bit-identical.
 #[test]
 fn jobs_are_resumed_by_any_ranks_and_plan() {
     let jobs = Jobs::new();
     for division in [Division::Mixed, Division::Rows] {
-        // Adagrad's accumulators are those of one table, however it is divided.
+        // With Adagrad, accumulators do not depend on the division of a table.
         let mut jobs = Jobs { config: jobs.config.clone(), ..Jobs::new() };
         jobs.config.optimizer.tables.kind = TableOptimizer::Adagrad;
         let whole = jobs.summary("whole", &job(2, division, Dedupe::Exact));
@@ -434,7 +435,8 @@ fn jobs_are_resumed_by_any_ranks_and_plan() {
     }
 }
 
-/// Ranks with other datasets, snapshots or options than rank 0's, and evaluations of other runs.
+/// Tests ranks whose datasets, snapshots or options differ from those of rank 0, and evaluations of different
+/// runs.
 fn refuses_others_options(jobs: &Jobs) {
     let path = |name: &str| jobs.folder.path().join(name);
     write_dataset(&path("other"), 12, |session| (session % 3) as f32);
@@ -461,7 +463,7 @@ fn refuses_others_options(jobs: &Jobs) {
         crate::evaluate(&path(run), &path(dataset), &options, &Silent).map(drop)
     };
     let form = |other: bool| if other { Dedupe::Window } else { Dedupe::Exact };
-    /// What a rank does, given whether it is the one that differs.
+    /// The action of a rank, given whether it is the rank that differs.
     type Rank<'a> = &'a (dyn Fn(Arc<dyn Collectives>, bool) -> Result<()> + Sync);
     let cases: [(&str, Rank<'_>); 8] = [
         ("the dataset", &|ranks, other| {
@@ -538,7 +540,7 @@ fn ranks_that_do_not_belong_together_are_refused() {
     assert!(error.to_string().contains(expected), "{error}");
 }
 
-/// Ranks have clocks of their own, and write checkpoints by time after the same steps.
+/// Ranks have different clocks, but write checkpoints by time after the same steps.
 #[test]
 fn ranks_agree_on_checkpoints_by_time() {
     let mut jobs = Jobs::new();
@@ -548,7 +550,8 @@ fn ranks_agree_on_checkpoints_by_time() {
     assert!(checkpoints[0] > 12 && checkpoints[0] == checkpoints[1], "{checkpoints:?}");
 }
 
-/// Every file of a checkpoint is verified by one rank. If it is damaged, that rank speaks, and all end.
+/// Every file of a checkpoint is verified by one rank. If it is damaged, that rank reports it, and all ranks
+/// end.
 #[test]
 fn ranks_divide_the_files_that_they_verify() {
     let mut jobs = Jobs::new();
@@ -591,11 +594,11 @@ fn ranks_divide_the_files_that_they_verify() {
     assert_eq!(jobs.summary("run", &resumed).ended, Ending::Completed);
 }
 
-/// An error that one rank meets ends all, and that rank speaks.
+/// An error on one rank ends all ranks, and that rank reports it.
 #[test]
 fn an_error_of_one_rank_ends_all() {
     let mut jobs = Jobs::new();
-    // `item` has ids up to 12; the table takes those of some ranks' batches only.
+    // `item` has ids up to 12; the table has too few rows for some ranks' batches only.
     let text = GENTLE.replace("[tables.history]", "[tables.item]\nrows = 12\n[tables.history]");
     jobs.config = TrainConfig::parse(Path::new("train.toml"), &text).unwrap();
     jobs.config.data.preprocess = None;
@@ -605,7 +608,7 @@ fn an_error_of_one_rank_ends_all() {
     assert_eq!(own.count(), 1, "{errors:?}");
 }
 
-/// A loss that is no number on one rank ends all before anything is updated.
+/// A loss that is not finite on one rank ends all ranks before anything is updated.
 #[test]
 fn a_loss_that_is_no_number_ends_all() {
     [false, true].into_iter().for_each(a_loss_that_is_no_number_ends_all_on);
@@ -631,7 +634,7 @@ fn a_loss_that_is_no_number_ends_all_on(on_device: bool) {
     assert!(jobs.folder.path().join("run/diverged/batch.arrow").is_file());
 }
 
-/// A new model predicts the means of its labels, the same to the bit whatever the ranks.
+/// A new model predicts the means of its labels, bit-identical for any number of ranks.
 #[test]
 fn a_new_model_begins_at_the_means_of_its_labels() {
     let jobs = Jobs::new();
@@ -653,7 +656,7 @@ fn a_new_model_begins_at_the_means_of_its_labels() {
     assert_eq!(crate::tensors::to_vec(&model.named_dense_parameters()["top.1.bias"]), bias);
 }
 
-/// Every rank keeps a timeline of the steps that it is told to trace, and the log compares the ranks.
+/// Every rank writes a timeline of the traced steps, and the log compares the ranks.
 #[test]
 fn ranks_are_watched() {
     let jobs = Jobs::new();
@@ -664,13 +667,13 @@ fn ranks_are_watched() {
     assert_eq!((timeline.ranks, places), (2, vec![(3, 0), (3, 1), (4, 0), (4, 1), (5, 0), (5, 1)]));
     let dense = 4 * summary.parameters.dense;
     for step in &timeline.steps {
-        // Spans leave out what is shorter than a microsecond.
+        // Spans leave out times of less than a microsecond.
         let sum: f64 = step.times_ms().iter().sum();
         assert!(sum <= step.length_micros as f64 / 1e3 + 1e-9, "{step:?}");
         assert!(step.spans.iter().any(|span| span.name.kind() == Kind::Compute), "{step:?}");
         let sent = step.sent_bytes;
         assert!(sent.requests > 0 && sent.answers > 0 && sent.gradients > 0, "{step:?}");
-        // Two ranks send all of it once.
+        // With two ranks, an all-reduce sends all bytes once.
         assert_eq!(sent.dense, dense);
     }
     assert!(timeline.html("run").contains("rank 1, step 5"));
@@ -695,7 +698,8 @@ fn ranks_are_watched() {
         windows.iter().map(|line| line["ranks"]["compute_ms"]["mean"].as_f64().unwrap()).sum();
     assert!(totals.compute_ms.mean >= 4.0 * in_windows * (1.0 - 1e-9), "windows are of four steps");
 
-    // One rank has no others to wait for: its log says nothing of them, and it keeps a timeline only if told to.
+    // A single rank does not wait for others: its log has no times of ranks, and it writes a timeline only on
+    // request.
     let alone = jobs.summary("alone", &job(1, Division::Even, Dedupe::Exact));
     assert!(alone.rank_times.is_none());
     assert!(jobs.metrics("alone").iter().all(|line| line.get("ranks").is_none()));

@@ -1,2 +1,2 @@
-// `ProcessGroupGloo.hpp` includes this file of Gloo and uses nothing of it.
+// `ProcessGroupGloo.hpp` includes this file of Gloo, but uses none of its declarations.
 #pragma once

@@ -1,0 +1,118 @@
+//! The computed columns of all samples of the logs, in a temporary file.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{
+    DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef, TimestampMicrosecondType,
+};
+use datafusion::prelude::SessionContext;
+use onefold_datasets::{Decode, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
+
+use super::plan::Plan;
+use super::sql::{COMPUTED, HIGH, LOW_BITS, computed_column};
+use crate::cluster::{Portions, RowGroups};
+use crate::error::{arrow_bug, bug};
+use crate::sessionize::{EVENT_TIME, KEY, TIME};
+use crate::spool::SpooledRows;
+use crate::{Config, Result};
+
+/// Takes the samples of a clustering, and writes their columns.
+pub(super) struct Computing {
+    /// The samples' columns that are written behind key, time and session.
+    columns: Vec<String>,
+    /// The times of the samples that may be wanted.
+    times: RangeInclusive<i64>,
+    schema: SchemaRef,
+    rows: SpooledRows,
+    portions: Portions,
+    samples: u64,
+}
+
+/// The type of a column of samples as files have it.
+pub(super) fn column_type(config: &Config, name: &str) -> DataType {
+    let is_list = config.schema.sparse_features().any(|feature| feature.name == name);
+    match is_list {
+        true => DataType::List(Arc::new(Field::new("element", DataType::Int64, false))),
+        false => DataType::Float32,
+    }
+}
+
+impl Computing {
+    /// Nothing computed yet. `config` is that of the columns of the plan alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`](crate::Error::Fault) if there can be no temporary file.
+    pub(super) fn new(context: &SessionContext, config: &Config, plan: &Plan<'_>) -> Result<Self> {
+        let integer = |name: &str| Field::new(name, DataType::Int64, false);
+        let mut fields: Vec<Field> = [KEY, TIME, HIGH].map(integer).into();
+        let mut columns = plan.columns.clone();
+        for (i, name) in columns.iter().enumerate() {
+            fields.push(Field::new(computed_column(i), column_type(config, name), false));
+        }
+        for kept in config.keep.iter().filter(|kept| *kept == EVENT_TIME) {
+            fields.push(Field::new(kept, DataType::Int64, true));
+            columns.push(kept.clone());
+        }
+        let schema = Arc::new(ArrowSchema::new(fields));
+        let rows = SpooledRows::new(context, COMPUTED, Arc::clone(&schema))?;
+        let (first, last) = plan.times();
+        Ok(Self { columns, times: first..=last, schema, rows, portions: Portions::default(), samples: 0 })
+    }
+
+    /// The number of samples, and the rows of those that may be wanted.
+    pub(super) fn finish(self) -> (u64, SpooledRows) {
+        (self.samples, self.rows)
+    }
+
+    fn add(&mut self, samples: &RecordBatch) -> Result<()> {
+        self.samples += samples.num_rows() as u64;
+        let times = column(samples, TIME_COLUMN)?.as_primitive::<TimestampMicrosecondType>().values();
+        if !times.iter().any(|time| self.times.contains(time)) {
+            return Ok(());
+        }
+        let sessions = column(samples, SESSION_COLUMN)?.as_primitive::<Int64Type>().values();
+        let high = Int64Array::from_iter_values(sessions.iter().map(|session| session >> LOW_BITS));
+        let mut columns: Vec<ArrayRef> = vec![
+            Arc::clone(column(samples, SAMPLE_KEY_COLUMN)?),
+            Arc::new(Int64Array::new(times.clone(), None)),
+            Arc::new(high),
+        ];
+        for (name, field) in self.columns.iter().zip(self.schema.fields().iter().skip(3)) {
+            columns.push(cast(column(samples, name)?, field.data_type()).map_err(arrow_bug)?);
+        }
+        let rows = RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(arrow_bug)?;
+        self.rows.write(&rows)
+    }
+}
+
+impl RowGroups for Computing {
+    fn wants(&mut self, _: &PartitionKey) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn leave_out(&mut self, _: &PartitionKey, _: &[i64]) -> Result<()> {
+        Ok(())
+    }
+
+    fn enter(&mut self, _: &PartitionKey, _: u32) -> Result<()> {
+        self.portions = Portions::default();
+        Ok(())
+    }
+
+    fn push(&mut self, session: i64, _: i64, bytes: usize) -> Result<bool> {
+        Ok(self.portions.push(session, bytes))
+    }
+
+    fn write_row_group(&mut self, decode: Decode) -> Result<()> {
+        let decoded = decode().map_err(onefold_datasets::Error::Decoding)?;
+        decoded.iter().try_for_each(|samples| self.add(samples))
+    }
+}
+
+fn column<'s>(samples: &'s RecordBatch, name: &str) -> Result<&'s ArrayRef> {
+    samples.column_by_name(name).ok_or_else(|| bug(&format!("samples were decoded without `{name}`")))
+}

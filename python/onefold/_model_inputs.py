@@ -1,0 +1,231 @@
+"""Converts the inputs of a model into tensors: from a batch, a KeyedJaggedTensor, or lists by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from ._batch import Batch
+from ._errors import DataError, OptionsError
+from ._optional import optional
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ._model import Model
+else:
+    torch = optional("torch", "torch")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A sparse feature of a model."""
+
+    name: str
+    rows: int
+    """Rows of its table."""
+    hashed: bool
+    """Whether any id has a row. If not, ids are rows."""
+    padded: bool
+    """Whether a part of the model pools it."""
+
+
+@dataclass
+class _Lists:
+    """Consecutive lists: their ids, their lengths, and the list of every sample, unless every sample is a list."""
+
+    values: Tensor
+    lengths: Tensor
+    inverse: Tensor | None
+
+
+def tensors_of(
+    model: Model, inputs: Any, dense: Any, inverse: Mapping[str, Any], device: torch.device
+) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor, Tensor]]]:
+    """See `Model.tensors`."""
+    if inverse and not isinstance(inputs, Mapping):
+        raise OptionsError("`inverse` is for features by name\n  hint: a batch and a KeyedJaggedTensor have their own")
+    size: int | None = None
+    if isinstance(inputs, Batch):
+        batch = inputs.to(device)
+        lists, dense, size = _of_batch(batch), batch.dense if dense is None else dense, len(batch)
+    elif isinstance(inputs, Mapping):
+        lists, dense = _of_mapping(model, inputs, dense, inverse)
+    elif hasattr(inputs, "inverse_indices_or_none"):
+        lists = _of_kjt(inputs)
+    else:
+        raise OptionsError(
+            f"a model takes no {type(inputs).__name__}\n"
+            "  hint: give a batch, a KeyedJaggedTensor, or a dict of lists by feature"
+        )
+    missing = [name for name in model.features if name not in lists]
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        raise OptionsError(f"the model needs the features {names}, which are not given\n  hint: it has {_names(model)}")
+    lists = {name: lists[name] for name in model.features}
+    matrix = _dense(model, dense)
+    size = _size(matrix, lists) if size is None else size
+    if len(matrix) != size:
+        if len(matrix) != 1:
+            raise OptionsError(
+                f"there are {len(matrix)} rows of dense features for {size} samples\n  hint: give one for each"
+            )
+        matrix = matrix.expand(size, -1)
+    features = {name: _tensors(model.features[name], own, size, device) for name, own in lists.items()}
+    return matrix.to(device).contiguous(), features
+
+
+def _names(model: Model) -> str:
+    return ", ".join([*model.dense_features, *model.features])
+
+
+def _of_batch(batch: Batch[Tensor]) -> dict[str, _Lists]:
+    lists = {}
+    for group in batch.groups.values():
+        for feature in group.features.values():
+            values, lengths = feature.values, feature.sizes.long()
+            if not feature.packed:
+                # Rows may share ids.
+                starts = torch.repeat_interleave(feature.offsets.long() - (lengths.cumsum(0) - lengths), lengths)
+                values = values[starts + torch.arange(len(starts), device=starts.device)]
+            lists[feature.name] = _Lists(values, lengths, group.inverse)
+    return lists
+
+
+def _of_kjt(kjt: Any) -> dict[str, _Lists]:
+    index = kjt.inverse_indices_or_none()
+    inverse = {} if index is None else dict(zip(index[0], index[1].unbind(), strict=True))
+    by_key = {key: kjt[key] for key in kjt.keys()}
+    return {key: _Lists(own.values(), own.lengths().long(), inverse.get(key)) for key, own in by_key.items()}
+
+
+def _of_mapping(
+    model: Model, inputs: Mapping[str, Any], dense: Any, inverse: Mapping[str, Any]
+) -> tuple[dict[str, _Lists], Any]:
+    known = {*model.dense_features, *model.features}
+    unknown = [name for name in [*inputs, *inverse] if name not in known]
+    if unknown:
+        raise OptionsError(f"the model has no feature `{unknown[0]}`\n  hint: it has {_names(model)}")
+    sparse = {name: value for name, value in inputs.items() if name in model.features}
+    lists = {}
+    for name, value in sparse.items():
+        values, lengths = _ids(name, value)
+        rows = inverse.get(name)
+        lists[name] = _Lists(values, lengths, None if rows is None else _integers(name, rows))
+    columns = [name for name in model.dense_features if name in inputs]
+    if dense is None and columns != model.dense_features:
+        missing = next(name for name in model.dense_features if name not in inputs)
+        raise OptionsError(
+            f"the model needs the dense feature `{missing}`, which is not given\n  hint: it has {_names(model)}"
+        )
+    if dense is None and columns:
+        parts = [torch.as_tensor(inputs[name], dtype=torch.float32).reshape(-1) for name in columns]
+        dense = torch.stack(list(torch.broadcast_tensors(*parts)), 1)
+    return lists, dense
+
+
+def _tensor(values: Any) -> Tensor:
+    """Returns values as a tensor. numpy arrays are copied, because torch has no read-only tensors."""
+    return torch.tensor(values) if isinstance(values, numpy.ndarray) else torch.as_tensor(values)
+
+
+def _integers(name: str, values: Any) -> Tensor:
+    """Returns values as a vector of integers."""
+    if len(values) == 0:
+        return torch.empty(0, dtype=torch.int64)
+    tensor = _tensor(values)
+    if tensor.dtype.is_floating_point or tensor.dtype == torch.bool or tensor.dim() != 1:
+        raise OptionsError(f"feature `{name}`: ids and rows are integers in lists\n  hint: give one list for every row")
+    return tensor.long()
+
+
+def _ids(name: str, value: Any) -> tuple[Tensor, Tensor]:
+    """Returns the ids and lengths of a feature's lists."""
+    if isinstance(value, tuple) and len(value) == 2 and all(torch.is_tensor(part) for part in value):
+        return _integers(name, value[0]), _integers(name, value[1])
+    if torch.is_tensor(value) or isinstance(value, numpy.ndarray):
+        matrix = _tensor(value)
+        matrix = matrix.unsqueeze(1) if matrix.dim() == 1 else matrix
+        lengths = torch.full((len(matrix),), matrix.shape[1], dtype=torch.int64)
+        return _integers(name, matrix.reshape(-1)), lengths
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise OptionsError(f"feature `{name}` is a {type(value).__name__}\n  hint: give one list of ids for every row")
+    rows = [list(row) if isinstance(row, Iterable) and not isinstance(row, str) else [row] for row in value]
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return _integers(name, [value for row in rows for value in row]), lengths
+
+
+def _dense(model: Model, dense: Any) -> Tensor:
+    """Returns the dense features, float32 [B, D], or [1, 0] for a model without dense features."""
+    width = len(model.dense_features)
+    if width == 0:
+        return torch.zeros(1, 0)
+    if dense is None:
+        raise OptionsError(
+            f"the model needs {width} dense features, which are not given\n  hint: give `dense`, [B, {width}]"
+        )
+    matrix = _tensor(dense).float()
+    if matrix.dim() != 2 or matrix.shape[1] != width:
+        raise OptionsError(
+            f"dense features have the shape {list(matrix.shape)}, and the model needs [B, {width}]\n"
+            f"  hint: the columns are {', '.join(model.dense_features)}"
+        )
+    return matrix
+
+
+def _size(dense: Tensor, lists: Mapping[str, _Lists]) -> int:
+    """Returns the number of samples: the first length that is not 1, or 1."""
+    counts = [len(dense)]
+    counts += [len(own.lengths if own.inverse is None else own.inverse) for own in lists.values()]
+    others = [count for count in counts if count != 1]
+    return others[0] if others else 1
+
+
+def _tensors(feature: Feature, own: _Lists, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the three tensors of a feature."""
+    values, lengths = own.values.to(device).long(), own.lengths.to(device)
+    rows, name = len(lengths), feature.name
+    if int(lengths.sum()) != len(values) or (rows and int(lengths.min()) < 0):
+        raise DataError(
+            f"feature `{name}` has {len(values)} ids, and its lengths do not sum up to them\n  hint: check the lengths"
+        )
+    if own.inverse is not None:
+        inverse = own.inverse.to(device).long()
+    elif rows == 1:
+        inverse = torch.zeros(size, dtype=torch.int64, device=device)
+    else:
+        inverse = torch.arange(rows, device=device)
+    if len(inverse) != size:
+        raise OptionsError(
+            f"feature `{name}` has {len(inverse)} lists for {size} samples\n  hint: give one for each, or rows in `inverse`"
+        )
+    _check(name, "row", inverse, rows)
+    if not feature.hashed:
+        _check(name, "id", values, feature.rows)
+    return _padded(values, lengths) if feature.padded else values, lengths, inverse
+
+
+def _check(name: str, what: str, values: Tensor, rows: int) -> None:
+    """Raises an error if a value is not a row."""
+    if len(values) == 0:
+        return
+    low, high = (int(bound) for bound in values.aminmax())
+    if low < 0 or high >= rows:
+        wrong = low if low < 0 else high
+        raise DataError(
+            f"feature `{name}` has the {what} {wrong}, and there are {rows} rows\n"
+            "  hint: give what the dataset of the model had, whose vocabularies number ids"
+        )
+
+
+def _padded(values: Tensor, lengths: Tensor) -> Tensor:
+    """Returns lists as a matrix padded with zeros, with at least one column."""
+    longest = max(int(lengths.max()), 1) if len(lengths) else 1
+    mask = torch.arange(longest, device=values.device) < lengths.unsqueeze(1)
+    ids = torch.zeros(mask.shape, dtype=torch.int64, device=values.device)
+    ids[mask] = values
+    return ids

@@ -1,0 +1,98 @@
+//! Features that are added to a dataset, and labels that are computed anew, by writers that are killed at any moment or
+//! at work at the same time.
+
+use onefold_datasets::Snapshot;
+use onefold_tests::Dir;
+
+use crate::crash::{file_names, kill_at};
+use crate::samples::{assert_only_named_files, read_samples, sorted};
+
+const ADD: &str = "onefold-ingest add-features logs/dataset.toml --out dataset --threads 2";
+const RELABEL: &str = "onefold-ingest relabel logs/dataset.toml --out dataset --threads 2";
+const VACUUM: &str = "onefold-ingest vacuum dataset --keep 1 --older-than 0s";
+
+/// A dataset without two of its features and with other labels, and one that always had them.
+fn with_datasets() -> Dir {
+    Dir::made_once("", |dir| {
+        dir.command("onefold-data generate --workload rm3 --samples 12000 --seed 4 --out logs").works();
+        dir.edit("logs/dataset.toml", "[samples]\n", "[samples]\nkey = [\"request_id\"]\n");
+        let text = dir.text("logs/dataset.toml");
+        let lacking = ["dense", "sparse"].map(|kind| {
+            let kind = format!("kind = \"{kind}\"");
+            text.lines().find(|line| line.contains(&kind)).unwrap().to_owned()
+        });
+        let first: Vec<&str> = text.lines().filter(|line| !lacking.contains(&(*line).to_owned())).collect();
+        dir.write("logs/first.toml", first.join("\n").replace("e.label", "1 - e.label AS label"));
+        dir.command("onefold-ingest build logs/first.toml --out dataset --threads 2").works();
+        dir.command("onefold-ingest build logs/dataset.toml --out whole --threads 2").works();
+    })
+}
+
+fn digest(dir: &Dir, dataset: &str) -> String {
+    let verified = dir.command(&format!("onefold-ingest verify {dataset}")).json();
+    assert_eq!(verified["problems"], serde_json::json!([]));
+    verified["digest"].as_str().unwrap().to_owned()
+}
+
+/// Runs a command again and again, and kills it at one moment after the other until it has committed.
+fn kill_anywhere(dir: &Dir, command: &str) {
+    let dataset = dir.path("dataset");
+    let number = || Snapshot::load(&dataset).unwrap().snapshot;
+    let (before, old, digest_before) = (number(), read_samples(&dataset), digest(dir, "dataset"));
+    for folder in ["dataset", "dataset/data", "dataset/manifests", "dataset/snapshots"] {
+        let known = file_names(&dir.path(folder));
+        kill_at(dir, command, || !file_names(&dir.path(folder)).is_subset(&known));
+        if number() != before {
+            return;
+        }
+        assert!(read_samples(&dataset) == old, "it was changed without a commit");
+        assert_eq!(digest(dir, "dataset"), digest_before);
+    }
+    dir.command(command).works();
+    assert_eq!(number(), before + 1);
+}
+
+#[test]
+fn killed_writers_of_columns_leave_the_old_dataset_whole() {
+    let dir = with_datasets();
+    assert_ne!(digest(&dir, "dataset"), digest(&dir, "whole"));
+    kill_anywhere(&dir, ADD);
+    kill_anywhere(&dir, RELABEL);
+    assert_eq!(digest(&dir, "dataset"), digest(&dir, "whole"));
+    // Samples of one time may be in another order.
+    let [found, expected] = ["dataset", "whole"].map(|name| sorted(read_samples(&dir.path(name))));
+    assert!(found == expected);
+    // What is left over goes with the older snapshots.
+    dir.command(VACUUM).works();
+    assert_only_named_files(&dir.path("dataset"));
+    assert_eq!(digest(&dir, "dataset"), digest(&dir, "whole"));
+}
+
+#[test]
+fn the_bytes_written_are_those_of_the_columns() {
+    let dir = with_datasets();
+    let whole = Snapshot::load(&dir.path("whole")).unwrap().statistics.bytes_on_disk;
+    let added = dir.command(ADD).json();
+    let labels = dir.command(RELABEL).json();
+    let number = |of: &serde_json::Value, name: &str| of[name].as_u64().unwrap();
+    assert_eq!((number(&added, "samples"), number(&labels, "samples")), (12_000, 12_000));
+    assert_eq!(labels["labels_changed"]["label"].as_u64(), Some(12_000));
+    // The logs have the labels, so no event is known.
+    assert_eq!(number(&labels, "samples_changed_without_event"), 12_000);
+    // Two of 39 features, and a bit of each sample.
+    let bytes = number(&added, "bytes_written") + number(&labels, "bytes_written");
+    assert!(bytes < whole / 4, "{bytes} of {whole}");
+    assert_eq!(dir.command(ADD).json()["changed"], false);
+}
+
+#[test]
+fn of_two_writers_of_the_same_columns_one_commits() {
+    let dir = with_datasets();
+    let running: Vec<_> = (0..2).map(|_| dir.command(ADD).spawn()).collect();
+    let ended: Vec<bool> = running.into_iter().map(|mut child| child.wait().unwrap().success()).collect();
+    assert!(ended.contains(&true), "{ended:?}");
+    let added = dir.command(ADD).json();
+    assert_eq!((added["changed"].as_bool(), added["snapshot"].as_u64()), (Some(false), Some(2)));
+    dir.command(RELABEL).works();
+    assert_eq!(digest(&dir, "dataset"), digest(&dir, "whole"));
+}
