@@ -11,7 +11,7 @@ use onefold_base::progress::Reporter;
 use onefold_storage::Storage;
 use serde::Serialize;
 
-use crate::rewrite::{Fate, RewriteOptions, Rewriter, check_samples, files_of, start};
+use crate::rewrite::{RewriteOptions, Rewriter, check_samples, files_of, start};
 use crate::schema::with_sample_keys;
 use crate::{Commit, FileSet, PartitionFilter, PartitionKey, Result, Snapshot};
 
@@ -116,9 +116,9 @@ pub fn compact(
 impl Compacted {
     /// Writes a range again.
     fn rewrite(&mut self, rewriter: &mut Rewriter<'_>, key: &PartitionKey, sets: &[FileSet]) -> Result<()> {
-        let fates = vec![Fate::Rewritten; sets.len()];
-        let written = rewriter.rewrite(key, sets, &fates, &|_| true)?;
-        check_samples(sets, &fates, &written, 0)?;
+        let all = vec![true; sets.len()];
+        let written = rewriter.rewrite(key, sets, &all, &|_| true)?;
+        check_samples(sets, &all, &written, 0)?;
         let (before, now) = (Size::of(sets.iter()), Size::of(written.files.iter()));
         // How long kept texts are is not known before they are read.
         let is_smaller = now.files < before.files || now.row_groups < before.row_groups;
@@ -131,7 +131,7 @@ impl Compacted {
         self.files = self.files + now.files - before.files;
         self.row_groups = self.row_groups + now.row_groups - before.row_groups;
         self.bytes_on_disk = self.bytes_on_disk + now.bytes - before.bytes;
-        rewriter.add(written, sets, &fates)
+        rewriter.add(written, sets, &all)
     }
 }
 

@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use crate::digest::Digest;
 use crate::scan::OpenFiles;
 use crate::schema::with_sample_keys;
-use crate::snapshot::{SetStatistics, latest_head, not_a_dataset};
+use crate::snapshot::{latest_head, not_a_dataset};
 use crate::vocabulary::FormerOriginals;
 use crate::writer::SampleWriter;
 use crate::{
@@ -93,7 +93,6 @@ pub(crate) struct Rewriter<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
     writer: DatasetWriter,
-    statistics: SetStatistics<'a>,
     pool: rayon::ThreadPool,
     reporter: &'a dyn Reporter,
 }
@@ -109,12 +108,11 @@ impl<'a> Rewriter<'a> {
     ) -> Result<Self> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
         let pool = pool.map_err(std::io::Error::other)?;
-        let statistics = SetStatistics::new(storage, snapshot)?;
-        Ok(Self { storage, snapshot, writer, statistics, pool, reporter })
+        Ok(Self { storage, snapshot, writer, pool, reporter })
     }
 
-    /// Writes sets of a range again, with the samples of the sessions that are kept. Gives what is written in place of
-    /// the sets that do not stay. The new files are removed if this is dropped before it has [finished](Self::finish).
+    /// Writes the `chosen` sets of a range again, with the samples of the sessions that are kept. The new files are removed
+    /// if this is dropped before it has [finished](Self::finish).
     ///
     /// # Errors
     ///
@@ -123,22 +121,18 @@ impl<'a> Rewriter<'a> {
         &mut self,
         key: &PartitionKey,
         sets: &[FileSet],
-        fates: &[Fate],
+        chosen: &[bool],
         is_kept: &dyn Fn(i64) -> bool,
     ) -> Result<WrittenBucket> {
         let range = sets.first().map_or(0, |set| self.snapshot.division().range_of(set.bucket));
         let mut written = WrittenBucket::empty(key.clone(), range);
         let mut output: Option<SampleWriter> = None;
-        for (set, fate) in sets.iter().zip(fates) {
-            if *fate == Fate::Rewritten {
+        for (set, chosen) in sets.iter().zip(chosen) {
+            if *chosen {
                 let output = output.get_or_insert_with(|| self.writer.some_of_range(key, range));
                 self.copy(set, is_kept, output)?;
-                continue;
-            }
-            self.end(output.take(), &mut written)?;
-            if *fate == Fate::Listed {
-                written.statistics.extend(self.statistics.of(set)?);
-                written.files.push(set.clone());
+            } else {
+                self.end(output.take(), &mut written)?;
             }
         }
         self.end(output, &mut written)?;
@@ -181,13 +175,13 @@ impl<'a> Rewriter<'a> {
         self.storage.clean_up(range.paths().map(str::to_owned).collect());
     }
 
-    /// Makes what was [rewritten](Self::rewrite) of the sets of a range a part of the commit.
+    /// Makes what was [rewritten](Self::rewrite) of the chosen sets of a range a part of the commit.
     ///
     /// # Errors
     ///
     /// As [`DatasetWriter::add`].
-    pub(crate) fn add(&mut self, written: WrittenBucket, sets: &[FileSet], fates: &[Fate]) -> Result<()> {
-        self.writer.add_rewritten(written, replaced(sets, fates).map(|set| set.path().to_owned()))
+    pub(crate) fn add(&mut self, written: WrittenBucket, sets: &[FileSet], chosen: &[bool]) -> Result<()> {
+        self.writer.add_rewritten(written, of_chosen(sets, chosen).map(|set| set.path().to_owned()))
     }
 
     /// Makes a vocabulary, of which originals were removed, a part of the commit in place of the dataset's of this name.
@@ -215,49 +209,20 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// What becomes of a set of files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// It stays as it is.
-    Stays,
-    /// Its files stay as they are, and the new manifest describes them.
-    Listed,
-    /// Its samples are written into new files.
-    Rewritten,
-}
-
-/// What becomes of the `sets` of a range, of which some are `chosen` to be written again.
-///
-/// Row groups of one range that begin with the same bucket are in the order of their manifests, and the new one is the
-/// last. So sets that begin with the bucket with which new files may begin, and come behind them, are listed behind them;
-/// if their columns are not those of the schema, which would take another manifest, they are written again, too. All sets
-/// are where a session does not fit into a row group, or sessions are not contiguous in the first place.
-pub(crate) fn fates(snapshot: &Snapshot, sets: &[FileSet], chosen: &[bool]) -> Vec<Fate> {
+/// Chooses all sets of a range if some are chosen, and a run of these cannot be written for itself: if a session does not
+/// fit into a row group, or sessions are not contiguous in the first place.
+pub(crate) fn choose_whole_runs(snapshot: &Snapshot, sets: &[FileSet], chosen: &mut [bool]) {
     let row_groups: Vec<&RowGroup> = sets.iter().flat_map(|set| &set.row_groups).collect();
     let goes_on = |pair: &[&RowGroup]| pair[0].last_session == pair[1].first_session;
     let is_one_run = !snapshot.order.is_clustered() || row_groups.windows(2).any(goes_on);
     if chosen.contains(&true) && is_one_run {
-        return vec![Fate::Rewritten; sets.len()];
+        chosen.fill(true);
     }
-    let mut last_bucket = None;
-    let fate = |(set, chosen): (&FileSet, &bool)| {
-        let follows = last_bucket == Some(set.bucket);
-        if *chosen || follows && !set.changes.is_none() {
-            last_bucket = set.row_groups.last().map(RowGroup::last_bucket);
-            Fate::Rewritten
-        } else if follows {
-            Fate::Listed
-        } else {
-            Fate::Stays
-        }
-    };
-    sets.iter().zip(chosen).map(fate).collect()
 }
 
-/// The sets that do not stay in their manifests.
-fn replaced<'s>(sets: &'s [FileSet], fates: &[Fate]) -> impl Iterator<Item = &'s FileSet> {
-    let is_replaced = |(set, fate): (&'s FileSet, &Fate)| (*fate != Fate::Stays).then_some(set);
-    sets.iter().zip(fates).filter_map(is_replaced)
+/// The sets that are chosen.
+pub(crate) fn of_chosen<'s>(sets: &'s [FileSet], chosen: &[bool]) -> impl Iterator<Item = &'s FileSet> {
+    sets.iter().zip(chosen).filter(|(_, chosen)| **chosen).map(|(set, _)| set)
 }
 
 /// Checks that what was written has the samples of the sets that it replaces but for so many; all of them, if none are
@@ -268,12 +233,12 @@ fn replaced<'s>(sets: &'s [FileSet], fates: &[Fate]) -> impl Iterator<Item = &'s
 /// [`Error::Fault`] if it has others: a bug.
 pub(crate) fn check_samples(
     sets: &[FileSet],
-    fates: &[Fate],
+    chosen: &[bool],
     written: &WrittenBucket,
     removed: u64,
 ) -> Result<()> {
     let (mut before, mut digest, mut is_digested) = (0, Digest::default(), true);
-    for set in replaced(sets, fates) {
+    for set in of_chosen(sets, chosen) {
         before += set.samples;
         set.row_groups.iter().for_each(|row_group| digest.merge(row_group.digest));
         // Otherwise the digest is one of other columns.

@@ -7,10 +7,10 @@
 //!                               older snapshots that hold some ─▶ removed, if that is asked for
 //! ```
 //!
-//! Only files with samples of the users are written again, and few others of the same buckets. A sample with its lists,
-//! also those of the user's history, is one of one user, so nothing else of the users is left in data files. What is
-//! left is what a dataset has that was built from logs without the users: the same samples in the same sessions and
-//! order.
+//! Only files with samples of the users are written again, and all of a range of buckets if a session does not fit into a
+//! row group. A sample with its lists, also those of the user's history, is one of one user, so nothing else of the users
+//! is left in data files. What is left is what a dataset has that was built from logs without the users: the same samples
+//! in the same sessions and order.
 
 mod older;
 pub(crate) mod sessions;
@@ -26,7 +26,9 @@ use serde::Serialize;
 
 use self::older::OlderSnapshots;
 use self::sessions::{FoundSessions, Search};
-use crate::rewrite::{Fate, RewriteOptions, Rewriter, check_samples, fates, files_of, start};
+use crate::rewrite::{
+    RewriteOptions, Rewriter, check_samples, choose_whole_runs, files_of, of_chosen, start,
+};
 use crate::snapshot::{head_at, numbers};
 use crate::users::Users;
 use crate::vacuum::{Purged, purge};
@@ -189,25 +191,21 @@ impl Work<'_> {
         forgotten.sessions_removed += found.sessions.len() as u64;
         forgotten.samples_removed += removed;
         self.found.extend(found.users);
-        let chosen: Vec<bool> = found.samples.iter().map(|samples| *samples > 0).collect();
-        let fates = fates(self.search.snapshot, sets, &chosen);
-        let of = |wanted: Fate| {
-            let fates = sets.iter().zip(&fates).filter(|(_, fate)| **fate == wanted);
-            files_of(fates.map(|(set, _)| set))
-        };
-        let ((files, bytes), (listed_files, listed_bytes)) = (of(Fate::Rewritten), of(Fate::Listed));
+        let mut chosen: Vec<bool> = found.samples.iter().map(|samples| *samples > 0).collect();
+        choose_whole_runs(self.search.snapshot, sets, &mut chosen);
+        let (files, bytes) = files_of(of_chosen(sets, &chosen));
         forgotten.files_rewritten += files;
         forgotten.bytes_rewritten += bytes;
         if self.dry_run {
             return Ok(());
         }
         let is_kept = |session: i64| !found.sessions.contains(&session);
-        let written = self.rewriter.rewrite(key, sets, &fates, &is_kept)?;
-        check_samples(sets, &fates, &written, removed)?;
-        let (all_files, all_bytes) = files_of(&written.files);
-        forgotten.files_written += all_files - listed_files;
-        forgotten.bytes_written += all_bytes - listed_bytes;
-        self.rewriter.add(written, sets, &fates)
+        let written = self.rewriter.rewrite(key, sets, &chosen, &is_kept)?;
+        check_samples(sets, &chosen, &written, removed)?;
+        let (files, bytes) = files_of(&written.files);
+        forgotten.files_written += files;
+        forgotten.bytes_written += bytes;
+        self.rewriter.add(written, sets, &chosen)
     }
 
     /// Removes the originals of the users from the vocabulary of their feature.

@@ -22,7 +22,6 @@ pub(crate) mod editing;
 mod files;
 mod manifest;
 mod manifests;
-mod set_statistics;
 mod statistics;
 mod store;
 #[cfg(test)]
@@ -41,8 +40,7 @@ pub use self::changes::{ColumnChanges, MISSING_DENSE, missing_column, with_name}
 pub(crate) use self::commit::{Changes, commit, utc};
 pub use self::files::{DataFile, FileSet, Partition, RowGroup};
 pub use self::manifests::ManifestEntry;
-pub(crate) use self::manifests::{NamedFiles, RowStatistics};
-pub(crate) use self::set_statistics::SetStatistics;
+pub(crate) use self::manifests::{NamedFiles, RowStatistics, rows_of_sets};
 pub(crate) use self::statistics::RowGroupStatistics;
 pub use self::statistics::{FeatureStatistics, SampleStatistics, Statistics};
 pub use self::store::{SnapshotEntry, history};
@@ -281,7 +279,8 @@ impl Snapshot {
 
     /// The same with the partitions of its manifests.
     fn with_partitions(mut self, storage: &Storage) -> Result<Self> {
-        self.partitions = manifests::partitions(storage, &self.manifests)?.into_values().collect();
+        self.partitions =
+            manifests::partitions(storage, &self.manifests, self.order)?.into_values().collect();
         self.check_partitions()
             .map_err(|message| Error::snapshot(storage.shown(&snapshot_path(self.snapshot)), message))?;
         Ok(self)
@@ -294,7 +293,7 @@ impl Snapshot {
         keys: &BTreeSet<PartitionKey>,
     ) -> Result<BTreeMap<PartitionKey, Partition>> {
         let entries: Vec<_> = self.manifests.iter().filter(|entry| entry.may_have(keys)).cloned().collect();
-        let mut partitions = manifests::partitions(storage, &entries)?;
+        let mut partitions = manifests::partitions(storage, &entries, self.order)?;
         partitions.retain(|key, _| keys.contains(key));
         Ok(partitions)
     }

@@ -39,11 +39,11 @@ use self::files::{unnamed_files, vocabulary_problems};
 use self::memory::Memory;
 use self::order::OrderCheck;
 use self::row_group::{CheckedRowGroup, RowGroupCheck};
-use self::totals::snapshot_problems;
+use self::totals::{Expected, snapshot_problems};
 use crate::digest::Digest;
 use crate::names::DATA;
 use crate::scan::OpenFiles;
-use crate::snapshot::{RowGroupStatistics, SetStatistics};
+use crate::snapshot::RowGroupStatistics;
 use crate::{Buckets, Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
 
 /// As many problems are told with their places; all are counted.
@@ -128,7 +128,7 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
     let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
     let memory = Memory::new(options.memory_limit);
     let mut found = Found::default();
-    let mut expected = SetStatistics::new(&storage, &snapshot)?;
+    let mut expected = Expected::new(&storage, &snapshot)?;
     let work = Work { storage: &storage, snapshot: &snapshot, pool: &pool, memory: &memory, reporter };
     work.check_partitions(&mut expected, &mut found)?;
     found.add(snapshot_problems(&snapshot, expected.features()));
@@ -208,7 +208,7 @@ struct Work<'a> {
 
 impl<'a> Work<'a> {
     /// Checks the row groups of all files, those of some at a time.
-    fn check_partitions(&self, expected: &mut SetStatistics, found: &mut Found<'a>) -> Result<()> {
+    fn check_partitions(&self, expected: &mut Expected, found: &mut Found<'a>) -> Result<()> {
         let (snapshot, reporter) = (self.snapshot, self.reporter);
         let division = snapshot.division();
         let of_partition = |partition: &'a Partition| {
@@ -239,7 +239,7 @@ impl<'a> Work<'a> {
     fn check_files(
         &self,
         sets: &[(BucketRange<'a>, &'a FileSet)],
-        expected: &mut SetStatistics,
+        expected: &mut Expected,
         open: &mut Option<OpenRange<'a>>,
         found: &mut Found<'a>,
     ) -> Result<()> {
