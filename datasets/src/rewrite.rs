@@ -23,9 +23,8 @@ use crate::snapshot::{latest_head, not_a_dataset};
 use crate::vocabulary::FormerOriginals;
 use crate::writer::SampleWriter;
 use crate::{
-    Commit, DatasetWriter, Error, FileSet, KeptColumn, Order, PartitionKey, Result, RowGroup,
-    SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, TIME_COLUMN, Vocabulary, WriterOptions, Written,
-    WrittenBucket,
+    Commit, DatasetWriter, Error, FileSet, Order, PartitionKey, Result, RowGroup, SESSION_COLUMN, Snapshot,
+    Vocabulary, WriterOptions, Written, WrittenBucket,
 };
 
 /// How files are written again. They are those of a new dataset with the same options.
