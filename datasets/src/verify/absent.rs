@@ -157,15 +157,15 @@ impl Looking<'_> {
         }
         for partition in &self.snapshot.partitions {
             for sets in partition.ranges(self.snapshot.division()) {
-                if sets.iter().all(|set| read.contains(set.path())) {
+                if sets.iter().all(|set| read.contains(&name_of(set))) {
                     continue;
                 }
                 self.sessions(partition, sets, read, absence)?;
-                for set in sets.iter().filter(|set| !read.contains(set.path())) {
+                for set in sets.iter().filter(|set| !read.contains(&name_of(set))) {
                     self.columns(set, feature.as_ref(), absence)?;
                     absence.samples += set.samples;
                 }
-                read.extend(sets.iter().map(|set| set.path().to_owned()));
+                read.extend(sets.iter().map(name_of));
             }
         }
         Ok(())
@@ -207,7 +207,7 @@ impl Looking<'_> {
         let more = if names.len() > MOST_NAMES { ", …" } else { "" };
         names.truncate(MOST_NAMES);
         for (set, samples) in sets.iter().zip(&found.samples) {
-            if *samples > 0 && !read.contains(set.path()) {
+            if *samples > 0 && !read.contains(&name_of(set)) {
                 let message =
                     format!("{samples} samples are of sessions of users (`{}`{more})", names.join("`, `"));
                 absence.add(Problem::new(set.path(), message));
@@ -247,6 +247,12 @@ impl Looking<'_> {
         }
         Ok(())
     }
+}
+
+/// What a set is known by: its files, some of which may have been added to those of an older snapshot.
+fn name_of(set: &FileSet) -> String {
+    let paths: Vec<&str> = set.files.iter().map(|file| file.path.as_str()).collect();
+    paths.join("\n")
 }
 
 /// Users that are named for a range.
