@@ -285,9 +285,12 @@ pub(super) fn partitions(
 /// its files were written anew: these are ordered by their first buckets, and by their first samples if these are equal.
 fn in_order(mut sets: Vec<(usize, FileSet)>, order: Order) -> Vec<FileSet> {
     sets.sort_by_key(|(_, set)| set.bucket);
+    if sets.windows(2).all(|pair| pair[0].0 == pair[1].0) || has_divided_sessions(&sets) {
+        return sets.into_iter().map(|(_, set)| set).collect();
+    }
     for of_bucket in sets.chunk_by_mut(|(_, a), (_, b)| a.bucket == b.bucket) {
         let is_of_one = of_bucket.windows(2).all(|pair| pair[0].0 == pair[1].0);
-        if !is_of_one && !has_divided_sessions(of_bucket) {
+        if !is_of_one {
             of_bucket.sort_by_key(|(_, set)| place(set, order));
         }
     }
