@@ -40,7 +40,7 @@ const LEAST_BUCKETS: u32 = 64;
 
 /// Returns the id of the session with this identity and instance. It is never negative.
 pub fn session_id(identity: &str, instance: &str) -> i64 {
-    let identity = xxh3_64(identity.as_bytes()) >> (64 - IDENTITY_BITS);
+    let identity = identity_bits(identity);
     let instance = xxh3_64(instance.as_bytes()) >> (64 - INSTANCE_BITS);
     // The value has 63 bits.
     (identity << INSTANCE_BITS | instance) as i64
@@ -48,12 +48,22 @@ pub fn session_id(identity: &str, instance: &str) -> i64 {
 
 /// Returns the bucket of a session. With one bucket, any id is valid.
 pub fn bucket_of_session(session_id: i64, buckets: u32) -> u32 {
-    if buckets <= 1 { 0 } else { divide(session_id as u64 >> INSTANCE_BITS, buckets) }
+    if buckets <= 1 { 0 } else { divide(identity_bits_of_session(session_id), buckets) }
 }
 
 /// Returns the bucket of all sessions with this identity.
 pub fn bucket_of_identity(identity: &str, buckets: u32) -> u32 {
-    divide(xxh3_64(identity.as_bytes()) >> (64 - IDENTITY_BITS), buckets)
+    divide(identity_bits(identity), buckets)
+}
+
+/// The high bits that the ids of all sessions with this identity have.
+pub(crate) fn identity_bits(identity: &str) -> u64 {
+    xxh3_64(identity.as_bytes()) >> (64 - IDENTITY_BITS)
+}
+
+/// The high bits of a session's id that come from its identity.
+pub(crate) fn identity_bits_of_session(session_id: i64) -> u64 {
+    session_id as u64 >> INSTANCE_BITS
 }
 
 fn divide(identity: u64, buckets: u32) -> u32 {
@@ -147,6 +157,7 @@ mod tests {
         fn the_id_of_a_session_tells_its_bucket(identity: String, instance: String, buckets in 1..=MOST_BUCKETS) {
             let id = session_id(&identity, &instance);
             prop_assert!(id >= 0);
+            prop_assert_eq!(identity_bits_of_session(id), identity_bits(&identity));
             prop_assert_eq!(bucket_of_session(id, buckets), bucket_of_identity(&identity, buckets));
         }
 

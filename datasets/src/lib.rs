@@ -25,6 +25,7 @@ extern crate self as onefold_datasets;
 // Checks the processor at the start of every program that handles datasets.
 use onefold_processor as _;
 
+pub mod compact;
 mod conform;
 mod dense;
 pub mod digest;
@@ -32,6 +33,7 @@ mod error;
 mod extension;
 pub mod folded;
 pub mod footer;
+pub mod forget;
 mod identity;
 mod ids;
 mod lists;
@@ -41,9 +43,11 @@ mod partition;
 mod partition_column;
 mod partition_filter;
 mod problem;
+mod rewrite;
 pub mod scan;
 mod schema;
 mod snapshot;
+mod users;
 pub mod vacuum;
 pub mod verify;
 pub mod vocabulary;
@@ -61,6 +65,7 @@ pub use partition::PartitionKey;
 pub use partition_column::{PartitionColumn, PartitionType};
 pub use partition_filter::{PartitionChoice, PartitionFilter};
 pub use problem::Problem;
+pub use rewrite::RewriteOptions;
 pub use schema::{
     BATCH_COLUMNS, FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema,
     SparseFeature, SparseKind, TIME_COLUMN,

@@ -405,7 +405,11 @@ impl OpenFiles {
     }
 
     /// A column of the samples of a row group.
-    fn of_samples(
+    ///
+    /// # Errors
+    ///
+    /// As [`numbers`](Self::numbers).
+    pub(crate) fn of_samples(
         &self,
         row_group: usize,
         (schema, layout): (&Schema, Layout),

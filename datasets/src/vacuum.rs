@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use onefold_storage::{Object, Storage};
 use serde::Serialize;
 
-use crate::names::{HINT, SNAPSHOTS, WRITTEN_FOLDERS, is_written, snapshot_number};
-use crate::snapshot::{NamedFiles, not_a_dataset, utc};
+use crate::names::{HINT, SNAPSHOTS, WRITTEN_FOLDERS, is_written, snapshot_number, snapshot_path};
+use crate::snapshot::{NamedFiles, not_a_dataset, numbers, utc};
 use crate::{Error, Result};
 
 /// Determines which snapshots and files a vacuum keeps.
@@ -155,6 +155,48 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     storage.delete(paths(old_files))?;
     storage.remove_empty_folders(&WRITTEN_FOLDERS);
     Ok(vacuumed)
+}
+
+/// What a purge removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Purged {
+    /// Numbers of the snapshots removed.
+    pub snapshots_removed: Vec<u64>,
+    /// Other files removed: data, vocabularies, manifests.
+    pub files_removed: usize,
+    /// The size of the files.
+    pub bytes_removed: u64,
+}
+
+/// Removes snapshots, however young they are, and the files that only they name. The newest snapshot is not one of
+/// them. As a [vacuum], it removes snapshots first: if it is killed then, a vacuum removes their files.
+///
+/// # Errors
+///
+/// [`Error::Snapshot`] if a snapshot cannot be read, [`Error::Storage`] if the storage fails.
+pub(crate) fn purge(storage: &Storage, snapshots: &[u64]) -> Result<Purged> {
+    let mut files_of = NamedFiles::new(storage);
+    let mut named: HashSet<String> = HashSet::new();
+    for number in snapshots {
+        named.extend(files_of.of(*number)?);
+    }
+    storage.delete(snapshots.iter().map(|number| snapshot_path(*number)).collect())?;
+    // Also those that were committed meanwhile, which name files of the snapshots before them.
+    for number in numbers(storage, None)? {
+        for path in files_of.of(number)? {
+            named.remove(&path);
+        }
+    }
+    let files = other_files(storage)?.into_iter().filter(|file| named.contains(&file.path));
+    let files: Vec<Object> = files.collect();
+    let purged = Purged {
+        snapshots_removed: snapshots.to_vec(),
+        files_removed: files.len(),
+        bytes_removed: files.iter().map(|file| file.bytes).sum(),
+    };
+    storage.delete(files.into_iter().map(|file| file.path).collect())?;
+    storage.remove_empty_folders(&WRITTEN_FOLDERS);
+    Ok(purged)
 }
 
 /// Returns all files in the dataset's folders, including temporary ones, except the snapshots and the hint.

@@ -38,7 +38,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 pub use self::counter::{CountBudget, VocabularyCounter};
-pub use self::file::VocabularyFile;
+pub use self::file::{FormerOriginals, VocabularyFile};
 pub use self::id_map::IdMap;
 pub use self::originals::OriginalKind;
 use self::originals::{Originals, TextColumn};
@@ -110,7 +110,7 @@ impl Vocabulary {
         if !ranked.is_empty() {
             originals.extend(ranked.iter().map(|(original, _)| original));
             self.counts.extend(ranked.iter().map(|(_, count)| count));
-            self.ids = Arc::new(IdMap::of_integers(originals));
+            self.ids = Arc::new(integer_keys(originals, &self.counts));
         }
         ranked.len()
     }
@@ -139,7 +139,7 @@ impl Vocabulary {
         if !ranked.is_empty() {
             ranked.iter().for_each(|(original, _)| originals.push(original));
             self.counts.extend(ranked.iter().map(|(_, count)| count));
-            let (ids, _) = text_keys(originals, self.hash);
+            let (ids, _) = text_keys(originals, &self.counts, self.hash);
             self.ids = Arc::new(ids);
         }
         ranked.len()
@@ -160,16 +160,39 @@ impl Vocabulary {
     /// occurs twice.
     fn from_columns(originals: Originals, counts: Vec<u64>) -> Result<Self, String> {
         let ids = match &originals {
-            Originals::Integers(integers) => match IdMap::repeated(integers) {
+            Originals::Integers(integers) => match IdMap::repeated(of_live(integers, &counts)) {
                 Some(twice) => return Err(twice.to_string()),
-                None => IdMap::of_integers(integers),
+                None => integer_keys(integers, &counts),
             },
-            Originals::Texts(texts) => match text_keys(texts, hash_id) {
+            Originals::Texts(texts) => match text_keys(texts, &counts, hash_id) {
                 (_, Some(twice)) => return Err(format!("`{twice}`")),
                 (ids, None) => ids,
             },
         };
         Ok(Self { originals, counts, ids: Arc::new(ids), hash: hash_id })
+    }
+
+    /// Removes the originals of these ids, those that the vocabulary has. Their ids are not given again, and the others
+    /// stay: an original that was removed gets a new id if it is counted once more.
+    pub fn remove(&mut self, ids: impl IntoIterator<Item = i64>) {
+        let places = ids.into_iter().filter_map(position).filter(|place| *place < self.counts.len());
+        let places: Vec<usize> = places.collect();
+        places.iter().for_each(|place| self.counts[*place] = 0);
+        let counts = &self.counts;
+        let ids = match &mut self.originals {
+            Originals::Integers(integers) => {
+                places.iter().for_each(|place| integers[*place] = 0);
+                integer_keys(integers, counts)
+            }
+            Originals::Texts(texts) => {
+                let mut left = TextColumn::default();
+                let live = texts.iter().zip(counts).map(|(text, count)| if *count > 0 { text } else { "" });
+                live.for_each(|text| left.push(text));
+                *texts = left;
+                text_keys(texts, counts, self.hash).0
+            }
+        };
+        self.ids = Arc::new(ids);
     }
 
     /// Returns whether the originals are integers or texts.
@@ -193,24 +216,39 @@ impl Vocabulary {
         find_text(texts, &self.ids, self.hash, original).unwrap_or(OUT_OF_VOCABULARY)
     }
 
+    /// The id of an original, given as a text also if originals are integers; [`OUT_OF_VOCABULARY`] if it has none.
+    pub fn id_of_key(&self, original: &str) -> i64 {
+        match &self.originals {
+            Originals::Integers(_) => {
+                original.parse().map_or(OUT_OF_VOCABULARY, |original| self.id(original))
+            }
+            Originals::Texts(_) => self.id_of_text(original),
+        }
+    }
+
     /// Returns the integer original of `id`; `None` for [`OUT_OF_VOCABULARY`], for unknown ids, and if
     /// originals are texts.
     pub fn original(&self, id: i64) -> Option<i64> {
         let Originals::Integers(integers) = &self.originals else { return None };
-        integers.get(position(id)?).copied()
+        integers.get(self.live_position(id)?).copied()
     }
 
     /// Returns the text original of `id`; `None` for [`OUT_OF_VOCABULARY`], for unknown ids, and if originals
     /// are integers.
     pub fn original_text(&self, id: i64) -> Option<&str> {
         let Originals::Texts(texts) = &self.originals else { return None };
-        texts.get(position(id)?)
+        texts.get(self.live_position(id)?)
     }
 
     /// Returns the number of occurrences of the original of `id`; `None` for [`OUT_OF_VOCABULARY`] and for
     /// unknown ids.
     pub fn count(&self, id: i64) -> Option<u64> {
-        self.counts.get(position(id)?).copied()
+        self.counts.get(self.live_position(id)?).copied()
+    }
+
+    /// The place in the columns of an id whose original was not removed.
+    fn live_position(&self, id: i64) -> Option<usize> {
+        position(id).filter(|place| self.counts.get(*place).is_some_and(|count| *count > 0))
     }
 
     /// Returns the ids of a list of integer originals.
@@ -280,11 +318,25 @@ fn rank<T: Ord + Copy>(mut counts: Vec<(T, u64)>, min_count: u64) -> Vec<(T, u64
     counts
 }
 
+/// The values of originals that were not removed.
+fn of_live(integers: &[i64], counts: &[u64]) -> impl Iterator<Item = i64> {
+    integers.iter().zip(counts).filter(|(_, count)| **count > 0).map(|(original, _)| *original)
+}
+
+/// The ids of integers, numbered from 1 on, but for those that were removed.
+fn integer_keys(integers: &[i64], counts: &[u64]) -> IdMap {
+    if !counts.contains(&0) {
+        return IdMap::of_integers(integers);
+    }
+    let numbered = (1_i64..).zip(integers).zip(counts).filter(|(_, count)| **count > 0);
+    IdMap::of_pairs(numbered.map(|((id, original), _)| (*original, id)))
+}
+
 /// Assigns keys to texts, which are numbered from 1 on. Also returns a text that occurs twice, if there is
 /// one.
-fn text_keys(texts: &TextColumn, hash: TextHash) -> (IdMap, Option<String>) {
+fn text_keys(texts: &TextColumn, counts: &[u64], hash: TextHash) -> (IdMap, Option<String>) {
     let mut ids = IdMap::with_room_for(texts.len());
-    for (id, text) in (1..).zip(texts.iter()) {
+    for ((id, text), _) in (1..).zip(texts.iter()).zip(counts).filter(|(_, count)| **count > 0) {
         match free_key(texts, &ids, hash, text) {
             Some(key) => ids.add(key, id),
             None => return (ids, Some(text.to_owned())),
@@ -458,6 +510,30 @@ mod tests {
             for (text, number) in all {
                 prop_assert_eq!(map.get(number), vocabulary.id_of_text(&text));
             }
+        }
+    }
+
+    #[test]
+    fn originals_that_are_removed_leave_their_ids() {
+        let mut integers = Vocabulary::from_counts([(7, 9), (8, 5), (9, 4)], 1);
+        integers.remove([2, 17, 0]);
+        assert_eq!((integers.apply(&[7, 8, 9, 0]), integers.len()), (vec![1, 0, 3, 0], 3));
+        assert_eq!((integers.original(2), integers.count(2), integers.id_of_key("9")), (None, None, 3));
+        // It comes back under a new id.
+        assert_eq!(integers.extend([(8, 3), (9, 1)], 1), 1);
+        assert_eq!((integers.id(8), integers.original(4), integers.original(2)), (4, Some(8), None));
+        let mut texts = Vocabulary::from_text_counts([("a", 9), ("b", 5), ("", 4)], 1);
+        texts.remove([2]);
+        assert_eq!([texts.id_of_text("a"), texts.id_of_key("b"), texts.id_of_text("")], [1, 0, 3]);
+        assert_eq!((texts.original_text(2), texts.original_text(3)), (None, Some("")));
+        assert_eq!((texts.extend_texts([("b", 1)], 1), texts.id_of_text("b")), (1, 4));
+        // Several of them, and a file of them.
+        texts.remove([1, 3]);
+        let directory = tempfile::tempdir().unwrap();
+        let storage = onefold_storage::Storage::open(directory.path()).unwrap();
+        for (path, vocabulary) in [("integers.parquet", integers), ("texts.parquet", texts)] {
+            let file = vocabulary.write(&storage, path).unwrap();
+            assert_eq!((file.entries, Vocabulary::read(&storage, &file).unwrap()), (4, vocabulary));
         }
     }
 

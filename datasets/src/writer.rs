@@ -31,12 +31,13 @@ mod location;
 mod options;
 mod order;
 mod row_group;
+mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
+use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
 use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
@@ -48,13 +49,14 @@ pub use self::encoders::Encoders;
 pub use self::finish::Written;
 pub use self::location::check_new_location;
 pub use self::options::WriterOptions;
+pub(crate) use self::samples::SampleWriter;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::extension::{SAME_CONFIGURATION, misfit as misfit_of_schemas};
-use crate::lists::Lists;
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
 use crate::snapshot::{Snapshot, WrittenBucket, latest_head, not_a_dataset};
+use crate::vocabulary::FormerOriginals;
 use crate::{
     Buckets, Commit, Error, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
     Vocabulary, VocabularyFile,
@@ -75,6 +77,8 @@ pub struct DatasetWriter {
     partition_columns: Vec<PartitionColumn>,
     /// The complete files, by partition and range of buckets.
     written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
+    /// The first files of row groups that are rewritten.
+    replaced: BTreeSet<String>,
     vocabularies: BTreeMap<String, VocabularyFile>,
     /// The paths of all complete files, for removal if the writer fails.
     paths: Vec<String>,
@@ -90,8 +94,7 @@ pub struct DatasetWriter {
 #[derive(Debug)]
 struct OpenRange {
     place: (PartitionKey, u32),
-    writer: BucketWriter,
-    rows: Vec<RecordBatch>,
+    samples: SampleWriter,
 }
 
 impl DatasetWriter {
@@ -131,6 +134,7 @@ impl DatasetWriter {
             base,
             partition_columns,
             written: BTreeMap::new(),
+            replaced: BTreeSet::new(),
             vocabularies: BTreeMap::new(),
             paths: Vec::new(),
             expected: None,
@@ -223,7 +227,7 @@ impl DatasetWriter {
         for run in session_ids(&batch).chunk_by(|a, b| range(a) == range(b)) {
             self.enter(key, range(&run[0]))?;
             if let Some(open) = &mut self.open {
-                open.append(&batch.slice(start, run.len()))?;
+                open.samples.append(&batch.slice(start, run.len()))?;
             }
             start += run.len();
         }
@@ -251,10 +255,22 @@ impl DatasetWriter {
     ///
     /// [`Error::Storage`] and [`Error::Fault`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
+        let known = self.appended_to().and_then(|base| base.vocabularies.get(name));
+        let former = known.map(|file| file.former.clone()).unwrap_or_default();
+        self.add_vocabulary_of(name, vocabulary, former)
+    }
+
+    /// The same, of which some originals were removed: before, they were these.
+    pub(crate) fn add_vocabulary_of(
+        &mut self,
+        name: &str,
+        vocabulary: &Vocabulary,
+        former: Vec<FormerOriginals>,
+    ) -> Result<()> {
         let BucketWriters { storage, attempt, .. } = &self.writers;
         let path = vocabulary_file(name, attempt);
         self.paths.push(path.clone());
-        let file = vocabulary.write(storage, &path)?;
+        let file = VocabularyFile { former, ..vocabulary.write(storage, &path)? };
         self.vocabularies.insert(name.to_owned(), file);
         Ok(())
     }
@@ -292,8 +308,8 @@ impl DatasetWriter {
                 "sort the samples by partition and bucket before writing",
             ));
         }
-        let writer = self.writers.range(key, range);
-        self.open = Some(OpenRange { place, writer, rows: Vec::new() });
+        let samples = SampleWriter::new(self.writers.range(key, range));
+        self.open = Some(OpenRange { place, samples });
         Ok(())
     }
 
@@ -329,8 +345,28 @@ impl DatasetWriter {
     }
 
     /// Registers the files of the range for removal if this writer is dropped.
-    fn owns(&mut self, range: &WrittenBucket) {
+    pub(crate) fn owns(&mut self, range: &WrittenBucket) {
         self.paths.extend(range.paths().map(str::to_owned));
+    }
+
+    /// Adds what is written in place of some row groups of a range of buckets, which are known by their first files. The
+    /// others stay. Needed for [`Commit::Forget`] and [`Commit::Compact`] alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`add`](Self::add).
+    pub(crate) fn add_rewritten(
+        &mut self,
+        range: WrittenBucket,
+        replaced: impl Iterator<Item = String>,
+    ) -> Result<()> {
+        self.replaced.extend(replaced);
+        self.add_part(range)
+    }
+
+    /// Writes some samples of a range of buckets, into files whose names no other call gives.
+    pub(crate) fn some_of_range(&self, key: &PartitionKey, range: u32) -> SampleWriter {
+        SampleWriter::new(self.writers.for_part(1).range(key, range))
     }
 
     fn put(&mut self, range: WrittenBucket) {
@@ -347,9 +383,8 @@ impl DatasetWriter {
 
     /// Ends the open range. A separate thread completes its files.
     fn close_range(&mut self) -> Result<()> {
-        let Some(mut open) = self.open.take() else { return Ok(()) };
-        open.end_row_group()?;
-        self.closing.close(open.writer)?;
+        let Some(open) = self.open.take() else { return Ok(()) };
+        self.closing.close(open.samples.end()?)?;
         self.add_closed();
         Ok(())
     }
@@ -360,33 +395,6 @@ impl DatasetWriter {
             self.owns(&written);
             self.put(written);
         }
-    }
-}
-
-impl OpenRange {
-    fn append(&mut self, batch: &RecordBatch) -> Result<()> {
-        let (sessions, times, bytes) = (session_ids(batch), times(batch), decoded_row_bytes(batch));
-        let mut start = 0;
-        for row in 0..batch.num_rows() {
-            if self.writer.push(sessions[row], times[row], bytes[row])? {
-                self.keep(batch, start..row);
-                self.end_row_group()?;
-                start = row;
-            }
-        }
-        self.keep(batch, start..batch.num_rows());
-        Ok(())
-    }
-
-    fn keep(&mut self, batch: &RecordBatch, rows: std::ops::Range<usize>) {
-        if !rows.is_empty() {
-            self.rows.push(batch.slice(rows.start, rows.len()));
-        }
-    }
-
-    fn end_row_group(&mut self) -> Result<()> {
-        let rows = std::mem::take(&mut self.rows);
-        if rows.is_empty() { Ok(()) } else { self.writer.write_row_group(Box::new(move || Ok(rows))) }
     }
 }
 
@@ -414,7 +422,15 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             Err(onefold_storage::Error::exists(storage.location(), hint).into())
         }
         (Some(base), Commit::Overwrite) => Ok(Some(base)),
-        (Some(base), Commit::Append | Commit::Replace | Commit::Merge | Commit::Columns) => {
+        (
+            Some(base),
+            Commit::Append
+            | Commit::Replace
+            | Commit::Merge
+            | Commit::Columns
+            | Commit::Forget
+            | Commit::Compact,
+        ) => {
             check_appendable(storage, &base, schema, options)?;
             Ok(Some(base))
         }
@@ -422,7 +438,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             let hint = "use `append`, `replace` or `merge`";
             Err(Error::schema("a writer of samples does not alter features", hint))
         }
-        (None, Commit::Columns) => Err(not_a_dataset(storage)),
+        (None, Commit::Columns | Commit::Forget | Commit::Compact) => Err(not_a_dataset(storage)),
         (None, _) => check_new_location(storage).map(|()| None),
     }
 }
@@ -474,25 +490,6 @@ fn session_ids(batch: &RecordBatch) -> &[i64] {
 fn times(batch: &RecordBatch) -> &[i64] {
     let column = batch.column_by_name(TIME_COLUMN);
     column.map_or(&[], |column| column.as_primitive::<TimestampMicrosecondType>().values())
-}
-
-/// Returns the decoded size in bytes of each row of `batch`: 8 bytes per session id, time, kept value and id,
-/// 4 bytes per float, and the bytes of kept texts.
-fn decoded_row_bytes(batch: &RecordBatch) -> Vec<usize> {
-    let floats = batch.columns().iter().filter(|column| *column.data_type() == DataType::Float32).count();
-    let lists: Vec<Lists> = batch.columns().iter().filter_map(Lists::of).collect();
-    let numbers = batch.num_columns() - floats - lists.len();
-    let mut bytes = vec![4 * floats + 8 * numbers; batch.num_rows()];
-    for column in lists {
-        for (row, bytes) in bytes.iter_mut().enumerate() {
-            *bytes += 8 * column.size(row);
-        }
-    }
-    for texts in batch.columns().iter().filter_map(|column| column.as_string_opt::<i32>()) {
-        let lengths = texts.offsets().windows(2).map(|pair| (pair[1] - pair[0]) as usize);
-        bytes.iter_mut().zip(lengths).for_each(|(bytes, length)| *bytes += length);
-    }
-    bytes
 }
 
 #[cfg(test)]

@@ -98,6 +98,8 @@ def verify(
     at: int | None = None,
     against: _Path | None = None,
     partition: str | None = None,
+    absent: _Path | None = None,
+    column: str | None = None,
     memory_limit: _Size = "4GiB",
     spill_directory: _Path | None = None,
     spill_limit: _Size | None = None,

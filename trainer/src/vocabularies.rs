@@ -2,13 +2,13 @@
 //!
 //! A table row is trained for an id, and the dataset's vocabulary defines what the id means. Therefore a model
 //! stores a digest of every vocabulary, and accepts only vocabularies that extend the stored ones: `append` may
-//! have added ids, but no id may have changed its meaning.
+//! have added ids and `forget` may have removed originals, but no id may have changed its meaning.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use onefold_datasets::Snapshot;
-use onefold_datasets::vocabulary::Vocabulary;
+use onefold_datasets::vocabulary::{FormerOriginals, Vocabulary};
 use onefold_ikjt::stored_at;
 use serde::{Deserialize, Serialize};
 
@@ -61,8 +61,11 @@ pub(crate) fn check_continued(
     run: &Path,
 ) -> Result<()> {
     for (name, identity) in known {
-        let same_file = snapshot.vocabularies.get(name).is_some_and(|file| file.sha256 == identity.file);
-        if same_file {
+        let goes_on = snapshot.vocabularies.get(name).is_some_and(|file| {
+            let former = FormerOriginals { entries: identity.entries, digest: identity.originals.clone() };
+            file.sha256 == identity.file || file.former.contains(&former)
+        });
+        if goes_on {
             continue;
         }
         let digest = Vocabulary::load(&stored_at(dataset)?, snapshot, name)?.digest(identity.entries);

@@ -15,6 +15,7 @@ use onefold_base::fault::{Fault, Kind};
 use onefold_storage::{Created, Storage, random_name};
 
 use super::bucket::{Written, WrittenBucket, features, manifest};
+use super::manifest::Manifest;
 use super::manifests::{self, Listed, checksum};
 use super::{
     ColumnChanges, Commit, FORMAT_VERSION, FileSet, Layout, ManifestEntry, Operation, Order, Sessions,
@@ -37,6 +38,8 @@ pub(crate) struct Changes {
     /// The written ranges of buckets. A merge replaces only these ranges; any other commit replaces whole
     /// partitions.
     pub(crate) written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
+    /// The first files of the row groups that are rewritten, in the partitions written.
+    pub(crate) replaced: BTreeSet<String>,
     /// The vocabularies that were added or extended. The other vocabularies of the dataset do not change.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
 }
@@ -54,6 +57,7 @@ impl Changes {
         match self.kind {
             Commit::Merge => range.is_some(),
             Commit::Columns => range.is_some_and(|range| range.has_set(set)),
+            Commit::Forget | Commit::Compact => self.replaced.contains(set.path()),
             _ => true,
         }
     }
@@ -108,7 +112,17 @@ fn write_manifest(
 ) -> Result<ManifestEntry> {
     let ends = written.first().zip(written.last()).map(|((first, ..), (last, ..))| (*first, *last));
     let (first, last) = ends.map(|(first, last)| (first.clone(), last.clone())).unwrap_or_default();
-    let manifest = manifest(schema, changes, written);
+    store_manifest(storage, &manifest(schema, changes, written), (first, last), changes.clone())
+}
+
+/// Writes a manifest, all of whose row groups are to belong to the snapshot. `first` and `last` are the smallest and the
+/// largest key of their partitions.
+fn store_manifest(
+    storage: &Storage,
+    manifest: &Manifest,
+    (first, last): (PartitionKey, PartitionKey),
+    changes: ColumnChanges,
+) -> Result<ManifestEntry> {
     let rows = u32::try_from(manifest.rows.len()).map_err(std::io::Error::other)?;
     let encoded = manifest.encode().map_err(std::io::Error::other)?;
     let (statistics, rest) = encoded.bytes.split_at(encoded.statistics_bytes as usize);
@@ -121,10 +135,20 @@ fn write_manifest(
         first,
         last,
         rows: vec![(0, rows)],
-        changes: changes.clone(),
+        changes,
     };
     storage.create(&entry.path, encoded.bytes)?;
     Ok(entry)
+}
+
+/// Writes manifests again that have row groups which do not belong to the snapshot any more: their statistics tell of
+/// samples that are to be forgotten.
+fn only_live_rows(storage: &Storage, entries: Vec<ManifestEntry>) -> Result<Vec<ManifestEntry>> {
+    let only_live = |entry: ManifestEntry| -> Result<ManifestEntry> {
+        let Some(manifest) = entry.live_part(storage)? else { return Ok(entry) };
+        store_manifest(storage, &manifest, (entry.first, entry.last), entry.changes)
+    };
+    entries.into_iter().map(only_live).collect()
 }
 
 /// Creates the next snapshot, with the manifests of what was written.
@@ -218,6 +242,9 @@ fn apply(
 ) -> Result<Snapshot> {
     let kept = base.filter(|_| !changes.replaces_everything());
     let Left { mut manifests, mut statistics, removed } = left_of(storage, kept, changes)?;
+    if changes.kind == Commit::Forget {
+        manifests = only_live_rows(storage, manifests)?;
+    }
     let number = base.map_or(0, |base| base.snapshot) + 1;
     let mut features_since = kept.map(|base| base.features_since.clone()).unwrap_or_default();
     let added = kept.map(|base| changes.schema.further_features(&base.schema)).unwrap_or_default();

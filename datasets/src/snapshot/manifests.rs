@@ -10,9 +10,9 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::manifest::{ManifestFile, Parts, Row, StatisticsRow};
+use super::manifest::{Manifest, ManifestFile, Parts, Row, StatisticsRow};
 use super::{
-    ColumnChanges, DataFile, FileSet, MISSING_DENSE, Partition, RowGroup, RowGroupStatistics,
+    ColumnChanges, DataFile, FileSet, MISSING_DENSE, Order, Partition, RowGroup, RowGroupStatistics,
     SampleStatistics,
 };
 use crate::digest::Digest;
@@ -105,6 +105,34 @@ impl ManifestEntry {
             }
         }
         ManifestFile::open(ranges).map_err(wrong)
+    }
+
+    /// A manifest of the row groups that belong to the snapshot; `None` if all of the file do.
+    ///
+    /// # Errors
+    ///
+    /// As [`listed`](Self::listed).
+    pub(super) fn live_part(&self, storage: &Storage) -> Result<Option<Manifest>> {
+        let wrong = |message: String| self.wrong(storage, message);
+        let live: usize = self.rows.iter().map(|(first, next)| next.saturating_sub(*first) as usize).sum();
+        if self.open(storage, false)?.len() == live {
+            return Ok(None);
+        }
+        let file = self.open(storage, true)?;
+        let is_live = |number: &usize| {
+            self.rows.iter().any(|(first, next)| (*first as usize..*next as usize).contains(number))
+        };
+        let mut manifest = Manifest { names: file.names().clone(), ..Manifest::default() };
+        let rows = file.rows().map_err(wrong)?.into_iter().enumerate();
+        manifest.rows.extend(rows.filter(|(number, _)| is_live(number)).map(|(_, row)| row));
+        let (mut parts, mut number) = (file.statistics().map_err(wrong)?, 0);
+        while let Some(part) = parts.next().map_err(wrong)? {
+            let (first, rows) = (number, part.len());
+            let live = (first..).zip(part).filter(|(number, _)| is_live(number));
+            manifest.statistics.extend(live.map(|(_, statistics)| statistics));
+            number += rows;
+        }
+        Ok(Some(manifest))
     }
 
     /// Returns the row groups that belong to the snapshot, in manifest order.
@@ -235,13 +263,64 @@ fn of_each<T: Send>(
 pub(super) fn partitions(
     storage: &Storage,
     entries: &[ManifestEntry],
+    order: Order,
 ) -> Result<BTreeMap<PartitionKey, Partition>> {
-    let mut partitions: BTreeMap<PartitionKey, Partition> = BTreeMap::new();
+    let mut sets: BTreeMap<PartitionKey, Vec<(usize, FileSet)>> = BTreeMap::new();
     let listed = of_each(entries, |entry| entry.listed(storage))?;
-    for Listed { key, set, .. } in listed.into_iter().flatten() {
-        partitions.entry(key.clone()).or_insert_with(|| Partition::empty(key)).add(set);
+    for (number, listed) in listed.into_iter().enumerate() {
+        for Listed { key, set, .. } in listed {
+            sets.entry(key).or_default().push((number, set));
+        }
     }
-    Ok(partitions)
+    let partition = |(key, sets): (PartitionKey, Vec<(usize, FileSet)>)| {
+        let mut partition = Partition::empty(key.clone());
+        in_order(sets, order).into_iter().for_each(|set| partition.add(set));
+        (key, partition)
+    };
+    Ok(sets.into_iter().map(partition).collect())
+}
+
+/// The sets of a partition, each with the number of its manifest, in the order of their samples.
+///
+/// A manifest has the sets of a range of buckets in their order. A range may have sets in several manifests, where some of
+/// its files were written anew: these are ordered by their first buckets, and by their first samples if these are equal.
+fn in_order(mut sets: Vec<(usize, FileSet)>, order: Order) -> Vec<FileSet> {
+    sets.sort_by_key(|(_, set)| set.bucket);
+    if sets.windows(2).all(|pair| pair[0].0 == pair[1].0) || has_divided_sessions(&sets) {
+        return sets.into_iter().map(|(_, set)| set).collect();
+    }
+    for of_bucket in sets.chunk_by_mut(|(_, a), (_, b)| a.bucket == b.bucket) {
+        let is_of_one = of_bucket.windows(2).all(|pair| pair[0].0 == pair[1].0);
+        if !is_of_one {
+            of_bucket.sort_by_key(|(_, set)| place(set, order));
+        }
+    }
+    sets.into_iter().map(|(_, set)| set).collect()
+}
+
+/// Whether a session goes on in another set. Its first sample there does not say where the set belongs, and whoever
+/// writes such sets anew writes all of a range.
+fn has_divided_sessions(sets: &[(usize, FileSet)]) -> bool {
+    let ends =
+        |set: &FileSet| Some((set.row_groups.first()?.first_session, set.row_groups.last()?.last_session));
+    let ends: Vec<(i64, i64)> = sets.iter().filter_map(|(_, set)| ends(set)).collect();
+    let mut firsts: HashMap<i64, usize> = HashMap::new();
+    ends.iter().for_each(|(first, _)| *firsts.entry(*first).or_default() += 1);
+    ends.iter().any(|(first, last)| firsts.get(last).copied().unwrap_or(0) > usize::from(first == last))
+}
+
+/// What orders the sets that begin with one bucket. All but the last of them have samples of no other bucket, so the
+/// earliest time of their first row group is that of their first sample.
+fn place(set: &FileSet, order: Order) -> (bool, i64, i64) {
+    let (Some(first), Some(last)) = (set.row_groups.first(), set.row_groups.last()) else {
+        return (false, i64::MIN, i64::MIN);
+    };
+    let is_last = last.last_bucket() > set.bucket;
+    match order {
+        Order::Session => (is_last, first.first_time, first.first_session),
+        Order::SessionHash => (is_last, first.first_session, first.first_time),
+        Order::Arrival => (is_last, first.first_time, last.last_time),
+    }
 }
 
 /// Returns the manifest path and the row of the first row group of each file set, by the set's path.
@@ -289,6 +368,11 @@ impl<'a> RowStatistics<'a> {
         let dense = schema.dense.iter().map(String::as_str);
         let dense = places(dense, &file.names().dense, &entry.changes).map_err(wrong)?;
         Ok(Self { entry, storage, schema, sparse, dense, file, parts, rows: Vec::new(), numbers: 0..0 })
+    }
+
+    /// The number of row groups that the manifest describes, whether they belong to the snapshot or not.
+    pub(crate) fn len(&self) -> usize {
+        self.file.len()
     }
 
     /// Returns the statistics of the row group in row `number`, in schema order; statistics of dense features
@@ -478,6 +562,37 @@ mod tests {
         assert_eq!(sets, [("x", 0..2), ("y", 2..3)]);
         assert_eq!((listed[0].set.samples, listed[0].set.sessions()), (6, 4));
         assert_eq!(listed[0].set.files[0].row_group_bytes, [50, 50]);
+    }
+
+    #[test]
+    fn sets_of_several_manifests_are_in_the_order_of_their_samples() {
+        let set = |path: &str, (first, last): (i64, i64), time: i64, starts: &[u32]| {
+            let (first_session, last_session, first_time) = (first, last, time);
+            let row = Row {
+                first_session,
+                last_session,
+                first_time,
+                bucket_starts: starts.to_vec(),
+                ..row(path, 0)
+            };
+            list(&[row]).unwrap().remove(0).set
+        };
+        let ordered = |sets: &[(usize, FileSet)], order: Order| -> Vec<String> {
+            in_order(sets.to_vec(), order).iter().map(|set| set.path().to_owned()).collect()
+        };
+        // The last one goes on with the next bucket, whose sessions begin earlier.
+        let sets = [
+            (0, set("b", (40, 30), 7, &[])),
+            (0, set("d", (60, 90), 1, &[1])),
+            (1, set("a", (50, 20), 5, &[])),
+            (1, set("c", (10, 70), 8, &[])),
+        ];
+        assert_eq!(ordered(&sets, Order::Session), ["a", "b", "c", "d"]);
+        assert_eq!(ordered(&sets, Order::SessionHash), ["c", "b", "a", "d"]);
+        // One manifest is in order, and so are several if a session is in two sets.
+        assert_eq!(ordered(&sets.clone().map(|(_, set)| (0, set)), Order::Session), ["b", "d", "a", "c"]);
+        let divided = [(0, set("b", (40, 50), 7, &[])), (1, set("a", (50, 50), 5, &[]))];
+        assert_eq!(ordered(&divided, Order::Session), ["b", "a"]);
     }
 
     #[test]

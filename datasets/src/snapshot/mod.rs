@@ -200,12 +200,17 @@ pub enum Commit {
     Columns,
     /// Drops or renames features. Only snapshots have this kind; writers cannot be given it.
     Alter,
+    /// The samples of some users were [removed](crate::forget), and files that had some written anew. The dataset must be
+    /// there. No other writer is told it.
+    Forget,
+    /// Files were [merged](crate::compact), and all samples are there as before. Likewise.
+    Compact,
 }
 
 impl Commit {
     /// Returns whether partitions that are not written are kept.
     pub fn keeps_others(self) -> bool {
-        matches!(self, Self::Append | Self::Replace | Self::Merge | Self::Columns | Self::Alter)
+        !matches!(self, Self::Create | Self::Overwrite)
     }
 
     /// Returns the displayed name.
@@ -218,6 +223,8 @@ impl Commit {
             Self::Merge => "merge",
             Self::Columns => "columns",
             Self::Alter => "alter",
+            Self::Forget => "forget",
+            Self::Compact => "compact",
         }
     }
 }
@@ -279,7 +286,8 @@ impl Snapshot {
 
     /// Adds the partitions from the manifests.
     fn with_partitions(mut self, storage: &Storage) -> Result<Self> {
-        self.partitions = manifests::partitions(storage, &self.manifests)?.into_values().collect();
+        self.partitions =
+            manifests::partitions(storage, &self.manifests, self.order)?.into_values().collect();
         self.check_partitions()
             .map_err(|message| Error::snapshot(storage.shown(&snapshot_path(self.snapshot)), message))?;
         Ok(self)
@@ -292,7 +300,7 @@ impl Snapshot {
         keys: &BTreeSet<PartitionKey>,
     ) -> Result<BTreeMap<PartitionKey, Partition>> {
         let entries: Vec<_> = self.manifests.iter().filter(|entry| entry.may_have(keys)).cloned().collect();
-        let mut partitions = manifests::partitions(storage, &entries)?;
+        let mut partitions = manifests::partitions(storage, &entries, self.order)?;
         partitions.retain(|key, _| keys.contains(key));
         Ok(partitions)
     }

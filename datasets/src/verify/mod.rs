@@ -14,6 +14,7 @@
 //! decoded column and 16 bytes per sample, and waits until the memory limit allows this. In addition, a range
 //! of buckets takes 8 bytes per session, or 16 in arrival order.
 
+mod absent;
 mod against;
 mod files;
 mod memory;
@@ -32,6 +33,7 @@ use onefold_storage::Storage;
 use rayon::prelude::*;
 use serde::Serialize;
 
+pub use self::absent::{Absence, absent};
 pub use self::against::ExpectedSamples;
 use self::files::{unnamed_files, vocabulary_problems};
 use self::memory::Memory;

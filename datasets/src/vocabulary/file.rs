@@ -42,6 +42,20 @@ pub struct VocabularyFile {
     pub bytes_on_disk: u64,
     /// The SHA-256 of the file, in hexadecimal.
     pub sha256: String,
+    /// Digests of the originals as they were before some were [removed](Vocabulary::remove): models that were trained
+    /// before know them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<FormerOriginals>,
+}
+
+/// The originals that the first ids of a vocabulary had.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FormerOriginals {
+    /// The number of ids.
+    pub entries: u64,
+    /// Their [digest](Vocabulary::digest).
+    pub digest: String,
 }
 
 impl Vocabulary {
@@ -62,7 +76,8 @@ impl Vocabulary {
             writer.write(&self.batch(start)?).map_err(wrong)?;
         }
         let (bytes_on_disk, sha256) = writer.into_inner().map_err(wrong)?.finish()?;
-        Ok(VocabularyFile { path: path.to_owned(), entries: self.len() as u64, bytes_on_disk, sha256 })
+        let (path, entries) = (path.to_owned(), self.len() as u64);
+        Ok(VocabularyFile { path, entries, bytes_on_disk, sha256, former: Vec::new() })
     }
 
     /// Returns up to [`BATCH_ROWS`] rows of the file, starting at row `start`.
@@ -332,7 +347,8 @@ mod tests {
         writer.finish().unwrap();
         let (bytes_on_disk, sha256) = checksum(&path);
         let entries = rows.num_rows() as u64;
-        let file = VocabularyFile { path: "v.parquet".into(), entries, bytes_on_disk, sha256 };
+        let file =
+            VocabularyFile { path: "v.parquet".into(), entries, bytes_on_disk, sha256, former: vec![] };
         Vocabulary::read(&storage(&directory), &file).unwrap_err().to_string()
     }
 
@@ -353,7 +369,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs_err::write(directory.path().join("v"), b"no").unwrap();
         let (bytes_on_disk, sha256) = checksum(&directory.path().join("v"));
-        let file = VocabularyFile { path: "v".into(), entries: 1, bytes_on_disk, sha256 };
+        let file = VocabularyFile { path: "v".into(), entries: 1, bytes_on_disk, sha256, former: vec![] };
         let text = Vocabulary::read(&storage(&directory), &file).unwrap_err().to_string();
         assert!(text.contains("/v`: ") && text.contains("hint: "), "{text}");
     }

@@ -86,10 +86,11 @@ impl IdMap {
         }
     }
 
-    /// Returns a value that occurs twice, if there is one.
-    pub(super) fn repeated(values: &[i64]) -> Option<i64> {
-        let mut seen = HashSet::with_capacity_and_hasher(values.len(), FixedState::default());
-        values.iter().copied().find(|value| !seen.insert(*value))
+    /// A value that occurs twice, if there is one.
+    pub(super) fn repeated(mut values: impl Iterator<Item = i64>) -> Option<i64> {
+        let most = values.size_hint().1.unwrap_or(0);
+        let mut seen = HashSet::with_capacity_and_hasher(most, FixedState::default());
+        values.find(|value| !seen.insert(*value))
     }
 
     /// Returns the id of `original`, or [`OUT_OF_VOCABULARY`] if it has no id.

@@ -48,7 +48,9 @@ impl DatasetWriter {
         self.check_losses(&old, &new)?;
         let before = |key: &PartitionKey| old.get(key).map_or(0, |old| old.samples);
         let partitions = new.iter().map(|(key, new)| ((*key).clone(), (before(key), new.number))).collect();
-        let is_unchanged = same_samples(&old, &new);
+        // Those that rewrite the dataset know what they change.
+        let rewrites = matches!(self.options.commit, Commit::Forget | Commit::Compact);
+        let is_unchanged = !rewrites && same_samples(&old, &new);
         let added = std::mem::take(&mut self.vocabularies);
         self.check_vocabularies(kept, &added)?;
         // A vocabulary with unchanged content keeps its old file, and no snapshot lists the new file.
@@ -74,6 +76,7 @@ impl DatasetWriter {
             sample_keys: self.options.sample_keys,
             partition_columns: self.partition_columns.clone(),
             written,
+            replaced: std::mem::take(&mut self.replaced),
             vocabularies,
         };
         let snapshot = commit(&self.writers.storage, base.as_ref(), &changes)?;
@@ -95,6 +98,7 @@ impl DatasetWriter {
             match self.options.commit {
                 Commit::Merge => range.is_none(),
                 Commit::Columns => range.is_none_or(|range| !range.has_set(set)),
+                Commit::Forget | Commit::Compact => !self.replaced.contains(set.path()),
                 _ => false,
             }
         };

@@ -9,9 +9,11 @@ use parquet::basic::Encoding;
 use parquet::file::metadata::PageIndexPolicy;
 use proptest::prelude::*;
 
+use super::samples::decoded_row_bytes;
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
 use crate::folded::{UnfoldedGroup, unfold_group};
+use crate::lists::Lists;
 use crate::partition_column::tests::of_texts;
 use crate::schema::item_field;
 use crate::{FileSet, Layout, Order, Partition, PartitionFilter};

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use onefold_base::progress::Silent;
+use onefold_datasets::compact::compact;
 use onefold_datasets::verify::{VerifyOptions, verify};
 use onefold_datasets::{
     Commit, DatasetWriter, FeatureGroup, Layout, MISSING_DENSE, PartitionColumn, PartitionFilter,
-    PartitionKey, PartitionType, Schema, Snapshot, SparseFeature, SparseKind, WriterOptions, drop_features,
-    rename_feature,
+    PartitionKey, PartitionType, RewriteOptions, Schema, Snapshot, SparseFeature, SparseKind, WriterOptions,
+    drop_features, rename_feature,
 };
 use onefold_ikjt::{Dedupe, ReaderOptions};
 use onefold_storage::Storage;
@@ -192,6 +193,16 @@ fn dropped_and_renamed_features_are_as_if_they_had_been_built_so() {
             let expected: Vec<&Vec<i64>> = first.iter().map(|(_, sample)| &sample.lists[place]).collect();
             assert_eq!(after.iter().collect::<Vec<_>>(), expected);
         }
+        // Compacted, files have the columns of the schema, and all is as before.
+        let before = samples(altered, ReaderOptions::new(40));
+        let how = RewriteOptions { threads: 2, row_group_bytes: 4 << 10, file_bytes: 12 << 10 };
+        let compacted = compact(&storage, &PartitionFilter::default(), &how, &Silent).unwrap();
+        assert_eq!(compacted.ranges_rewritten, 2);
+        let sets = Snapshot::load(altered).unwrap().partitions.into_iter().flat_map(|p| p.files);
+        assert!(sets.map(|set| set.changes).all(|changes| changes.is_none()));
+        assert_eq!(samples(altered, ReaderOptions::new(40)), before);
+        let again = verify(altered, &VerifyOptions::new(2), &Silent).unwrap();
+        assert_eq!((again.problems, again.digest), (vec![], verified.digest));
     }
 }
 

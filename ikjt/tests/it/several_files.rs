@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use onefold_base::progress::Silent;
+use onefold_datasets::compact::compact;
 use onefold_datasets::vacuum::{VacuumOptions, vacuum};
 use onefold_datasets::verify::{VerifyOptions, verify};
-use onefold_datasets::{FileSet, Layout, Snapshot};
+use onefold_datasets::{FileSet, Layout, PartitionFilter, RewriteOptions, Snapshot};
 use onefold_ikjt::{Checks, Dedupe, Error, ReadRequest, ReaderOptions, Shuffle, Within};
 use onefold_storage::Storage;
 
 use crate::by_hand::{commit_again, row_groups, write_file};
-use crate::dataset::{Log, open, samples_of};
+use crate::dataset::{Log, open, options, samples_of};
 
 const LOG: Log = Log { sessions: 30, session_size: 8.0, repeat: 0.7, seed: 12 };
 
@@ -100,6 +101,33 @@ fn row_groups_of_several_files_have_the_samples_of_one() {
         let all = VacuumOptions { keep: 1, older_than: Duration::ZERO, dry_run: false };
         assert_eq!(vacuum(&storage, &all).unwrap().files_removed, 0);
         assert_eq!(read(root, ReaderOptions::new(40)).unwrap(), written);
+    }
+}
+
+#[test]
+fn compacting_puts_the_columns_of_several_files_together() {
+    for layout in [Layout::Rows, Layout::Folded] {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let written = LOG.write(root, layout);
+        let before = Snapshot::load(root).unwrap();
+        divide(root);
+        let (storage, options) = (Storage::open(root).unwrap(), options(layout));
+        let how = RewriteOptions {
+            threads: 2,
+            row_group_bytes: options.row_group_bytes,
+            file_bytes: options.file_bytes,
+        };
+        let compacted = compact(&storage, &PartitionFilter::default(), &how, &Silent).unwrap();
+        assert_eq!((compacted.files_before, compacted.files), (2 * compacted.files, before.statistics.files));
+        let snapshot = Snapshot::load(root).unwrap();
+        let partitions = |snapshot: &Snapshot| -> Vec<_> {
+            snapshot.partitions.iter().map(|p| (p.digest, p.sessions, p.bytes_on_disk())).collect()
+        };
+        assert_eq!(partitions(&snapshot), partitions(&before));
+        assert_eq!(read(root, ReaderOptions::new(40)).unwrap(), written);
+        assert_eq!(verify(root, &VerifyOptions::new(2), &Silent).unwrap().problems, []);
+        assert!(!compact(&storage, &PartitionFilter::default(), &how, &Silent).unwrap().changed);
     }
 }
 

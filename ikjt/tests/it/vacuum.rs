@@ -92,7 +92,12 @@ impl Aging {
                 self.partitions.push(partition.clone());
                 vec![partition]
             }
-            Commit::Replace | Commit::Merge | Commit::Columns | Commit::Alter => {
+            Commit::Replace
+            | Commit::Merge
+            | Commit::Columns
+            | Commit::Alter
+            | Commit::Forget
+            | Commit::Compact => {
                 vec![self.partitions[self.random.random_range(0..self.partitions.len())].clone()]
             }
         };

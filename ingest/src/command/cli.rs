@@ -4,7 +4,10 @@ use clap::{Parser, Subcommand};
 use onefold_base::fault::Explainer;
 use onefold_terminal::{CommandLine, OutputOptions, Printer};
 
-use super::{ERRORS, build, check, columns, features, history, init, parts, report, shard, vacuum, verify};
+use super::{
+    ERRORS, build, check, columns, compact, features, forget, history, init, parts, report, shard, vacuum,
+    verify,
+};
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
@@ -73,6 +76,7 @@ pub(crate) enum Command {
     Shard(shard::ShardArguments),
     /// Read a whole dataset and list everything that is wrong with it
     ///
+    /// With `--absent`, also look for users in all snapshots that exist, and list what is found of them.
     /// Example: onefold-ingest verify dataset
     Verify(verify::VerifyArguments),
     /// List the snapshots of a dataset: when each was committed, and what it changed
@@ -85,6 +89,20 @@ pub(crate) enum Command {
     /// files whose names no writer of datasets makes.
     /// Example: onefold-ingest vacuum dataset --keep 10 --older-than 1d
     Vacuum(vacuum::VacuumArguments),
+    /// Remove the samples of users from a dataset
+    ///
+    /// Only files that hold samples of the users are written again. Users are told by what sessions were made from: the
+    /// file has the values of the session's key, or of the user where a pause ends a session. The new snapshot has the
+    /// samples of a dataset that was built from logs without the users. Older snapshots still have them; with `--purge`,
+    /// these are removed, too, and whatever reads one of them fails from then on.
+    /// Example: onefold-ingest forget dataset --users users.txt
+    Forget(forget::ForgetArguments),
+    /// Merge files of a dataset where many have gathered
+    ///
+    /// A range of buckets that has more files or row groups than a new dataset would have is written again, as a new
+    /// dataset has it. The samples and their digest stay as they are. If there is nothing to gain, nothing is committed.
+    /// Example: onefold-ingest compact dataset --partition 'date>=2024-06-01'
+    Compact(compact::CompactArguments),
     /// Drop features from a dataset; no file is written again
     ///
     /// Older snapshots still have them. The space of their columns becomes free when partitions are written again and
@@ -121,6 +139,8 @@ impl CommandLine for Cli {
             Command::Verify(arguments) => verify::run(arguments, printer),
             Command::History(arguments) => history::run(arguments, printer),
             Command::Vacuum(arguments) => vacuum::run(arguments, printer),
+            Command::Forget(arguments) => forget::run(arguments, printer),
+            Command::Compact(arguments) => compact::run(arguments, printer),
             Command::DropFeatures(arguments) => features::run_drop(arguments, printer),
             Command::RenameFeature(arguments) => features::run_rename(arguments, printer),
             Command::Report(arguments) => report::run(arguments, printer),

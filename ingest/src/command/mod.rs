@@ -4,13 +4,16 @@ mod build;
 mod check;
 mod cli;
 mod columns;
+mod compact;
 mod features;
+mod forget;
 mod history;
 mod init;
 mod parts;
 mod report;
 mod shard;
 mod statistics;
+mod users;
 mod vacuum;
 mod verify;
 
@@ -23,6 +26,7 @@ use onefold_base::fault::{Explainer, explained};
 use onefold_base::process::available_threads;
 use onefold_base::progress::Reporter;
 use onefold_base::units::parse_bytes;
+use onefold_datasets::RewriteOptions;
 use onefold_terminal::Program;
 
 pub use self::build::{AppendArguments, BuildArguments, ConnectCluster, run_append, run_build};
@@ -61,6 +65,21 @@ fn run_async<T>(
             }
         }
     })
+}
+
+/// How files of a dataset are written again.
+#[derive(Debug, Clone, Copy, clap::Args)]
+struct RewriteArguments {
+    /// Number of threads that decode and encode row groups, which take 250 MiB of memory each [default: all that the
+    /// machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+impl RewriteArguments {
+    fn options(self) -> RewriteOptions {
+        RewriteOptions::new(self.threads.map_or_else(available_threads, usize::from))
+    }
 }
 
 /// The memory, disk space and threads that the engine may use.

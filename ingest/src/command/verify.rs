@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use crate::{Comparison, Config, compare};
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::units::{count_of, format_bytes, format_count};
-use onefold_datasets::verify::{Verification, VerifyOptions, verify};
+use onefold_datasets::verify::{Absence, Verification, VerifyOptions, absent, verify};
 use onefold_datasets::{PartitionFilter, Problem};
+use onefold_storage::Storage;
 use onefold_terminal::Printer;
 use serde::Serialize;
 
+use super::users::read_users;
 use super::{EngineArguments, run_async};
 
 #[derive(Debug, clap::Args)]
@@ -25,6 +27,13 @@ pub(crate) struct VerifyArguments {
     /// With `--against`: compare only these partitions, as `date=2024-06-01` or `city="Paris, TX"`
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true, requires = "against")]
     partition: PartitionFilter,
+    /// Look for the users of this file in all snapshots that exist, or in that of `--at`: in ids of sessions, the kept
+    /// column and the feature of the users' column, statistics and vocabularies. The file is as of `forget`
+    #[arg(long, value_name = "FILE")]
+    absent: Option<PathBuf>,
+    /// With `--absent`: tell users by this kept column, where sessions are not those of users
+    #[arg(long, value_name = "NAME", requires = "absent")]
+    column: Option<String>,
     #[command(flatten)]
     engine: EngineArguments,
 }
@@ -37,6 +46,9 @@ struct Verified<'a> {
     /// The result of the comparison; absent without `--against`.
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<&'a Comparison>,
+    /// Absent without `--absent`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    absent: Option<&'a Absence>,
 }
 
 /// Reads the whole dataset, prints the problems that it finds, and fails if there are any.
@@ -44,6 +56,7 @@ pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Res
     let engine = arguments.engine.options();
     // An invalid configuration fails before the long verification.
     let config = arguments.against.as_deref().map(Config::load).transpose()?;
+    let users = arguments.absent.as_deref().map(read_users).transpose()?;
     let options =
         VerifyOptions { threads: engine.threads, snapshot: arguments.at, memory_limit: engine.memory_limit };
     let verification = verify(&arguments.dataset, &options, printer)?;
@@ -55,17 +68,33 @@ pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Res
             Some(run_async(engine.threads, work, printer)?)
         }
     };
+    let absence = match &users {
+        None => None,
+        Some(users) => {
+            let (storage, column) = (Storage::open(&arguments.dataset)?, arguments.column.as_deref());
+            Some(absent(&storage, users, column, arguments.at, printer)?)
+        }
+    };
     let dataset = arguments.dataset.display().to_string();
-    let verified = Verified { verification: &verification, against: comparison.as_ref() };
+    let verified =
+        Verified { verification: &verification, against: comparison.as_ref(), absent: absence.as_ref() };
     printer.summary(&describe(&dataset, &verified), &verified)?;
+    let places = absence.map_or(0, |absence| absence.places_found) as u64;
     let found =
         match verification.problems_found + comparison.map_or(0, |comparison| comparison.problems.len()) {
-            0 => return Ok(()),
+            0 if places == 0 => return Ok(()),
+            0 => {
+                let found = count_of(places, "place");
+                let message = format!("`{dataset}` has something of the users in {found}");
+                return Err(Fault::new(Kind::Data, message).hint(FORGET).into());
+            }
             1 => "a problem".to_owned(),
             more => format!("{} problems", format_count(more as u64)),
         };
     Err(Fault::new(Kind::Data, format!("`{dataset}` has {found}")).hint(HINT).into())
 }
+
+const FORGET: &str = "remove it with `onefold-ingest forget DATASET --users FILE --purge`";
 
 const HINT: &str = "build the dataset, or the partitions named, again with `onefold-ingest build`";
 
@@ -95,7 +124,37 @@ fn describe(dataset: &str, verified: &Verified<'_>) -> String {
         };
         lines.push(format!("compared with the sources: {outcome}, in {:.1} s", against.wall_seconds));
     }
+    lines.extend(verified.absent.into_iter().flat_map(describe_absence));
     lines.join("\n")
+}
+
+/// Lines about users that were looked for.
+fn describe_absence(absence: &Absence) -> Vec<String> {
+    let mut lines: Vec<String> = absence.places.iter().map(Problem::to_string).collect();
+    if absence.places_found > absence.places.len() {
+        lines.push(format!(
+            "and {} more places",
+            format_count((absence.places_found - absence.places.len()) as u64)
+        ));
+    }
+    let outcome = match absence.places_found {
+        0 => "nothing".to_owned(),
+        places => format!("something in {}", count_of(places as u64, "place")),
+    };
+    lines.push(format!(
+        "looked for {} in {}, {}: found {outcome}, in {:.1} s",
+        count_of(absence.users as u64, "user"),
+        count_of(absence.snapshots.len() as u64, "snapshot"),
+        count_of(absence.samples, "sample"),
+        absence.wall_seconds,
+    ));
+    if !absence.files_not_read.is_empty() {
+        let files = count_of(absence.files_not_read.len() as u64, "file");
+        lines.push(format!(
+            "not looked at: {files} that no snapshot names; `onefold-ingest vacuum` removes old ones"
+        ));
+    }
+    lines
 }
 
 fn describe_files(dataset: &str, verification: &Verification) -> String {

@@ -42,6 +42,8 @@ const COMMANDS: &[(&str, &str, Takes)] = &[
     ("onefold-ingest", "verify", Dataset("DATASET")),
     ("onefold-ingest", "history", Dataset("DATASET")),
     ("onefold-ingest", "vacuum", Dataset("DATASET")),
+    ("onefold-ingest", "forget", OnlyErrors("DATASET --users logs/dataset.toml")),
+    ("onefold-ingest", "compact", Dataset("DATASET")),
     ("onefold-ingest", "drop-features", OnlyErrors("DATASET item")),
     ("onefold-ingest", "rename-feature", OnlyErrors("DATASET item article")),
     ("onefold-ingest", "report", Dataset("DATASET")),

@@ -22,7 +22,8 @@ const VERIFY: &str = "onefold-ingest verify dataset";
 /// Removes all files that no snapshot names, and all snapshots except the newest.
 const VACUUM: &str = "onefold-ingest vacuum dataset --keep 1 --older-than 0s";
 
-/// Returns a directory with a generated log in `logs`, and a log with other samples in `new-logs`.
+/// Returns a directory with a generated log in `logs`, a log with other samples in `new-logs`, and keys of sessions in
+/// `users.txt`.
 fn with_logs() -> Dir {
     Dir::made_once("", |dir| {
         for (seed, name) in [(1, "logs"), (2, "new-logs")] {
@@ -31,6 +32,8 @@ fn with_logs() -> Dir {
             ))
             .works();
         }
+        // Keys of sessions, of which the log has some.
+        dir.write("users.txt", (0..=20_000).step_by(2).map(|id| format!("{id}\n")).collect::<String>());
     })
 }
 
@@ -155,6 +158,17 @@ fn a_killed_append_leaves_the_old_dataset_whole() {
         &[
             "onefold-ingest build logs/dataset.toml --out whole --threads 2",
             "onefold-ingest append new-logs/dataset.toml --out whole --threads 2",
+        ],
+    );
+}
+
+#[test]
+fn a_killed_forget_leaves_the_old_dataset_whole() {
+    check_killed_anywhere(
+        "onefold-ingest forget dataset --users users.txt --threads 2",
+        &[
+            "onefold-ingest build logs/dataset.toml --out whole --threads 2",
+            "onefold-ingest forget whole --users users.txt --threads 2",
         ],
     );
 }

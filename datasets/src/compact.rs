@@ -1,0 +1,171 @@
+//! Merges the files of a dataset where many have gathered: several small ones with the row groups of a range of buckets,
+//! or several with columns of the same row groups.
+//!
+//! A range of a partition is written again as a whole, into the files that a new dataset with the same samples has. The
+//! samples and their digest stay as they are.
+
+use std::time::Instant;
+
+use arrow::datatypes::DataType;
+use onefold_base::progress::Reporter;
+use onefold_storage::Storage;
+use serde::Serialize;
+
+use crate::rewrite::{RewriteOptions, Rewriter, check_samples, files_of, start};
+use crate::schema::with_sample_keys;
+use crate::{Commit, FileSet, PartitionFilter, PartitionKey, Result, Snapshot};
+
+/// What was merged.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compacted {
+    /// The number of the newest snapshot.
+    pub snapshot: u64,
+    /// Whether this committed it; `false` if there was nothing to gain.
+    pub changed: bool,
+    /// Partitions that were looked at.
+    pub partitions: usize,
+    /// Ranges of buckets that were written again.
+    pub ranges_rewritten: u64,
+    /// The samples in these.
+    pub samples_rewritten: u64,
+    /// Data files of the partitions before.
+    pub files_before: u64,
+    /// Data files of the partitions now.
+    pub files: u64,
+    /// Row groups of the partitions before.
+    pub row_groups_before: u64,
+    /// Row groups of the partitions now.
+    pub row_groups: u64,
+    /// Size of the data files of the partitions before.
+    pub bytes_on_disk_before: u64,
+    /// Size of the data files of the partitions now.
+    pub bytes_on_disk: u64,
+    /// Time that it took.
+    pub wall_seconds: f64,
+}
+
+/// Files, row groups and bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    files: u64,
+    row_groups: u64,
+    bytes: u64,
+}
+
+impl Size {
+    fn of<'s>(sets: impl Iterator<Item = &'s FileSet> + Clone) -> Self {
+        let row_groups = sets.clone().map(|set| set.row_groups.len() as u64).sum();
+        let (files, bytes) = files_of(sets);
+        Self { files, row_groups, bytes }
+    }
+}
+
+/// Merges files in the partitions that `filter` chooses, and commits. Memory holds the row groups that are being
+/// written.
+///
+/// # Errors
+///
+/// [`Error::Fault`](crate::Error::Fault) if the filter chooses nothing or another writer has changed the same partitions
+/// meanwhile; [`Error::NotADataset`](crate::Error::NotADataset), [`Error::Snapshot`](crate::Error::Snapshot),
+/// [`Error::Damaged`](crate::Error::Damaged) and [`Error::Storage`](crate::Error::Storage) if the dataset cannot be
+/// read or written. The dataset is then as it was.
+pub fn compact(
+    storage: &Storage,
+    filter: &PartitionFilter,
+    how: &RewriteOptions,
+    reporter: &dyn Reporter,
+) -> Result<Compacted> {
+    let started = Instant::now();
+    let (writer, snapshot) = start(storage, Commit::Compact, how)?;
+    let partitions = snapshot.select(filter)?;
+    let before = Size::of(partitions.iter().flat_map(|partition| &partition.files));
+    let mut gaining: Vec<(&PartitionKey, &[FileSet])> = Vec::new();
+    for partition in &partitions {
+        let ranges = partition.ranges(snapshot.division());
+        gaining
+            .extend(ranges.filter(|sets| has_gain(&snapshot, sets, how)).map(|sets| (&partition.key, sets)));
+    }
+    let mut compacted = Compacted {
+        snapshot: snapshot.snapshot,
+        changed: false,
+        partitions: partitions.len(),
+        ranges_rewritten: 0,
+        samples_rewritten: 0,
+        files_before: before.files,
+        files: before.files,
+        row_groups_before: before.row_groups,
+        row_groups: before.row_groups,
+        bytes_on_disk_before: before.bytes,
+        bytes_on_disk: before.bytes,
+        wall_seconds: 0.0,
+    };
+    let mut rewriter = Rewriter::new(storage, &snapshot, writer, how.threads, reporter)?;
+    let samples: u64 = gaining.iter().flat_map(|(_, sets)| *sets).map(|set| set.samples).sum();
+    reporter.begin("compacting", Some(samples), "samples");
+    let rewritten = gaining.iter().try_for_each(|(key, sets)| compacted.rewrite(&mut rewriter, key, sets));
+    reporter.end();
+    rewritten?;
+    if compacted.ranges_rewritten > 0 {
+        compacted.changed = true;
+        compacted.snapshot = rewriter.finish()?.snapshot.snapshot;
+    }
+    compacted.wall_seconds = started.elapsed().as_secs_f64();
+    Ok(compacted)
+}
+
+impl Compacted {
+    /// Writes a range again.
+    fn rewrite(&mut self, rewriter: &mut Rewriter<'_>, key: &PartitionKey, sets: &[FileSet]) -> Result<()> {
+        let all = vec![true; sets.len()];
+        let written = rewriter.rewrite(key, sets, &all, &|_| true)?;
+        check_samples(sets, &all, &written, 0)?;
+        let (before, now) = (Size::of(sets.iter()), Size::of(written.files.iter()));
+        // How long kept texts are is not known before they are read.
+        let is_smaller = now.files < before.files || now.row_groups < before.row_groups;
+        if !is_smaller && !sets.iter().any(has_unused_columns) {
+            rewriter.discard(&written);
+            return Ok(());
+        }
+        self.ranges_rewritten += 1;
+        self.samples_rewritten += written.samples();
+        self.files = self.files + now.files - before.files;
+        self.row_groups = self.row_groups + now.row_groups - before.row_groups;
+        self.bytes_on_disk = self.bytes_on_disk + now.bytes - before.bytes;
+        rewriter.add(written, sets, &all)
+    }
+}
+
+/// Whether a set has columns that nothing reads any more.
+fn has_unused_columns(set: &FileSet) -> bool {
+    !set.changes.unused.is_empty()
+}
+
+/// Whether the files of a range can become fewer, or their row groups, or unneeded columns be left out.
+///
+/// All row groups of a file but the last of a range have at least as many decoded bytes as the options say, and so have
+/// all files: a new dataset has no more of them than this allows.
+fn has_gain(snapshot: &Snapshot, sets: &[FileSet], how: &RewriteOptions) -> bool {
+    let most = |bytes_of_one: usize| decoded_bytes(snapshot, sets) / bytes_of_one.max(1) as u64 + 1;
+    let row_groups: usize = sets.iter().map(|set| set.row_groups.len()).sum();
+    sets.iter().any(|set| set.files.len() > 1 || has_unused_columns(set))
+        || row_groups as u64 > most(how.row_group_bytes)
+        || sets.len() as u64 > most(how.file_bytes)
+}
+
+/// The decoded bytes of samples as a writer counts them, but for those of kept texts.
+fn decoded_bytes(snapshot: &Snapshot, sets: &[FileSet]) -> u64 {
+    let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
+    let of_column = |kind: &DataType| -> u64 {
+        match kind {
+            DataType::Float32 => 4,
+            DataType::List(_) => 0,
+            _ => 8,
+        }
+    };
+    let of_sample: u64 = columns.fields().iter().map(|field| of_column(field.data_type())).sum();
+    let row_groups = sets.iter().flat_map(|set| &set.row_groups);
+    row_groups.fold(0, |sum: u64, row_group| {
+        sum.saturating_add(row_group.samples.saturating_mul(of_sample))
+            .saturating_add(row_group.values.saturating_mul(8))
+    })
+}

@@ -1,0 +1,82 @@
+//! Older snapshots that have something of users.
+
+use std::collections::HashMap;
+
+use onefold_base::progress::Reporter;
+use onefold_storage::Storage;
+
+use super::sessions::Search;
+use crate::snapshot::numbers;
+use crate::users::{UserKeys, Users};
+use crate::{Result, Snapshot};
+
+/// Reads older snapshots, each of their files once.
+pub(super) struct OlderSnapshots<'a> {
+    pub(super) storage: &'a Storage,
+    pub(super) keys: &'a UserKeys,
+    pub(super) column: Option<&'a str>,
+    /// Whether a set of files, a vocabulary or a manifest has something of the users, by path, of those that were read.
+    pub(super) has_users: HashMap<String, bool>,
+    pub(super) reporter: &'a dyn Reporter,
+}
+
+impl OlderSnapshots<'_> {
+    /// The numbers of the snapshots before `newest` that have samples of the users or know them by a vocabulary or by
+    /// statistics, and of those that cannot tell users.
+    ///
+    /// # Errors
+    ///
+    /// As [`forget`](super::forget()).
+    pub(super) fn with_users(&mut self, newest: u64) -> Result<Vec<u64>> {
+        let mut with_users = Vec::new();
+        let mut older = numbers(self.storage, None)?;
+        older.retain(|number| *number < newest);
+        self.reporter.begin("older files", None, "samples");
+        let searched = older.into_iter().try_for_each(|number| -> Result<()> {
+            let snapshot = Snapshot::load_from(self.storage, Some(number))?;
+            with_users.extend(self.has_users(&snapshot)?.then_some(number));
+            Ok(())
+        });
+        self.reporter.end();
+        searched.map(|()| with_users)
+    }
+
+    fn has_users(&mut self, snapshot: &Snapshot) -> Result<bool> {
+        let Ok(users) = Users::new(snapshot, self.keys, self.column) else { return Ok(true) };
+        for (name, file) in &snapshot.vocabularies {
+            if !self.has_users.contains_key(&file.path) {
+                let known = users.known_by(self.storage, snapshot, name)?;
+                self.has_users.insert(file.path.clone(), known.is_some_and(|(_, ids)| !ids.is_empty()));
+            }
+            if self.has_users[&file.path] {
+                return Ok(true);
+            }
+        }
+        if let Some((feature, ids)) = users.feature(self.storage, snapshot)? {
+            for entry in &snapshot.manifests {
+                if !self.has_users.contains_key(&entry.path) {
+                    let found = users.in_manifest(self.storage, snapshot, entry, (feature, &ids))?;
+                    self.has_users.insert(entry.path.clone(), !found.is_empty());
+                }
+                if self.has_users[&entry.path] {
+                    return Ok(true);
+                }
+            }
+        }
+        let search = Search { storage: self.storage, snapshot, users: &users, reporter: self.reporter };
+        for partition in &snapshot.partitions {
+            for sets in partition.ranges(snapshot.division()) {
+                if sets.iter().any(|set| !self.has_users.contains_key(set.path())) {
+                    let found = search.in_range(&partition.key, sets)?;
+                    let has_samples = found.samples.iter().map(|samples| *samples > 0);
+                    let paths = sets.iter().map(|set| set.path().to_owned());
+                    self.has_users.extend(paths.zip(has_samples));
+                }
+                if sets.iter().any(|set| self.has_users[set.path()]) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}

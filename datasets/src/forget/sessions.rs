@@ -1,0 +1,165 @@
+//! Finds the sessions of users: by the ids and starts of sessions, or by the column that tells users.
+
+use std::collections::{HashMap, HashSet};
+
+use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
+use onefold_base::fault::{Fault, Kind};
+use onefold_base::progress::Reporter;
+use onefold_storage::Storage;
+
+use crate::scan::OpenFiles;
+use crate::users::{BySessions, Told, Users, text_of};
+use crate::{FileSet, KeptColumn, PartitionKey, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN};
+
+/// The sessions of users in a range of buckets of a partition.
+#[derive(Debug, Default)]
+pub(crate) struct FoundSessions {
+    /// The sessions.
+    pub(crate) sessions: HashSet<i64>,
+    /// The users that they are of.
+    pub(crate) users: HashSet<usize>,
+    /// Their samples in each set of files.
+    pub(crate) samples: Vec<u64>,
+    /// The user of each session of the range that was read, `None` if that is nobody who is looked for: of contiguous
+    /// sessions only the last one, and of others those whose ids may be those of a user.
+    known: HashMap<i64, Option<usize>>,
+}
+
+/// Looks for users in the files of a snapshot.
+pub(crate) struct Search<'a> {
+    pub(crate) storage: &'a Storage,
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) users: &'a Users,
+    pub(crate) reporter: &'a dyn Reporter,
+}
+
+/// A row group of a partition.
+#[derive(Clone, Copy)]
+struct Place<'p> {
+    partition: &'p PartitionKey,
+    files: &'p OpenFiles,
+    row_group: usize,
+}
+
+impl Search<'_> {
+    /// The sessions of users in the `sets` of a range.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`](crate::Error::Damaged) if a file is not what the snapshot says,
+    /// [`Error::Fault`](crate::Error::Fault) if a session is one of a user only in part, and as
+    /// [`Storage::read_ranges`].
+    pub(crate) fn in_range(&self, partition: &PartitionKey, sets: &[FileSet]) -> Result<FoundSessions> {
+        let mut found = FoundSessions::default();
+        for set in sets {
+            let samples = self.in_set(partition, set, &mut found)?;
+            found.samples.push(samples);
+            self.reporter.advance(set.samples);
+        }
+        Ok(found)
+    }
+
+    /// The number of samples of users in a set.
+    fn in_set(&self, partition: &PartitionKey, set: &FileSet, found: &mut FoundSessions) -> Result<u64> {
+        if !set.row_groups.iter().any(|row_group| self.users.may_be_in(row_group)) {
+            return Ok(0);
+        }
+        let files = OpenFiles::open(self.storage, self.snapshot, set)?;
+        let mut samples = 0;
+        for (row_group, described) in set.row_groups.iter().enumerate() {
+            if self.users.may_be_in(described) {
+                let place = Place { partition, files: &files, row_group };
+                samples += match self.users.told() {
+                    Told::BySessions(by) => self.by_sessions(by, place, found)?,
+                    Told::ByColumn(column, users) => self.by_column((column, users), place, found)?,
+                };
+            }
+            self.reporter.go_on()?;
+        }
+        Ok(samples)
+    }
+
+    /// The number of samples of users in a row group.
+    fn by_sessions(&self, by: &BySessions, place: Place<'_>, found: &mut FoundSessions) -> Result<u64> {
+        let Place { partition, files, row_group } = place;
+        let sessions = files.numbers::<Int64Type>(row_group, SESSION_COLUMN)?;
+        let times = files.numbers::<TimestampMicrosecondType>(row_group, TIME_COLUMN)?;
+        let (mut row, mut samples) = (0, 0);
+        for run in sessions.chunk_by(|a, b| a == b) {
+            let (session, start) = (run[0], times[row]);
+            row += run.len();
+            if !by.may_be(session) {
+                continue;
+            }
+            // The first sample of a session in its partition is the start of the session.
+            let user = match found.known.get(&session) {
+                Some(user) => *user,
+                None => {
+                    let user = by.find(self.users, partition, session, start);
+                    self.know(session, user, found);
+                    user
+                }
+            };
+            if let Some(user) = user {
+                found.users.insert(user);
+                found.sessions.insert(session);
+                samples += run.len() as u64;
+            }
+        }
+        Ok(samples)
+    }
+
+    /// The same by a kept column, with the users by its values.
+    fn by_column(
+        &self,
+        (column, users): (&KeptColumn, &HashMap<String, usize>),
+        place: Place<'_>,
+        found: &mut FoundSessions,
+    ) -> Result<u64> {
+        let Place { files, row_group, .. } = place;
+        let sessions = files.numbers::<Int64Type>(row_group, SESSION_COLUMN)?;
+        let values = files.kept(row_group, column)?;
+        let user_of = |row| text_of(&values, row).and_then(|text| users.get(&text).copied());
+        let (mut row, mut samples) = (0, 0);
+        for run in sessions.chunk_by(|a, b| a == b) {
+            let (session, rows) = (run[0], row..row + run.len());
+            row = rows.end;
+            let first = user_of(rows.start);
+            let before = found.known.get(&session).copied();
+            if before.is_none() {
+                self.know(session, first, found);
+            }
+            let is_users = before.unwrap_or(first).is_some();
+            for row in rows {
+                let user = user_of(row);
+                if user.is_some() != is_users {
+                    return Err(self.mixed(place, column, session).into());
+                }
+                found.users.extend(user);
+            }
+            if is_users {
+                found.sessions.insert(session);
+                samples += run.len() as u64;
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Remembers whose session it is.
+    fn know(&self, session: i64, user: Option<usize>, found: &mut FoundSessions) {
+        if self.snapshot.order.is_clustered() {
+            found.known.clear();
+        }
+        found.known.insert(session, user);
+    }
+
+    fn mixed(&self, place: Place<'_>, column: &KeptColumn, session: i64) -> Fault {
+        let name = &column.name;
+        let message = format!(
+            "session {session} has samples of users of the list, and samples with other values of `{name}`, or none"
+        );
+        let path = self.storage.shown(&place.files.path);
+        Fault::of_file(Kind::Data, path, message)
+            .hint("choose a kept column with one value in each session, or build the dataset anew without the users")
+    }
+}

@@ -1,0 +1,277 @@
+//! Writes files of a dataset again, with all of their samples or without some: what [`forget`](crate::forget) and
+//! [`compact`](crate::compact) have in common.
+//!
+//! ```text
+//! files of a range     a  b  c  d        b and c are chosen
+//! the range then       a  b' d           the new files hold what is kept of b and c, cut as a writer cuts samples
+//! ```
+//!
+//! Files that are not chosen stay as they are. Row groups are read one by one: what is in memory are those that are being
+//! written.
+
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::datatypes::Int64Type;
+use onefold_base::fault::{Fault, Kind};
+use onefold_base::progress::Reporter;
+use onefold_storage::Storage;
+use rayon::prelude::*;
+
+use crate::digest::Digest;
+use crate::scan::OpenFiles;
+use crate::schema::with_sample_keys;
+use crate::snapshot::{latest_head, not_a_dataset};
+use crate::vocabulary::FormerOriginals;
+use crate::writer::SampleWriter;
+use crate::{
+    Commit, DatasetWriter, Error, FileSet, Order, PartitionKey, Result, RowGroup, SESSION_COLUMN, Snapshot,
+    Vocabulary, WriterOptions, Written, WrittenBucket,
+};
+
+/// How files are written again. They are those of a new dataset with the same options.
+#[derive(Debug, Clone, Copy)]
+pub struct RewriteOptions {
+    /// Threads that decode and encode.
+    pub threads: usize,
+    /// As [`WriterOptions::row_group_bytes`].
+    pub row_group_bytes: usize,
+    /// As [`WriterOptions::file_bytes`].
+    pub file_bytes: usize,
+}
+
+impl RewriteOptions {
+    /// Row groups and files of the size that builds write, with so many threads.
+    pub fn new(threads: usize) -> Self {
+        let WriterOptions { row_group_bytes, file_bytes, .. } = WriterOptions::new(Order::Session);
+        Self { threads, row_group_bytes, file_bytes }
+    }
+}
+
+/// Starts a writer of this kind, and loads the snapshot that it is for.
+pub(crate) fn start(
+    storage: &Storage,
+    kind: Commit,
+    how: &RewriteOptions,
+) -> Result<(DatasetWriter, Snapshot)> {
+    loop {
+        let number = latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?.snapshot;
+        let snapshot = Snapshot::load_from(storage, Some(number))?;
+        let options = WriterOptions {
+            layout: snapshot.layout,
+            commit: kind,
+            sample_keys: snapshot.sample_keys,
+            buckets: snapshot.division(),
+            sessions: snapshot.sessions.clone(),
+            threads: how.threads,
+            column_order: column_order(&snapshot),
+            row_group_bytes: how.row_group_bytes,
+            file_bytes: how.file_bytes,
+            ..WriterOptions::new(snapshot.order)
+        };
+        let writer = DatasetWriter::create_in(storage.clone(), snapshot.schema.clone(), options)?;
+        // Another writer may have committed meanwhile.
+        if writer.appended_to().is_some_and(|head| head.snapshot == number) {
+            return Ok((writer, snapshot));
+        }
+    }
+}
+
+/// The columns of the first file, if they are not in the order of the schema: they come first in new files, too.
+fn column_order(snapshot: &Snapshot) -> Vec<String> {
+    let mut sets = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+    let Some(set) = sets.next() else { return Vec::new() };
+    let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
+    let names = set.files.iter().take(1).flat_map(|file| file.columns.iter());
+    let names: Vec<&str> = names.filter_map(|name| set.changes.in_schema(name)).collect();
+    let places = names.into_iter().filter_map(|name| Some((columns.index_of(name).ok()?, name)));
+    let (places, names): (Vec<usize>, Vec<&str>) = places.unzip();
+    if places.is_sorted() { Vec::new() } else { names.into_iter().map(str::to_owned).collect() }
+}
+
+/// Writes files of a snapshot again.
+pub(crate) struct Rewriter<'a> {
+    storage: &'a Storage,
+    snapshot: &'a Snapshot,
+    writer: DatasetWriter,
+    pool: rayon::ThreadPool,
+    reporter: &'a dyn Reporter,
+}
+
+impl<'a> Rewriter<'a> {
+    /// Rewrites files of `snapshot`, with a writer that was [started](start) for it.
+    pub(crate) fn new(
+        storage: &'a Storage,
+        snapshot: &'a Snapshot,
+        writer: DatasetWriter,
+        threads: usize,
+        reporter: &'a dyn Reporter,
+    ) -> Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+        let pool = pool.map_err(std::io::Error::other)?;
+        Ok(Self { storage, snapshot, writer, pool, reporter })
+    }
+
+    /// Writes the `chosen` sets of a range again, with the samples of the sessions that are kept. The new files are removed
+    /// if this is dropped before it has [finished](Self::finish).
+    ///
+    /// # Errors
+    ///
+    /// Those of reading and writing files.
+    pub(crate) fn rewrite(
+        &mut self,
+        key: &PartitionKey,
+        sets: &[FileSet],
+        chosen: &[bool],
+        is_kept: &dyn Fn(i64) -> bool,
+    ) -> Result<WrittenBucket> {
+        let range = sets.first().map_or(0, |set| self.snapshot.division().range_of(set.bucket));
+        let mut written = WrittenBucket::empty(key.clone(), range);
+        let mut output: Option<SampleWriter> = None;
+        for (set, chosen) in sets.iter().zip(chosen) {
+            if *chosen {
+                let output = output.get_or_insert_with(|| self.writer.some_of_range(key, range));
+                self.copy(set, is_kept, output)?;
+            } else {
+                self.end(output.take(), &mut written)?;
+            }
+        }
+        self.end(output, &mut written)?;
+        Ok(written)
+    }
+
+    /// Ends new files, and adds them to what is written.
+    fn end(&mut self, output: Option<SampleWriter>, written: &mut WrittenBucket) -> Result<()> {
+        let Some(output) = output else { return Ok(()) };
+        let new = output.finish()?;
+        self.writer.owns(&new);
+        written.files.extend(new.files);
+        written.statistics.extend(new.statistics);
+        Ok(())
+    }
+
+    /// Appends the samples of a set whose sessions are kept.
+    fn copy(&self, set: &FileSet, is_kept: &dyn Fn(i64) -> bool, output: &mut SampleWriter) -> Result<()> {
+        let files = OpenFiles::open(self.storage, self.snapshot, set)?;
+        files.check_columns(&self.snapshot.columns_of(set))?;
+        for row_group in 0..files.row_groups() {
+            let _fetched = files.fetch(row_group)?;
+            let samples = self.pool.install(|| samples(&files, self.snapshot, row_group))?;
+            let sessions = files.numbers::<Int64Type>(row_group, SESSION_COLUMN)?;
+            let mut start = 0;
+            for run in sessions.chunk_by(|a, b| is_kept(*a) == is_kept(*b)) {
+                if is_kept(run[0]) {
+                    output.append(&samples.slice(start, run.len()))?;
+                }
+                start += run.len();
+            }
+            self.reporter.advance(sessions.len() as u64);
+            self.reporter.go_on()?;
+        }
+        Ok(())
+    }
+
+    /// Removes the files of a range that was [rewritten](Self::rewrite) as a whole, and is not [added](Self::add).
+    pub(crate) fn discard(&self, range: &WrittenBucket) {
+        self.storage.clean_up(range.paths().map(str::to_owned).collect());
+    }
+
+    /// Makes what was [rewritten](Self::rewrite) of the chosen sets of a range a part of the commit.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatasetWriter::add`].
+    pub(crate) fn add(&mut self, written: WrittenBucket, sets: &[FileSet], chosen: &[bool]) -> Result<()> {
+        self.writer.add_rewritten(written, of_chosen(sets, chosen).map(|set| set.path().to_owned()))
+    }
+
+    /// Makes a vocabulary, of which originals were removed, a part of the commit in place of the dataset's of this name.
+    /// Before, they were `former`.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatasetWriter::add_vocabulary`].
+    pub(crate) fn add_vocabulary(
+        &mut self,
+        name: &str,
+        vocabulary: &Vocabulary,
+        former: Vec<FormerOriginals>,
+    ) -> Result<()> {
+        self.writer.add_vocabulary_of(name, vocabulary, former)
+    }
+
+    /// Commits what was added.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatasetWriter::finish`].
+    pub(crate) fn finish(self) -> Result<Written> {
+        self.writer.finish()
+    }
+}
+
+/// Chooses all sets of a range if some are chosen, and a run of these cannot be written for itself: if a session does not
+/// fit into a row group, or sessions are not contiguous in the first place.
+pub(crate) fn choose_whole_runs(snapshot: &Snapshot, sets: &[FileSet], chosen: &mut [bool]) {
+    let row_groups: Vec<&RowGroup> = sets.iter().flat_map(|set| &set.row_groups).collect();
+    let goes_on = |pair: &[&RowGroup]| pair[0].last_session == pair[1].first_session;
+    let is_one_run = !snapshot.order.is_clustered() || row_groups.windows(2).any(goes_on);
+    if chosen.contains(&true) && is_one_run {
+        chosen.fill(true);
+    }
+}
+
+/// The sets that are chosen.
+pub(crate) fn of_chosen<'s>(sets: &'s [FileSet], chosen: &[bool]) -> impl Iterator<Item = &'s FileSet> {
+    sets.iter().zip(chosen).filter(|(_, chosen)| **chosen).map(|(set, _)| set)
+}
+
+/// Checks that what was written has the samples of the sets that it replaces but for so many; all of them, if none are
+/// removed.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if it has others: a bug.
+pub(crate) fn check_samples(
+    sets: &[FileSet],
+    chosen: &[bool],
+    written: &WrittenBucket,
+    removed: u64,
+) -> Result<()> {
+    let (mut before, mut digest, mut is_digested) = (0, Digest::default(), true);
+    for set in of_chosen(sets, chosen) {
+        before += set.samples;
+        set.row_groups.iter().for_each(|row_group| digest.merge(row_group.digest));
+        // Otherwise the digest is one of other columns.
+        is_digested &= set.changes.lacks.is_empty() && set.changes.are_digested();
+    }
+    let same_samples = removed > 0 || !is_digested || digest == written.digest();
+    if before == written.samples() + removed && same_samples {
+        return Ok(());
+    }
+    let left = written.samples();
+    let message = format!("of {before} samples {removed} were to be removed, but {left} are left, or others");
+    let hint = "nothing was committed; run `onefold-ingest verify`, and report this if that finds nothing";
+    Err(Fault::new(Kind::Failed, message).hint(hint).into())
+}
+
+/// The number of files of sets, and their size.
+pub(crate) fn files_of<'s>(sets: impl IntoIterator<Item = &'s FileSet>) -> (u64, u64) {
+    sets.into_iter()
+        .fold((0, 0), |(files, bytes), set| (files + set.files.len() as u64, bytes + set.bytes_on_disk()))
+}
+
+/// The samples of a row group, as a writer takes them, whose columns are decoded on the threads of this pool. Lists are
+/// views of ids that samples share.
+fn samples(files: &OpenFiles, snapshot: &Snapshot, row_group: usize) -> Result<RecordBatch> {
+    let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
+    let how = (&snapshot.schema, snapshot.layout);
+    let fields: Vec<_> = columns.fields().iter().collect();
+    let arrays = fields.into_par_iter().map(|field| -> Result<(String, ArrayRef, bool)> {
+        let column = files.of_samples(row_group, how, field)?;
+        Ok((field.name().clone(), column, field.is_nullable()))
+    });
+    let arrays: Vec<_> = arrays.collect::<Result<_>>()?;
+    RecordBatch::try_from_iter_with_nullable(arrays).map_err(Error::from)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,361 @@
+//! Users whose samples are looked for, and how a dataset tells them from others.
+//!
+//! A dataset has no column of users. It has the ids of sessions, which are [hashes](crate::session_id) of what a session
+//! was made from: the user (or the session's key), the values of the partition's columns and the start of the session.
+//! Who knows the user computes these ids again: of the sessions with the same 16 high bits, those of the user are the
+//! ones with the same id. Where sessions are not those of users, users are told by a kept column.
+
+use std::collections::{HashMap, HashSet};
+
+use arrow::array::{Array, ArrayRef, AsArray};
+use arrow::datatypes::Int64Type;
+use onefold_base::fault::{option, text};
+use onefold_storage::Storage;
+
+use crate::identity::{identity_bits, identity_bits_of_session};
+use crate::snapshot::RowStatistics;
+use crate::{
+    Error, FeatureStatistics, IDENTITY_SEPARATOR, IdEncoding, KeptColumn, ManifestEntry, PartitionColumn,
+    PartitionKey, PartitionType, Result, RowGroup, Sessions, Snapshot, SparseFeature, Vocabulary,
+    bucket_of_identity, session_id, suggest,
+};
+
+/// A list of users, as a file gives it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UserKeys {
+    /// The names of the columns; `None` if there is one column without a name.
+    pub columns: Option<Vec<String>>,
+    /// The values of each user, as `CAST(… AS VARCHAR)` gives them; `None` where there is none.
+    pub rows: Vec<Vec<Option<String>>>,
+}
+
+/// Users of a dataset.
+#[derive(Debug)]
+pub(crate) struct Users {
+    /// The values of the session's columns, or the value of the kept column, of each user once.
+    keys: Vec<Vec<String>>,
+    told: Told,
+}
+
+/// What users are told by.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// The ids of their sessions.
+    BySessions(BySessions),
+    /// A kept column, with the user of each value.
+    ByColumn(KeptColumn, HashMap<String, usize>),
+}
+
+/// Users by the ids of their sessions.
+#[derive(Debug)]
+pub(crate) struct BySessions {
+    /// The columns of a session's key, or that of the user.
+    columns: Vec<String>,
+    /// The users by the high bits of the ids of their sessions.
+    by_bits: HashMap<u64, Vec<usize>>,
+    /// Whether a bucket is one of a user.
+    buckets: Vec<bool>,
+    /// How many of the last partition columns are made of a session's start. The snapshot does not say whether a column
+    /// `date` is one of the logs.
+    made: Vec<usize>,
+}
+
+impl Users {
+    /// The users of `keys` in a dataset; `column` is the kept column that tells them, if sessions do not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if the dataset cannot tell users so, or the keys do not have the columns.
+    pub(crate) fn new(snapshot: &Snapshot, keys: &UserKeys, column: Option<&str>) -> Result<Self> {
+        if let Some(name) = column {
+            let known = snapshot.schema.kept.iter();
+            let Some(kept) = known.clone().find(|kept| kept.name == name) else {
+                let hint = format!(
+                    "build the dataset with `keep = [\"{name}\"]`, or name one of its kept columns: {}",
+                    suggest(name, known.map(|kept| kept.name.as_str()))
+                );
+                return Err(Error::schema(format!("the dataset keeps no column `{name}`"), hint));
+            };
+            let keys = values_of(keys, &[name.to_owned()])?;
+            let by_value = keys.iter().enumerate().map(|(user, key)| (key.concat(), user)).collect();
+            return Ok(Self { told: Told::ByColumn(kept.clone(), by_value), keys });
+        }
+        let columns = match &snapshot.sessions {
+            Some(Sessions::Key(columns)) => columns.clone(),
+            Some(Sessions::Gap { user, .. }) => vec![user.clone()],
+            None => {
+                let message = "the dataset does not say what its sessions were made from";
+                return Err(Error::schema(message, "build it anew with `onefold-ingest build`"));
+            }
+        };
+        let keys = values_of(keys, &columns)?;
+        let mut by_bits: HashMap<u64, Vec<usize>> = HashMap::new();
+        let mut buckets = vec![false; snapshot.buckets as usize];
+        for (user, key) in keys.iter().enumerate() {
+            let identity = joined(key.iter().map(String::as_str));
+            by_bits.entry(identity_bits(&identity)).or_default().push(user);
+            buckets[bucket_of_identity(&identity, snapshot.buckets) as usize] = true;
+        }
+        let made = made_columns(&snapshot.partition_columns);
+        Ok(Self { told: Told::BySessions(BySessions { columns, by_bits, buckets, made }), keys })
+    }
+
+    /// The number of users.
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// What users are told by.
+    pub(crate) fn told(&self) -> &Told {
+        &self.told
+    }
+
+    /// How a user is shown.
+    pub(crate) fn shown(&self, user: usize) -> String {
+        self.keys[user].join(", ")
+    }
+
+    /// The column that alone identifies a user, and of which the dataset may have a feature.
+    pub(crate) fn column(&self) -> Option<&str> {
+        match &self.told {
+            Told::ByColumn(column, _) => Some(&column.name),
+            Told::BySessions(BySessions { columns, .. }) => match columns.as_slice() {
+                [column] => Some(column),
+                _ => None,
+            },
+        }
+    }
+
+    /// Whether a row group may have samples of one of the users.
+    pub(crate) fn may_be_in(&self, row_group: &RowGroup) -> bool {
+        match &self.told {
+            Told::ByColumn(..) => true,
+            Told::BySessions(BySessions { buckets, .. }) => {
+                let inside = buckets.iter().skip(row_group.bucket as usize);
+                let number = row_group.last_bucket().saturating_sub(row_group.bucket) as usize + 1;
+                inside.take(number).any(|is_of_user| *is_of_user)
+            }
+        }
+    }
+
+    /// The users by the ids that a feature has of them. `None` for a feature that is not the users' [column](Self::column).
+    pub(crate) fn ids(
+        &self,
+        feature: &SparseFeature,
+        vocabulary: Option<&Vocabulary>,
+    ) -> Option<HashMap<i64, usize>> {
+        if self.column() != Some(feature.name.as_str()) {
+            return None;
+        }
+        let id = |key: &String| match (vocabulary, feature.ids) {
+            (Some(vocabulary), _) => Some(vocabulary.id_of_key(key)).filter(|id| *id > 0),
+            (None, Some(IdEncoding::Hash)) => Some(crate::hash_id(key.as_bytes())),
+            (None, None) => key.parse::<i64>().ok(),
+        };
+        let ids = self.keys.iter().enumerate();
+        Some(ids.filter_map(|(user, key)| Some((id(key.first()?)?, user))).collect())
+    }
+
+    /// The vocabulary `name` of a snapshot, and the users by the ids that it gives them. `None` if it is not one of the
+    /// users' feature.
+    ///
+    /// # Errors
+    ///
+    /// As [`Vocabulary::read`].
+    pub(crate) fn known_by(
+        &self,
+        storage: &Storage,
+        snapshot: &Snapshot,
+        name: &str,
+    ) -> Result<Option<(Vocabulary, HashMap<i64, usize>)>> {
+        let is_of_users = |feature: &&SparseFeature| {
+            feature.vocabulary.as_deref() == Some(name) && self.column() == Some(feature.name.as_str())
+        };
+        let feature = snapshot.schema.sparse_features().find(is_of_users);
+        let (Some(feature), Some(file)) = (feature, snapshot.vocabularies.get(name)) else { return Ok(None) };
+        let vocabulary = Vocabulary::read(storage, file)?;
+        let ids = self.ids(feature, Some(&vocabulary)).unwrap_or_default();
+        Ok(Some((vocabulary, ids)))
+    }
+
+    /// The feature of a snapshot that is the users' [column](Self::column), and the users by its ids.
+    ///
+    /// # Errors
+    ///
+    /// As [`Vocabulary::read`].
+    pub(crate) fn feature<'s>(
+        &self,
+        storage: &Storage,
+        snapshot: &'s Snapshot,
+    ) -> Result<Option<(&'s SparseFeature, HashMap<i64, usize>)>> {
+        let mut features = snapshot.schema.sparse_features();
+        let Some(feature) = features.find(|feature| self.column() == Some(feature.name.as_str())) else {
+            return Ok(None);
+        };
+        let ids = match &feature.vocabulary {
+            None => self.ids(feature, None),
+            Some(name) => self.known_by(storage, snapshot, name)?.map(|(_, ids)| ids),
+        };
+        Ok(ids.map(|ids| (feature, ids)))
+    }
+
+    /// The row groups of a manifest in whose statistics the smallest or the largest id of a feature is one of a user, and
+    /// what is to be said of each: also those that no snapshot counts any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Snapshot`] if the manifest is damaged, [`Error::Storage`] if the storage does not give it.
+    pub(crate) fn in_manifest(
+        &self,
+        storage: &Storage,
+        snapshot: &Snapshot,
+        entry: &ManifestEntry,
+        (feature, ids): (&SparseFeature, &HashMap<i64, usize>),
+    ) -> Result<Vec<(usize, String)>> {
+        let mut found = Vec::new();
+        let place = snapshot.schema.sparse_features().position(|other| other.name == feature.name);
+        let Some(place) = place.filter(|_| !ids.is_empty() && !entry.changes.lacks(&feature.name)) else {
+            return Ok(found);
+        };
+        let mut statistics = RowStatistics::open(storage, entry, &snapshot.schema)?;
+        for number in 0..statistics.len() {
+            let of_row_group = statistics.get(number, false)?;
+            let messages = self.in_statistics(of_row_group.features[place], ids);
+            found.extend(messages.into_iter().map(|message| (number, message)));
+        }
+        Ok(found)
+    }
+
+    /// What is to be said of statistics in which the smallest or the largest id is one of a user.
+    pub(crate) fn in_statistics(
+        &self,
+        statistics: FeatureStatistics,
+        ids: &HashMap<i64, usize>,
+    ) -> Vec<String> {
+        let ends = [("smallest", statistics.min_id), ("largest", statistics.max_id)];
+        let user = |(what, id): (&str, Option<i64>)| {
+            let user = ids.get(&id?)?;
+            Some(format!("its {what} id is that of user `{}`", self.shown(*user)))
+        };
+        ends.into_iter().filter_map(user).collect()
+    }
+
+    /// The users by the texts that the column has of them.
+    pub(crate) fn by_text(&self) -> HashMap<&str, usize> {
+        let keys = self.keys.iter().enumerate();
+        keys.filter_map(|(user, key)| Some((key.first()?.as_str(), user))).collect()
+    }
+}
+
+impl BySessions {
+    /// Whether a session may be one of a user, by the high bits of its id.
+    pub(crate) fn may_be(&self, session: i64) -> bool {
+        self.by_bits.contains_key(&identity_bits_of_session(session))
+    }
+
+    /// The user of a session that starts at `start` in a partition, if it is one of `users`.
+    pub(crate) fn find(
+        &self,
+        users: &Users,
+        partition: &PartitionKey,
+        session: i64,
+        start: i64,
+    ) -> Option<usize> {
+        let candidates = self.by_bits.get(&identity_bits_of_session(session))?;
+        candidates.iter().copied().find(|user| {
+            let key = &users.keys[*user];
+            self.made.iter().any(|made| self.session(key, partition, *made, start) == Some(session))
+        })
+    }
+
+    /// The id of the session of a user that starts at `start`, where the last `made` partition columns are made of that.
+    /// `None` if the partition has another value of one of the session's columns.
+    fn session(&self, key: &[String], partition: &PartitionKey, made: usize, start: i64) -> Option<i64> {
+        let values = partition.columns();
+        let values = &values[..values.len().saturating_sub(made)];
+        let mut parts: Vec<&str> = values.iter().map(|(_, value)| value.as_str()).collect();
+        for (column, value) in self.columns.iter().zip(key) {
+            match values.iter().find(|(name, _)| name == column) {
+                None => parts.push(value),
+                Some((_, of_partition)) if of_partition == value => {}
+                Some(_) => return None,
+            }
+        }
+        let start = start.to_string();
+        let instance = joined(parts.into_iter().chain([start.as_str()]));
+        Some(session_id(&joined(key.iter().map(String::as_str)), &instance))
+    }
+}
+
+/// The text of a kept column in a row; `None` for a null.
+pub(crate) fn text_of(values: &ArrayRef, row: usize) -> Option<String> {
+    if values.is_null(row) {
+        return None;
+    }
+    Some(match values.as_string_opt::<i32>() {
+        Some(texts) => texts.value(row).to_owned(),
+        None => values.as_primitive_opt::<Int64Type>()?.value(row).to_string(),
+    })
+}
+
+/// Texts as one, as [`session_id`] wants it.
+fn joined<'t>(texts: impl Iterator<Item = &'t str>) -> String {
+    let texts: Vec<&str> = texts.collect();
+    texts.join(IDENTITY_SEPARATOR.to_string().as_str())
+}
+
+/// How many of the last partition columns may be made of the start of sessions.
+fn made_columns(columns: &[PartitionColumn]) -> Vec<usize> {
+    let is = |column: &PartitionColumn, name: &str, kind: PartitionType| {
+        column.name == name && column.kind == kind
+    };
+    match columns {
+        [.., date, hour]
+            if is(date, "date", PartitionType::Date) && is(hour, "hour", PartitionType::Integer) =>
+        {
+            vec![2, 0]
+        }
+        [.., date] if is(date, "date", PartitionType::Date) => vec![1, 0],
+        _ => vec![0],
+    }
+}
+
+/// The values of the `wanted` columns, of each user once.
+fn values_of(keys: &UserKeys, wanted: &[String]) -> Result<Vec<Vec<String>>> {
+    let quoted = wanted.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let hint = |start: &str| {
+        let kept = "), which a dataset has with `keep` in `dataset.toml`";
+        text![start, ", or tell users by a kept column (", option("column"), kept]
+    };
+    let places = match &keys.columns {
+        None if wanted.len() == 1 => vec![0],
+        None => {
+            let message =
+                format!("sessions of the dataset are those of the columns {quoted}, not of one column");
+            return Err(Error::schema(message, hint("give a CSV or Parquet file with these columns")));
+        }
+        Some(names) => {
+            let place = |name: &String| names.iter().position(|known| known == name);
+            let places: Option<Vec<usize>> = wanted.iter().map(place).collect();
+            places.ok_or_else(|| {
+                let message = format!(
+                    "the dataset tells users by {quoted}, but the list of users has the columns `{}`",
+                    names.join("`, `")
+                );
+                Error::schema(message, hint("give the list these columns"))
+            })?
+        }
+    };
+    let (mut seen, mut values) = (HashSet::new(), Vec::new());
+    for (number, row) in keys.rows.iter().enumerate() {
+        let key: Option<Vec<String>> = places.iter().map(|place| row.get(*place)?.clone()).collect();
+        let Some(key) = key else {
+            let message = format!("user {} of the list has no value of {quoted}", number + 1);
+            return Err(Error::schema(message, "leave the user out, or give the value"));
+        };
+        if seen.insert(key.clone()) {
+            values.push(key);
+        }
+    }
+    Ok(values)
+}
