@@ -138,7 +138,7 @@ fn vocabularies_of_the_users_lose_their_originals() {
     assert_eq!((now.apply(&[1, 2, 3, 4, 5]), now.len()), (vec![1, 2, 0, 4, 0], 5));
     // Models that were trained before still know it.
     let former = FormerOriginals { entries: 5, digest: users.digest(5).unwrap() };
-    assert_eq!(snapshot.vocabularies["user"].former, [former.clone()]);
+    assert_eq!(snapshot.vocabularies["user"].former, std::slice::from_ref(&former));
     assert_ne!(now.digest(5).unwrap(), former.digest);
     assert!(!run(directory.path(), &list, None, false, true).unwrap().changed);
     assert!(look(directory.path(), &list, None).places.is_empty());

@@ -146,6 +146,9 @@ pub(crate) fn write_as(
     Snapshot::load(root).unwrap()
 }
 
+/// The paths and bytes of the data files, by partition and range of buckets.
+type Content = BTreeMap<(String, u32), Vec<(String, Vec<u8>)>>;
+
 /// The sessions and times of all samples, in their order.
 fn read(root: &Path) -> Vec<(String, i64, i64)> {
     let (storage, snapshot) = (Storage::open(root).unwrap(), Snapshot::load(root).unwrap());
@@ -279,7 +282,7 @@ proptest! {
         let new = WriterOptions { row_group_bytes: bytes, file_bytes: 3 * bytes, ..options };
         let expected = write(anew.path(), &new, &samples);
         let division = now.division();
-        let content = |root: &Path, snapshot: &Snapshot| -> BTreeMap<(String, u32), Vec<(String, Vec<u8>)>> {
+        let content = |root: &Path, snapshot: &Snapshot| -> Content {
             let sets = snapshot.partitions.iter().flat_map(|p| p.files.iter().map(move |set| (&p.key, set)));
             let mut content: BTreeMap<_, Vec<_>> = BTreeMap::new();
             for (key, set) in sets {

@@ -101,7 +101,7 @@ fn nvrtc_compiles_every_kernel() {
             let section = format!(".text.{name}\0");
             image.windows(section.len()).any(|window| window == section.as_bytes())
         };
-        assert_eq!(cuda::kernel_names().count(), 20);
+        assert_eq!(cuda::kernel_names().count(), 19);
         for kernel in cuda::kernel_names() {
             assert!(has(kernel), "{architecture}: no `{kernel}`");
         }
