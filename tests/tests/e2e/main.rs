@@ -32,3 +32,4 @@ mod tied;
 mod torchrec;
 mod training;
 mod transfers;
+mod umbrella;
