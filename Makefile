@@ -90,6 +90,10 @@ wheel: requirements ## Build the wheels `onefold` and `onefold-train` into targe
 dist: requirements ## Build wheels and a tarball for other machines into target/packages (compiles in target/dist)
 	@$(WITH_LIBTORCH) dist/dist.py --build $(TARGET)/dist --out $(TARGET)/packages
 
+.PHONY: try-dist
+try-dist: ## Install the packages of `make dist` in a root directory without a compiler, and use them
+	@$(WITH_LIBTORCH) dist/try.sh $(TARGET)/packages
+
 .PHONY: bench
 bench: ## Run the criterion benches
 	@$(WITH_LIBTORCH) $(CARGO) bench --locked --workspace
