@@ -80,9 +80,19 @@ test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, 
 	@$(WITH_LIBTORCH) python/test.sh --torch
 
 .PHONY: wheel
-wheel: build ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones
+wheel: requirements ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones
+	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --bin onefold-train
 	@$(WITH_LIBTORCH) python/wheel.sh $(TARGET)/wheels
 	@$(WITH_LIBTORCH) python/train/wheel.py --program $(TARGET)/release/onefold-train --out $(TARGET)/wheels
+
+# Compiles everything again, with options that keep the paths of this machine out of the programs.
+.PHONY: dist
+dist: requirements ## Build wheels and a tarball for other machines into target/packages (compiles in target/dist)
+	@$(WITH_LIBTORCH) dist/dist.py --build $(TARGET)/dist --out $(TARGET)/packages
+
+.PHONY: try-dist
+try-dist: ## Install the packages of `make dist` in a root directory without a compiler, and use them
+	@$(WITH_LIBTORCH) dist/try.sh $(TARGET)/packages
 
 .PHONY: bench
 bench: ## Run the criterion benches

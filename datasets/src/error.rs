@@ -6,7 +6,6 @@ use onefold_base::fault::{Explain, Fault, Kind, Text, explained, option, text, u
 use onefold_base::units::{format_bytes, format_count};
 use onefold_storage::write_hint;
 use parquet::errors::ParquetError;
-use strsim::levenshtein;
 
 use crate::Problem;
 
@@ -148,25 +147,6 @@ impl Error {
     }
 }
 
-/// Returns a text for an error's hint: the valid names, and the one most similar to `wrong`.
-///
-/// ```
-/// let hint = onefold_datasets::suggest("histroy", ["history", "user"]);
-/// assert_eq!(hint, "did you mean `history`? Known names: `history`, `user`");
-/// ```
-pub fn suggest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    let known: Vec<&str> = known.into_iter().collect();
-    let listed = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let nearest = known.iter().min_by_key(|name| levenshtein(wrong, name));
-    match nearest {
-        None => "there are none".to_owned(),
-        Some(name) if levenshtein(wrong, name) <= 1 + wrong.len() / 3 => {
-            format!("did you mean `{name}`? Known names: {listed}")
-        }
-        Some(_) => format!("known names: {listed}"),
-    }
-}
-
 impl From<crate::Problem> for Error {
     fn from(problem: crate::Problem) -> Self {
         Self::Damaged(Box::new(problem))
@@ -187,10 +167,5 @@ mod tests {
         let expected = "`s3://bucket/part.parquet` cannot be written: AWS denied the request\n  hint: set AWS_ACCESS_KEY_ID";
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.fault().kind, Kind::Storage);
-    }
-
-    #[test]
-    fn far_names_are_listed_without_a_guess() {
-        assert_eq!(suggest("zzzz", ["user", "history"]), "known names: `user`, `history`");
     }
 }

@@ -54,12 +54,13 @@ pub mod vocabulary;
 mod writer;
 
 pub use dense::{DENSE_QUANTILES, DenseStatistics};
-pub use error::{Error, Result, suggest};
+pub use error::{Error, Result};
 pub use identity::{
     Buckets, IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, session_id,
 };
 pub use ids::hash_id;
 pub use names::{WORK, work_file_name};
+pub use onefold_base::names::suggest;
 pub use overlap::overlap;
 pub use partition::PartitionKey;
 pub use partition_column::{PartitionColumn, PartitionType};

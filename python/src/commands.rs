@@ -27,6 +27,7 @@ type KeywordTuple = (String, &'static str, bool, bool, Option<String>, String);
 
 fn program(name: &str) -> PyResult<Program> {
     Ok(match name {
+        "onefold" => onefold_command::PROGRAM,
         "onefold-data" => onefold_raw_logs::command::PROGRAM,
         "onefold-ingest" => onefold_ingest::command::PROGRAM,
         "onefold-read" => onefold_ikjt::command::PROGRAM,

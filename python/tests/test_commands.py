@@ -285,7 +285,7 @@ def test_a_forked_process_says_that_it_has_no_threads(small):
 # Console scripts
 
 
-@pytest.mark.parametrize("name", ["onefold-data", "onefold-ingest", "onefold-read", "onefold-shard"])
+@pytest.mark.parametrize("name", ["onefold", "onefold-data", "onefold-ingest", "onefold-read", "onefold-shard"])
 def test_scripts_are_the_programs(name, run):
     for arguments in (["--help"], ["--version"]):
         shown = call_script(name, *arguments)
@@ -293,6 +293,17 @@ def test_scripts_are_the_programs(name, run):
         assert shown.stdout == run(name, *arguments)
     wrong = call_script(name, "--no-such-option")
     assert wrong.returncode == 2 and "--no-such-option" in wrong.stderr
+
+
+def test_one_script_starts_the_others(run):
+    shown = call_script("onefold", "ingest", "build", "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout == run("onefold-ingest", "build", "--help")
+    assert "\n  ingest " in call_script("onefold").stdout
+    wrong = call_script("onefold", "ingest", "verify", "none")
+    assert wrong.returncode == 1 and wrong.stderr.startswith("error: ")
+    completions = call_script("onefold", "completions", "bash").stdout
+    assert "_onefold__ingest()" in completions and "--memory-limit" in completions
 
 
 def test_scripts_print_and_fail_as_the_programs_do(run, dataset, tmp_path):

@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="the folder to write the wheel to")
     arguments = parser.parse_args()
     version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
-    program = without_build_folder(arguments.program.read_bytes())
+    program = with_run_path(arguments.program.read_bytes(), "$ORIGIN")
     tag = f"py3-none-{platform_tag()}"
     info = f"{PACKAGE}-{version}.dist-info"
     files = {
@@ -57,20 +57,22 @@ def platform_tag():
     return f"manylinux_{version.replace('.', '_')}_{platform.machine()}"
 
 
-def without_build_folder(program):
-    """Returns the program without the path of the libtorch that it was linked with, which other machines do not have.
+def with_run_path(program, run_path):
+    """Returns the program with this run path in place of the folder of the libtorch that it was linked with.
 
-    The run path is a zero-terminated text. It is replaced by a text of the same length.
+    Other machines do not have that folder. The run path is a zero-terminated text, which is replaced by a text of the
+    same length.
     """
     libtorch = os.environ.get("LIBTORCH", "")
     folder = os.fsencode(libtorch) + b"/lib"
-    run_path = b"\0" + folder + b"\0"
-    if run_path not in program:
+    if b"\0" + folder + b"\0" not in program:
         sys.exit(
             f"error: the program was not linked with the libtorch of LIBTORCH={libtorch}\n"
             "  hint: build it with this LIBTORCH (`make wheel` does)"
         )
-    return program.replace(run_path, b"\0" + b"$ORIGIN".ljust(len(folder), b"\0") + b"\0")
+    if len(run_path) > len(folder):
+        sys.exit(f"error: {libtorch} is shorter than {run_path}\n  hint: move libtorch to a folder with a longer path")
+    return program.replace(b"\0" + folder + b"\0", b"\0" + run_path.encode().ljust(len(folder), b"\0") + b"\0")
 
 
 def metadata(version):

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 use onefold_base::fault::{Fault, Kind};
-use onefold_datasets::suggest;
+use onefold_base::names::suggest;
 
 /// Arguments that are no keywords, because a function prints nothing.
 const OF_TERMINALS: [&str; 4] = ["help", "json", "quiet", "version"];

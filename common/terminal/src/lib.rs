@@ -1,5 +1,6 @@
 //! The command-line interface of the binaries: how commands run, for a person or in the process of a program that
-//! calls them, and how they report progress, the closing summary, errors and `--json`.
+//! calls them, how they report progress, the closing summary, errors and `--json`, and their shell completions and
+//! manual pages.
 //!
 //! stdout is data: a summary for people, or with `--json` one JSON object as its last line. Progress, logs
 //! and errors go to stderr. Libraries take a [`Reporter`](onefold_base::progress::Reporter) and never print.
@@ -7,12 +8,14 @@
 #![forbid(unsafe_code)]
 
 mod failure;
+mod generate;
 mod keywords;
 mod options;
 mod printer;
 mod program;
 
 pub use failure::Failure;
+pub use generate::GENERATE;
 pub use keywords::{Keyword, KeywordKind};
 pub use printer::Printer;
 pub use program::{CommandLine, FAILURE_FILE, Program};

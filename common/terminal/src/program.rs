@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use onefold_base::progress::Reporter;
 use crate::failure::fault_of;
 use crate::keywords::{Keyword, usage_fault};
 use crate::options::Names;
-use crate::{Failure, OutputOptions, Printer};
+use crate::{Failure, OutputOptions, Printer, generate};
 
 /// The environment variable with which a program that runs this one requests errors in a file. An error is then not
 /// printed but appended to that file, as a [`Failure`] in one line of JSON that names options as keywords.
@@ -71,11 +72,14 @@ impl Program {
     /// and with options as flags, or is appended to the [`FAILURE_FILE`]. A closed pipe is a success. A panic is an
     /// internal error, unless its message says that the machine is out of memory, threads or space;
     /// `ONEFOLD_LOG=debug` shows where it happened.
+    ///
+    /// With [`GENERATE`](crate::GENERATE) as the first argument, it prints shell completions or writes manual pages.
     pub fn status(self, arguments: impl IntoIterator<Item = OsString>) -> u8 {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
-        let ended = match (self.parse)(&arguments) {
-            Ok((options, work)) => self.run(|| work(&Printer::new(options))),
-            Err(error) => Ended::Misused(error),
+        let ended = match (generate::requested(&arguments), (self.parse)(&arguments)) {
+            (Some(request), _) => self.run(|| generate::generate((self.definition)(), request)),
+            (None, Ok((options, work))) => self.run(|| work(&Printer::new(options))),
+            (None, Err(error)) => Ended::Misused(error),
         };
         // A caller that is not a Rust program does not flush Rust's stdout at its end. All output ends with a line
         // break and is flushed already, so an error can be ignored.
@@ -141,6 +145,15 @@ impl Program {
         // The caller may have stopped the work, whatever error the work made of it.
         let kind = if reporter.go_on().is_err() { Kind::Stopped } else { fault.kind };
         Err(Failure { kind, summary, ..told(fault, &arguments) })
+    }
+
+    /// Writes the manual pages of the program and of its commands into a directory, which is created.
+    ///
+    /// # Errors
+    ///
+    /// A page cannot be written.
+    pub fn write_manual(self, folder: &Path) -> io::Result<()> {
+        generate::manual((self.definition)(), folder)
     }
 
     /// Returns the keywords that [`call`](Self::call) takes for a command, or `None` if there is no such command.

@@ -34,3 +34,4 @@ mod tied;
 mod torchrec;
 mod training;
 mod transfers;
+mod umbrella;
