@@ -74,7 +74,7 @@ fn unknown_roles_are_marked_to_be_checked() {
     for part in ["no column is a time", "no column names a session", "no column is a label"] {
         assert!(text.contains(&format!("# CHECK: {part}")), "{text}");
     }
-    assert!(!text.contains("[session]"), "{text}");
+    assert!(!text.contains("\n[session]\n"), "{text}");
     assert_eq!(config.session_columns(), ["row_number"]);
 }
 
