@@ -99,7 +99,7 @@ def test_types_that_files_lack_keep_their_values(tmp_path):
             "user": polars.Series(["a", "a", "b"], dtype=polars.Categorical),
             "kind": ["x", None, "long enough for a view's own buffer"],
             "ids": [[1], [1, 2], []],
-            "at": polars.Series([1, 2, 3]).cast(polars.Datetime("us", "UTC")),
+            "at": polars.Series([1, 2, 3]).cast(polars.Datetime("us", "UTC")).dt.offset_by("20000d"),
             "clicked": [0, 1, 1],
         }
     )
