@@ -50,8 +50,13 @@ fn misused() -> Fault {
 /// Returns the script that completes the arguments of a program.
 fn completions(mut definition: Command, shell: Shell) -> Vec<u8> {
     let (name, mut script) = (definition.get_name().to_owned(), Vec::new());
-    clap_complete::generate(shell, &mut definition, name, &mut script);
-    script
+    clap_complete::generate(shell, &mut definition, name.clone(), &mut script);
+    if shell != Shell::Bash {
+        return script;
+    }
+    // In half of the labels for bash, clap_complete takes the hyphen of the program's name for the start of a command.
+    let (mistaken, right) = (name.replace('-', "__subcmd__"), name.replace('-', "__"));
+    String::from_utf8_lossy(&script).replace(&mistaken, &right).into_bytes()
 }
 
 /// Writes the manual pages of a program and of its commands (`onefold-read.1`, `onefold-read-head.1`), and creates the
