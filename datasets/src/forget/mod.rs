@@ -172,9 +172,7 @@ impl Work<'_> {
             let before = self.forgotten.samples_removed;
             for sets in partition.ranges(snapshot.division()) {
                 let found = self.search.in_range(&partition.key, sets)?;
-                let has_samples = found.samples.iter().map(|samples| *samples > 0);
-                let paths = sets.iter().map(|set| set.path().to_owned());
-                self.has_users.extend(paths.zip(has_samples));
+                self.has_users.extend(found.by_path(sets));
                 if !found.sessions.is_empty() {
                     self.remove(&partition.key, sets, found)?;
                 }

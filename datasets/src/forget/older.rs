@@ -8,7 +8,7 @@ use onefold_storage::Storage;
 use super::sessions::Search;
 use crate::snapshot::numbers;
 use crate::users::{UserKeys, Users};
-use crate::{Result, Snapshot};
+use crate::{ManifestEntry, Result, Snapshot};
 
 /// Reads older snapshots, each of their files once.
 pub(super) struct OlderSnapshots<'a> {
@@ -52,25 +52,25 @@ impl OlderSnapshots<'_> {
                 return Ok(true);
             }
         }
-        if let Some((feature, ids)) = users.feature(self.storage, snapshot)? {
-            for entry in &snapshot.manifests {
-                if !self.has_users.contains_key(&entry.path) {
-                    let found = users.in_manifest(self.storage, snapshot, entry, (feature, &ids))?;
-                    self.has_users.insert(entry.path.clone(), !found.is_empty());
-                }
-                if self.has_users[&entry.path] {
-                    return Ok(true);
-                }
+        // A later snapshot has most of the manifests, too. The vocabulary is read only for others.
+        let is_new = |entry: &&ManifestEntry| !self.has_users.contains_key(&entry.path);
+        let new: Vec<&ManifestEntry> = snapshot.manifests.iter().filter(is_new).collect();
+        if !new.is_empty()
+            && let Some((feature, ids)) = users.feature(self.storage, snapshot)?
+        {
+            for entry in new {
+                let found = users.in_manifest(self.storage, snapshot, entry, (feature, &ids))?;
+                self.has_users.insert(entry.path.clone(), !found.is_empty());
             }
+        }
+        if snapshot.manifests.iter().any(|entry| self.has_users.get(&entry.path) == Some(&true)) {
+            return Ok(true);
         }
         let search = Search { storage: self.storage, snapshot, users: &users, reporter: self.reporter };
         for partition in &snapshot.partitions {
             for sets in partition.ranges(snapshot.division()) {
                 if sets.iter().any(|set| !self.has_users.contains_key(set.path())) {
-                    let found = search.in_range(&partition.key, sets)?;
-                    let has_samples = found.samples.iter().map(|samples| *samples > 0);
-                    let paths = sets.iter().map(|set| set.path().to_owned());
-                    self.has_users.extend(paths.zip(has_samples));
+                    self.has_users.extend(search.in_range(&partition.key, sets)?.by_path(sets));
                 }
                 if sets.iter().any(|set| self.has_users[set.path()]) {
                     return Ok(true);

@@ -25,6 +25,13 @@ pub(crate) struct FoundSessions {
     known: HashMap<i64, Option<usize>>,
 }
 
+impl FoundSessions {
+    /// Returns the path of each of the `sets` that were searched, and whether it has samples of the users.
+    pub(super) fn by_path<'f>(&'f self, sets: &'f [FileSet]) -> impl Iterator<Item = (String, bool)> + 'f {
+        sets.iter().zip(&self.samples).map(|(set, samples)| (set.path().to_owned(), *samples > 0))
+    }
+}
+
 /// Looks for users in the files of a snapshot.
 pub(crate) struct Search<'a> {
     pub(crate) storage: &'a Storage,

@@ -114,6 +114,15 @@ pub(super) fn parse_source(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Reads a configuration. `sources` are the names and the paths of sources that read other files than it says.
+pub(super) fn load_config(config: &Path, sources: &[(String, String)]) -> crate::Result<Config> {
+    let mut config = Config::load(config)?;
+    for (name, path) in sources {
+        config.set_source(name, path)?;
+    }
+    Ok(config)
+}
+
 /// Runs `build`, on a cluster if one is given.
 ///
 /// # Errors
@@ -153,10 +162,7 @@ fn run(
     cluster: Option<&ConnectCluster<'_>>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
-    let mut config = Config::load(&arguments.config)?;
-    for (name, path) in &arguments.sources {
-        config.set_source(name, path)?;
-    }
+    let config = load_config(&arguments.config, &arguments.sources)?;
     let mut options =
         BuildOptions { groups: arguments.groups, buckets, ..arguments.how.options(&config, commit)? };
     let mut out = arguments.out.clone();

@@ -6,9 +6,9 @@ use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::PartitionFilter;
 use onefold_terminal::Printer;
 
-use super::build::parse_source;
+use super::build::{load_config, parse_source};
 use super::{EngineArguments, run_async};
-use crate::{ColumnsOptions, ColumnsSummary, Config, LabelChanges, add_features, relabel};
+use crate::{ColumnsOptions, ColumnsSummary, LabelChanges, add_features, relabel};
 
 /// The arguments that `add-features` and `relabel` share.
 #[derive(Debug, clap::Args)]
@@ -50,14 +50,6 @@ pub(crate) struct RelabelArguments {
 }
 
 impl Common {
-    fn config(&self) -> crate::Result<Config> {
-        let mut config = Config::load(&self.config)?;
-        for (name, path) in &self.sources {
-            config.set_source(name, path)?;
-        }
-        Ok(config)
-    }
-
     fn options(&self, engine: &EngineArguments, allow_missing: bool) -> ColumnsOptions {
         ColumnsOptions { engine: engine.options(), partitions: self.partition.clone(), allow_missing }
     }
@@ -66,7 +58,8 @@ impl Common {
 /// Writes features that samples lack.
 pub(crate) fn run_add_features(arguments: &AddFeaturesArguments, printer: &Printer) -> anyhow::Result<()> {
     let AddFeaturesArguments { common, allow_missing, engine } = arguments;
-    let (config, options) = (common.config()?, common.options(engine, *allow_missing));
+    let config = load_config(&common.config, &common.sources)?;
+    let options = common.options(engine, *allow_missing);
     let work = add_features(&config, &common.out, &options, printer);
     let summary = run_async(options.engine.threads, work, printer)?;
     Ok(printer.summary(&describe(&summary, &common.out), &summary)?)
@@ -75,7 +68,8 @@ pub(crate) fn run_add_features(arguments: &AddFeaturesArguments, printer: &Print
 /// Writes labels that changed.
 pub(crate) fn run_relabel(arguments: &RelabelArguments, printer: &Printer) -> anyhow::Result<()> {
     let RelabelArguments { common, allow_missing, engine } = arguments;
-    let (config, options) = (common.config()?, common.options(engine, *allow_missing));
+    let config = load_config(&common.config, &common.sources)?;
+    let options = common.options(engine, *allow_missing);
     let work = relabel(&config, &common.out, &options, printer);
     let summary = run_async(options.engine.threads, work, printer)?;
     Ok(printer.summary(&describe(&summary, &common.out), &summary)?)
