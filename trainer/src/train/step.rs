@@ -42,7 +42,7 @@ pub(super) struct Stepper<'a> {
     directory: PathBuf,
     pub(super) model: Model,
     pub(super) optimizer: DenseOptimizer,
-    /// The gradients of the layers after the interaction, and of those before it.
+    /// The gradients of the layers after the interaction, and of the layers before it.
     buckets: [Bucket; 2],
     /// The next batch and its request, which is processed while the current batch is computed.
     upcoming: Option<(Step, Input)>,
@@ -138,7 +138,7 @@ impl<'a> Stepper<'a> {
         self.hear()
     }
 
-    /// Whether another batch of the epoch was requested.
+    /// Returns whether another batch of the epoch was requested.
     pub(super) fn has_next(&self) -> bool {
         self.upcoming.is_some()
     }
