@@ -75,7 +75,7 @@ pub(crate) struct Followed {
     /// `min_samples`, are checked again.
     #[serde(default)]
     released: usize,
-    /// The valid bytes of `follow.jsonl`; a resumed run writes the lines after them again, unless it keeps them.
+    /// The valid bytes of `follow.jsonl`. A resumed run overwrites later lines, except for the line of the current part.
     #[serde(default)]
     line_bytes: u64,
 }

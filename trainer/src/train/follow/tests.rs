@@ -42,7 +42,7 @@ fn parts_come_in_the_order_of_time_up_to_the_last_one() {
     assert_eq!(found(&followed, &pending, Some("date=2024-05-01")), (names(&[first, second]), true));
     assert_eq!(found(&followed, &pending, Some("date=2024-05-01/hour=22")), (names(&[first]), true));
     assert_eq!(found(&followed, &pending, Some("date=2024-05-03")), (names(&[first, second, third]), false));
-    // Partitions that were trained on count, too.
+    // Partitions that have been trained on also count towards `until`.
     followed.trained.insert(first.to_owned(), Digest::default());
     assert_eq!(found(&followed, &[], Some("date=2024-05-01/hour=22")), (names(&[]), true));
     assert_eq!(found(&followed, &[], Some("date=2024-05-01/hour=23")), (names(&[]), false));
