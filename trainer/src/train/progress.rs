@@ -18,7 +18,7 @@ pub(crate) struct Progress {
     pub(crate) samples: u64,
     /// The number of samples that earlier runs trained the model on.
     pub(crate) samples_before: u64,
-    /// The number of steps of the dense part's optimizer, including those of earlier runs.
+    /// The number of steps of the dense part's optimizer, including the steps of earlier runs.
     pub(crate) optimizer_steps: u64,
     /// The index of the current part, if the run trains on one day after another or follows its dataset; otherwise 0.
     pub(crate) partition: usize,

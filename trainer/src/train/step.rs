@@ -260,7 +260,7 @@ impl<'a> Stepper<'a> {
         Ok(Updated { told, values, norm, logits: learned })
     }
 
-    /// Every `evict_after` steps, evicts the table rows that were not looked up since the last eviction.
+    /// Evicts, every `evict_after` steps, the table rows that were not looked up since the last eviction.
     /// Returns the number of evicted rows over all ranks, or `None` without an eviction.
     fn evict(&mut self) -> Result<Option<u64>> {
         let after = self.config.embedding.evict_after;
