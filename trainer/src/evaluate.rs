@@ -58,7 +58,7 @@ pub struct EvaluationSummary {
 }
 
 impl EvaluationSummary {
-    /// Returns the metrics of the task with this label; those of the first task if there is no such task.
+    /// Returns the metrics of the task with this label, or of the first task if there is no such task.
     pub(crate) fn of_task(&self, task: Option<&str>) -> &Figures {
         task.and_then(|task| self.tasks.get(task)).unwrap_or(&self.figures)
     }
@@ -84,8 +84,8 @@ pub struct EvaluateOptions {
     pub collectives: Arc<dyn Collectives>,
     /// The number of the dataset's snapshot; the newest one if `None`.
     pub snapshot: Option<u64>,
-    /// The partitions to evaluate on. If `None`: `[data].eval` of the run's configuration, or all partitions
-    /// without that.
+    /// The partitions to evaluate on. If `None`: `[data].eval` of the run's configuration, or all partitions if that
+    /// is not set.
     pub partitions: Option<PartitionFilter>,
 }
 

@@ -366,7 +366,7 @@ fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> 
             begun: resumed.run.clone(),
         };
         let options = TrainOptions {
-            // All ranks begin with the same one.
+            // All ranks begin with the same snapshot.
             snapshot: Some(newest_snapshot(job, &**collectives)?),
             existing: Existing::Resume,
             follow: Some(follow),
@@ -376,7 +376,7 @@ fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> 
     })
 }
 
-/// The number of the dataset's newest snapshot, as the lowest rank sees it.
+/// Returns the number of the dataset's newest snapshot, which the lowest rank reads. Every rank must call it.
 fn newest_snapshot(job: &JobArguments, collectives: &dyn Collectives) -> onefold_trainer::Result<u64> {
     let newest = collectives.agree_on(|| match collectives.rank() {
         0 => Ok(Snapshot::load_head(&stored_at(&job.data)?)?.snapshot),
@@ -395,7 +395,7 @@ impl JobArguments {
         Ranks::join(&self.ranks, self.shared.device.device)?.run(name, false, work)
     }
 
-    /// The options that both ways to train have.
+    /// Returns the training options that the commands `run` and `follow` share.
     fn options(
         &self,
         begun: &Begun,
@@ -422,7 +422,7 @@ impl JobArguments {
         })
     }
 
-    /// Trains; a run that is stopped goes on with `resumes_with`.
+    /// Trains the model. `resumes_with` tells the user how to resume a run that was stopped.
     fn train(&self, options: &TrainOptions, resumes_with: &str, printer: &Printer) -> anyhow::Result<()> {
         let collectives = &options.collectives;
         let config = collectives.agree_on(|| Ok(TrainConfig::load(&self.config)?))?;
@@ -446,7 +446,7 @@ struct Begun {
     warm_start: Option<WarmStarted>,
     new_partitions: bool,
     progressive: bool,
-    /// Its description.
+    /// The description of the run.
     run: Option<Run>,
 }
 

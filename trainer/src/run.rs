@@ -62,8 +62,8 @@ pub struct Run {
     pub tables: Vec<FeatureConfig>,
     /// The number of streams that batches are composed of.
     pub streams: usize,
-    /// The digests of the snapshot's partitions, by key. A later run finds new partitions by comparing with them. If the
-    /// run follows its dataset, they are those of the partitions that it was trained on or leaves out.
+    /// The digests of the snapshot's partitions, by key. A later run compares with them to find new partitions.
+    /// If the run follows its dataset, only the partitions that it was trained on or leaves out are included.
     pub partitions: BTreeMap<String, Digest>,
     /// The partitions to train on, if they differ from those that the configuration selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,7 +71,7 @@ pub struct Run {
     /// Whether every partition is evaluated on before it is trained on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub progressive: bool,
-    /// Whether it follows its dataset: the snapshot is the one that it began with.
+    /// Whether the run follows its dataset. If so, `snapshot` is the snapshot that it began with.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub follow: bool,
     /// The run whose model this run continues.
@@ -269,7 +269,7 @@ impl Run {
             parts.push(("[embedding].evict_after", steps.into()));
         }
         if let Some(earlier) = &self.warm_start {
-            // Independent of the current location of that run.
+            // The identity does not depend on the current location of that run.
             parts.push(("--warm-start", serde_json::json!([earlier.identity, earlier.checkpoint])));
         }
         if let Some(keys) = &self.train_partitions {

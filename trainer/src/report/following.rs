@@ -1,4 +1,4 @@
-//! The part of the page about runs that follow their dataset.
+//! The section of the page about runs that follow their dataset.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,8 +12,8 @@ use super::Report;
 use super::html::at;
 use crate::Result;
 
-/// The lines of `follow.jsonl` in the directory of a run; none if it follows nothing. One that is being written does not
-/// count.
+/// Reads the lines of `follow.jsonl` in the directory of a run. The result is empty if there is no such file.
+/// Lines that are not valid JSON, such as a line that is being written, are skipped.
 pub(super) fn lines(directory: &Path) -> Result<Vec<Value>> {
     let text = match fs_err::read_to_string(directory.join("follow.jsonl")) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -22,13 +22,14 @@ pub(super) fn lines(directory: &Path) -> Result<Vec<Value>> {
     Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
-/// The partition of a line about a part.
+/// Returns the partition of a line about a part; `None` for other lines.
 fn partition(line: &Value) -> Option<&str> {
     line["partition"].as_str()
 }
 
 impl Report {
-    /// Drift, freshness and lag by partition, and the partitions that were changed after they were trained on.
+    /// Returns the section with drift, freshness and lag by partition, and with the partitions that were
+    /// changed after training; empty if no run follows its dataset.
     pub(super) fn following(&self) -> String {
         let lines = || self.runs.iter().flat_map(|run| &run.followed);
         let names: BTreeSet<&str> = lines().filter_map(partition).collect();

@@ -38,7 +38,7 @@ struct ReportedRun {
     evaluations: Vec<Point>,
     /// The metrics of each day, evaluated before it was trained on.
     days: Vec<(String, Value)>,
-    /// The lines of a run that follows its dataset.
+    /// The lines of `follow.jsonl`; empty if the run does not follow its dataset.
     followed: Vec<Value>,
 }
 
@@ -96,7 +96,7 @@ impl ReportedRun {
         while let Some((number, line)) = lines.next() {
             match serde_json::from_slice(&line?) {
                 Ok(line) => run.add(line),
-                // A run that is not complete may be writing the line.
+                // The last line may be incomplete, because a running process is writing it.
                 Err(_) if lines.peek().is_none() => {}
                 Err(error) => return Err(wrong(number, error.to_string())),
             }

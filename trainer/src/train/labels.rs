@@ -26,7 +26,7 @@ impl LabelReading {
         workers: &Workers,
     ) -> Self {
         let request = of_labels(training, preprocessing.map(Preprocessing::of_labels));
-        // One rank reads them, in an order that does not depend on the number of ranks.
+        // One rank reads the labels, in an order that does not depend on the number of ranks.
         let request = ReadRequest { rank: Rank::default(), ..request }.with(|options| ReaderOptions {
             partitions,
             shuffle: None,

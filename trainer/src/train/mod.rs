@@ -81,8 +81,8 @@ pub struct TrainOptions {
     pub plan: Option<PathBuf>,
     /// The ranks that train together.
     pub collectives: Arc<dyn Collectives>,
-    /// The steps, counted from 1, that the ranks trace. If `None`, 10 to 20 on several ranks, and none on one
-    /// rank.
+    /// The steps, counted from 1, that the ranks trace. If `None`, several ranks trace steps 10 to 20, and one rank
+    /// traces no steps.
     pub trace_steps: Option<RangeInclusive<u64>>,
     /// The number of streams of a resumed run, if its configuration does not set it.
     pub streams: Option<usize>,
@@ -92,7 +92,7 @@ pub struct TrainOptions {
     pub warm_start: Option<WarmStart>,
     /// Whether to train on the partitions of one day or hour after another, evaluating on each first.
     pub progressive: bool,
-    /// Follows the dataset, in place of training on what is there.
+    /// The options for following the dataset. If `None`, the run trains on the partitions that exist at its start.
     pub follow: Option<Follow>,
     /// The path or URL of the folder for the checkpoints and the model; the run's directory if `None`.
     pub checkpoints: Option<PathBuf>,
@@ -119,7 +119,7 @@ pub struct Prepared<'a> {
     earlier: Option<Earlier>,
     /// The partitions to train on, if they differ from those that the configuration selects.
     partitions: Option<Vec<PartitionKey>>,
-    /// The digests of the partitions that a run which follows is not trained on, by key.
+    /// The digests of the partitions that a run following its dataset does not train on, by key.
     known: BTreeMap<String, Digest>,
     schema: Schema,
     features: Vec<FeatureConfig>,
@@ -239,7 +239,8 @@ impl<'a> Prepared<'a> {
         check_precision(config, torch_device)?;
         let placement = placement(config, options, &features)?;
         let size = ModelSize::within(config, parameters, &features, &placement, options.memory_limit)?;
-        // A run that follows evaluates on each partition before it is trained on it.
+        // A run that follows its dataset evaluates on each partition before training on it, so it has no
+        // held-out samples.
         let eval = config.eval_partitions()?.filter(|_| follow.is_none());
         check_overlap(config, &snapshot)?;
         let common = ReaderOptions {
@@ -248,7 +249,7 @@ impl<'a> Prepared<'a> {
             // A commit between this point and the opening of the readers must not change the training data.
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
-            // Those that are added while the dataset is followed are not read.
+            // Features that are added while the dataset is followed are not read.
             features: follow
                 .map(|_| snapshot.schema.sparse_features().map(|feature| feature.name.clone()).collect()),
             ..ReaderOptions::new(config.train.batch_size)
@@ -504,7 +505,7 @@ impl<'a> Prepared<'a> {
             Some(begun) => {
                 (run.completed, run.steps, run.trained) = (begun.completed, begun.steps, begun.trained);
                 run.output_bias = begun.output_bias;
-                // Of the first of many snapshots.
+                // The description of a run that follows its dataset keeps the snapshot that the run began with.
                 if run.follow {
                     (run.snapshot, run.partitions) = (begun.snapshot, begun.partitions);
                 }
@@ -574,7 +575,7 @@ impl<'a> Prepared<'a> {
     /// Checks that `begun` is the same run as `run`.
     fn check_begun(&self, begun: &Run, run: &Run, files: &Storage) -> Result<()> {
         let path = files.location();
-        // Of another snapshot much else is different, unless snapshots are followed.
+        // A run that follows its dataset reads many snapshots; any other run must be resumed on the same one.
         let same_snapshot = run.follow || begun.snapshot == run.snapshot;
         if begun.dataset != run.dataset || !same_snapshot {
             let of = |run: &Run| format!("snapshot {} of the dataset {}", run.snapshot, run.dataset);

@@ -27,7 +27,8 @@ pub(super) struct Day {
     keys: Vec<PartitionKey>,
 }
 
-/// A time, as numbers and texts that stand in its order.
+/// The values of a partition's time columns, which compare in the order of time. Each value is a number, or
+/// `u64::MAX` if it is not numeric, and its text.
 pub(super) type Time = Vec<(u64, String)>;
 
 /// The columns with the time of sessions, as created by `[partition].by` of the ETL.
@@ -44,25 +45,25 @@ impl Day {
         days.into_values().map(Self::of_keys).collect()
     }
 
-    /// The time of a partition.
+    /// Returns the time of a partition.
     pub(super) fn time_of(key: &PartitionKey) -> Time {
-        // Numbers stand before other texts.
+        // Numbers sort before other texts.
         let place = |value: &str| (value.parse().unwrap_or(u64::MAX), value.to_owned());
         Self::time_columns(key).into_iter().filter_map(|name| key.get(name)).map(place).collect()
     }
 
-    /// The columns that the time of a partition is in.
+    /// Returns the time columns of a partition; all of its columns if it has neither `date` nor `hour`.
     pub(super) fn time_columns(key: &PartitionKey) -> Vec<&str> {
         let timed = key.column_names().any(|name| TIME_COLUMNS.contains(&name));
         key.column_names().filter(|name| !timed || TIME_COLUMNS.contains(name)).collect()
     }
 
-    /// The time of its partitions.
+    /// Returns the time of the day's partitions.
     pub(super) fn time(&self) -> Time {
         self.keys.first().map(Self::time_of).unwrap_or_default()
     }
 
-    /// Its partitions.
+    /// Returns the keys of the day's partitions.
     pub(super) fn keys(&self) -> &[PartitionKey] {
         &self.keys
     }
@@ -72,7 +73,7 @@ impl Day {
         PartitionFilter::of_keys(self.keys.iter().cloned())
     }
 
-    /// The day of these partitions, at least one.
+    /// Creates the day of these partitions, which have the same time; `keys` must not be empty.
     pub(super) fn of_keys(keys: Vec<PartitionKey>) -> Self {
         let time = |key: &PartitionKey| {
             let columns = key.columns().iter().filter(|(name, _)| TIME_COLUMNS.contains(&name.as_str()));
@@ -89,7 +90,7 @@ pub(super) struct Parts<'a> {
     dataset: &'a Path,
     all: &'a Arc<Reader>,
     progressive: Option<&'a Progressive>,
-    /// The part that a run that follows its dataset is at, and the snapshot that it is read from.
+    /// The current part of a run that follows its dataset, and the snapshot that the part is read from.
     followed: Option<(Arc<Snapshot>, Day)>,
 }
 
@@ -99,17 +100,18 @@ impl<'a> Parts<'a> {
         Self { dataset: &prepared.dataset, all: &prepared.reader, progressive, followed: None }
     }
 
-    /// Goes to a part of a dataset that is followed, whatever the numbers of parts are from now on.
+    /// Makes `day` of `snapshot` the current part of a run that follows its dataset. From then on, `name`, `open` and
+    /// `open_ahead` refer to this part and ignore the part number.
     pub(super) fn turn_to(&mut self, snapshot: Arc<Snapshot>, day: Day) {
         self.followed = Some((snapshot, day));
     }
 
-    /// The part that was turned to, and its snapshot.
+    /// Returns the current part of a run that follows its dataset, and its snapshot.
     pub(super) fn followed(&self) -> Option<(&Snapshot, &Day)> {
         self.followed.as_ref().map(|(snapshot, day)| (&**snapshot, day))
     }
 
-    /// The dataset's location.
+    /// Returns the dataset's location.
     pub(super) fn dataset(&self) -> &'a Path {
         self.dataset
     }
@@ -124,7 +126,7 @@ impl<'a> Parts<'a> {
         self.day(number).map(|(_, day)| day.name.as_str())
     }
 
-    /// A part that is a day, and the snapshot that it is read from.
+    /// Returns a part and the snapshot that it is read from, if the parts are days.
     fn day(&self, number: usize) -> Option<(&Snapshot, &Day)> {
         match self.followed() {
             Some(followed) => Some(followed),

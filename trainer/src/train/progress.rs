@@ -18,11 +18,11 @@ pub(crate) struct Progress {
     pub(crate) samples: u64,
     /// The number of samples that earlier runs trained the model on.
     pub(crate) samples_before: u64,
-    /// The number of steps of the dense part's optimizer, including those of earlier runs.
+    /// The number of steps of the dense part's optimizer, including the steps of earlier runs.
     pub(crate) optimizer_steps: u64,
-    /// The index of the current part, if the run trains on one day after another; otherwise 0.
+    /// The index of the current part, if the run trains on one day after another or follows its dataset; otherwise 0.
     pub(crate) partition: usize,
-    /// Which partitions a run that follows its dataset has come to.
+    /// The progress of a run through the partitions of the dataset that it follows.
     #[serde(default, skip_serializing_if = "Followed::is_nothing")]
     pub(crate) followed: Followed,
     /// The metrics of partitions that were evaluated on before they were trained on.
@@ -64,10 +64,10 @@ pub struct PartitionFigures {
     pub ne: Option<f64>,
     /// Binary tasks: the area under the ROC curve.
     pub auc: Option<f64>,
-    /// Binary: sum of the predictions divided by that of the labels.
+    /// Binary tasks: the sum of the predictions divided by the sum of the labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<f64>,
-    /// Numbers and counts: the root mean squared error.
+    /// Tasks that predict numbers or counts: the root mean squared error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rmse: Option<f64>,
 }

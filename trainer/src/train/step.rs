@@ -42,7 +42,7 @@ pub(super) struct Stepper<'a> {
     directory: PathBuf,
     pub(super) model: Model,
     pub(super) optimizer: DenseOptimizer,
-    /// The gradients of the layers after the interaction, and of those before it.
+    /// The gradients of the layers after the interaction, and of the layers before it.
     buckets: [Bucket; 2],
     /// The next batch and its request, which is processed while the current batch is computed.
     upcoming: Option<(Step, Input)>,
@@ -138,7 +138,7 @@ impl<'a> Stepper<'a> {
         self.hear()
     }
 
-    /// Whether another batch of the epoch was requested.
+    /// Returns whether another batch of the epoch was requested.
     pub(super) fn has_next(&self) -> bool {
         self.upcoming.is_some()
     }
@@ -260,7 +260,7 @@ impl<'a> Stepper<'a> {
         Ok(Updated { told, values, norm, logits: learned })
     }
 
-    /// Every `evict_after` steps, evicts the table rows that were not looked up since the last eviction.
+    /// Evicts, every `evict_after` steps, the table rows that were not looked up since the last eviction.
     /// Returns the number of evicted rows over all ranks, or `None` without an eviction.
     fn evict(&mut self) -> Result<Option<u64>> {
         let after = self.config.embedding.evict_after;

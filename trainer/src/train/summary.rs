@@ -21,7 +21,7 @@ pub enum Ending {
     MaxSteps,
     /// Held-out metrics did not improve any more.
     EarlyStopping,
-    /// The partitions that a run was to follow are done.
+    /// A run that follows its dataset reached its limit, `stop_after` or `until`.
     Partitions,
     /// [`Stop`](crate::Stop) was raised. There is a checkpoint, but no model yet.
     Stopped,

@@ -53,7 +53,7 @@ pub(super) struct Training<'a> {
     parts: Parts<'a>,
     /// The reader of the current part.
     reader: Arc<Reader>,
-    /// What finds the parts of a dataset that is followed.
+    /// The follower, which finds new parts, if the run follows its dataset.
     follower: Option<Follower<'a>>,
     /// The batches from the first position on, which are read ahead.
     ahead: Option<Batches>,
@@ -96,7 +96,7 @@ impl<'a> Training<'a> {
             options.collectives.agree_on(|| begin(prepared, &mut parts, newest.as_ref(), trained))?;
         let follower =
             options.collectives.agree_on(|| Follower::of(prepared, run, directory, &progress.followed))?;
-        // The reader reads while the tables are filled.
+        // The reader reads ahead while the tables are initialized.
         let has_part = match &follower {
             Some(_) => progress.followed.current.is_some(),
             None => progress.partition < parts.len(),
@@ -316,7 +316,7 @@ impl<'a> Training<'a> {
             self.progress.evaluation_due = false;
         }
         let by_steps = is_due(self.config.checkpoint.every_steps, self.progress.steps);
-        // After a part of a dataset that is followed there is a checkpoint, which says that the part is done.
+        // If the run follows its dataset, `end_part` writes the checkpoint after the last step of a part.
         let ends_part = self.follower.is_some() && !self.stepper.has_next();
         if (is_best || by_steps || self.stepper.checkpoint_due) && !ends_part {
             self.checkpoint()?;

@@ -132,8 +132,8 @@ impl Earlier {
         Ok(())
     }
 
-    /// Returns the partitions of `snapshot` to train on: those that `filter` selects, and with `new_partitions`
-    /// only those that the run's snapshot lacked.
+    /// Returns the partitions of `snapshot` to train on: all partitions that `filter` selects, or with
+    /// `new_partitions` only the selected partitions that are new or changed since the run's snapshot.
     pub(super) fn partitions(&self, snapshot: &Snapshot, filter: PartitionFilter) -> Result<PartitionFilter> {
         if !self.options.new_partitions {
             return Ok(filter);
@@ -156,7 +156,8 @@ impl Earlier {
         Ok(PartitionFilter::of_keys(keys))
     }
 
-    /// The digests of the partitions that are not new, by key, if new ones alone are trained on.
+    /// Returns the digests of the earlier run's partitions, by key, if `new_partitions` is set; otherwise an
+    /// empty map.
     pub(super) fn known(&self, snapshot: &Snapshot) -> Result<BTreeMap<String, Digest>> {
         if !self.options.new_partitions {
             return Ok(BTreeMap::new());

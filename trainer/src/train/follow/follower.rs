@@ -1,5 +1,5 @@
-//! What the lowest rank does for a run that follows: it looks for new partitions, says which is next, and publishes what
-//! was learned.
+//! The work of the lowest rank in a run that follows a dataset: it looks for new partitions, chooses the next
+//! part, and publishes the results of each part.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,47 +20,48 @@ use crate::train::parts::{Day, Time};
 use crate::train::progress::Progress;
 use crate::{Error, Result, TrainConfig};
 
-/// What a look at the dataset came to.
+/// The result of looking for the next part of the dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::train) enum Found {
-    /// Nothing to train on yet.
+    /// There is no part to train on yet.
     Nothing,
-    /// The next part.
+    /// The next part to train on.
     Part {
-        /// The number of the snapshot to read it from.
+        /// The number of the snapshot to read the part from.
         snapshot: u64,
-        /// Its partitions.
+        /// The keys of the part's partitions.
         partitions: Vec<PartitionKey>,
     },
-    /// All that is to be followed is done.
+    /// The run has reached its limit, `stop_after` or `until`.
     End,
 }
 
-/// Follows a dataset; of several ranks, for the lowest one.
+/// Finds the parts of a dataset, and publishes the results of each part. Only the lowest rank looks for parts
+/// and publishes.
 #[derive(Debug)]
 pub(in crate::train) struct Follower<'a> {
     options: &'a Follow,
     config: &'a TrainConfig,
     dataset: &'a Path,
     preprocessing: Option<&'a Preprocessing>,
-    /// The description of the run, and its directory.
+    /// The description of the run in `directory`.
     run: Run,
     directory: PathBuf,
-    /// Of the lowest rank alone.
+    /// The file `follow.jsonl`; only on the lowest rank.
     lines: Option<Lines>,
-    /// The newest snapshot that was seen.
+    /// The newest snapshot loaded so far.
     newest: Option<Arc<Snapshot>>,
-    /// Whether it was compared with the run.
+    /// Whether `newest` has been checked against the run, and its changed partitions reported.
     compared: bool,
-    /// Whether the partitions of it that wait have drifted too far, if that is known.
+    /// Whether the drift of the pending partitions of `newest` has reached `max_drift`; `None` if not yet computed.
     drifted: Option<bool>,
     next_look: Instant,
-    /// Since when partitions wait.
+    /// The time at which pending partitions were first seen; `None` without pending partitions.
     waiting_since: Option<Instant>,
 }
 
 impl<'a> Follower<'a> {
-    /// For the run in `directory`; `None` if it does not follow.
+    /// Creates the follower of the run in `directory`; `None` if the run does not follow its dataset.
     pub(in crate::train) fn of(
         prepared: &'a Prepared<'_>,
         run: &Run,
@@ -86,12 +87,12 @@ impl<'a> Follower<'a> {
         }))
     }
 
-    /// A snapshot by its number, if it is the newest one that was seen.
+    /// Returns the snapshot with this number, if it is the newest one loaded so far.
     pub(in crate::train) fn known(&self, snapshot: u64) -> Option<Arc<Snapshot>> {
         self.newest.clone().filter(|newest| newest.snapshot == snapshot)
     }
 
-    /// What is trained on next, after so many parts.
+    /// Returns the next part to train on, if there is one. `parts` is the number of parts that are done.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl<'a> Follower<'a> {
         Ok(Found::Part { snapshot: snapshot.snapshot, partitions })
     }
 
-    /// The newest snapshot. Its manifests are read only if it is new.
+    /// Returns the newest snapshot. Its manifests are read only if the snapshot is new.
     fn load_newest(&mut self) -> Result<Arc<Snapshot>> {
         let head = Snapshot::load_head(&stored_at(self.dataset)?)?;
         let is_newest =
@@ -147,7 +148,8 @@ impl<'a> Follower<'a> {
         Ok(newest)
     }
 
-    /// Whether a dense feature of the partitions that wait is too far from what it was in the part before.
+    /// Returns whether the distribution of a dense feature in the pending partitions differs from that in the
+    /// previous part by at least `max_drift`.
     fn has_drifted(
         &mut self,
         snapshot: &Snapshot,
@@ -165,7 +167,7 @@ impl<'a> Follower<'a> {
         Ok(drifted)
     }
 
-    /// Refuses a snapshot that the model cannot be trained on.
+    /// Checks that the model can be trained on a snapshot.
     fn check(&self, snapshot: &Snapshot) -> Result<()> {
         if snapshot.dataset != self.run.dataset {
             return Err(Error::run(
@@ -189,7 +191,8 @@ impl<'a> Follower<'a> {
         check_rows(self.config, &self.run.tables, &needed)
     }
 
-    /// Says which partitions have other samples than when they were trained on, once.
+    /// Warns of each partition that was changed after it was trained on, and writes a line to `follow.jsonl`.
+    /// The new digest is stored, so that each change is reported once.
     fn report_changes(&mut self, snapshot: &Snapshot, followed: &mut Followed) -> Result<()> {
         let Some(lines) = &mut self.lines else { return Ok(()) };
         for partition in &snapshot.partitions {
@@ -212,7 +215,7 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    /// The partitions that are to be trained on.
+    /// Returns the partitions of `snapshot` that are still to be trained on.
     fn pending<'s>(&self, snapshot: &'s Snapshot, followed: &Followed) -> Result<Vec<&'s Partition>> {
         let filter = self.config.train_partitions(snapshot)?;
         let mut chosen = snapshot.matching(&filter)?;
@@ -220,9 +223,9 @@ impl<'a> Follower<'a> {
         Ok(chosen)
     }
 
-    /// Exports the model after a part, if that is due, and writes the part's line, unless that was done by a process that
-    /// was killed then. The part is the current one, read from `snapshot`, and its checkpoint is written; the sum of all
-    /// samples' losses is `loss_sum`.
+    /// Exports the model after the current part, if an export is due, and writes the part's line. Both are
+    /// skipped if an earlier process wrote the line before it was killed. The part was read from `snapshot`,
+    /// and its checkpoint must exist. `loss_sum` is the sum of the losses of all samples of the run.
     pub(in crate::train) fn publish(
         &mut self,
         (snapshot, day): (&Snapshot, &Day),
@@ -252,11 +255,12 @@ impl<'a> Follower<'a> {
     }
 }
 
-/// The days of partitions that are to be trained on, up to `until`, and whether the dataset has come so far.
+/// Groups the pending partitions into days. Returns the days up to `until`, and whether a partition of that
+/// time or a later one is pending or was trained on.
 pub(super) fn divide(pending: &[&Partition], followed: &Followed, until: Option<&Time>) -> (Vec<Day>, bool) {
     let days = Day::of_partitions(pending.iter().map(|partition| partition.key.clone()));
     let Some(until) = until else { return (days, false) };
-    // A time that lacks the last columns has all that come below it.
+    // If `until` lacks the last columns, it includes all times that begin with its columns.
     let cut = |time: &Time| time[..time.len().min(until.len())].to_vec();
     let known = followed.trained.keys().filter_map(|key| PartitionKey::parse(key));
     let mut times = days.iter().map(Day::time).chain(known.map(|key| Day::time_of(&key)));

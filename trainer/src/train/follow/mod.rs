@@ -1,11 +1,12 @@
-//! Training that follows its dataset: on every partition once, as partitions are committed.
+//! Training that follows a dataset: it trains once on every partition, as partitions are committed.
 //!
 //! ```text
 //! dataset ─▶ Follower (lowest rank) ─▶ Found, for all ranks ─▶ evaluation ─▶ steps ─▶ checkpoint ─▶ export ─▶ follow.jsonl
 //!              ▲ Followed, in the checkpoint: what was trained on ─────────────────────────┘
 //! ```
 //!
-//! What follows the checkpoint of a whole part is done again after a kill, unless the part's line is in `follow.jsonl`.
+//! A process can be killed after the checkpoint at the end of a part. The resumed run then repeats the export
+//! and writes the part's line, unless `follow.jsonl` already has this line.
 
 mod follower;
 mod record;
@@ -28,72 +29,74 @@ use crate::normalize::Normalizers;
 use crate::run::Run;
 use crate::{Error, Result, TrainConfig};
 
-/// How a dataset is followed.
+/// The options for following a dataset.
 #[derive(Debug, Clone)]
 pub struct Follow {
-    /// Training begins when partitions of so many samples wait…
+    /// The number of samples in pending partitions at which training begins.
     pub min_samples: u64,
-    /// …or when one has waited for so long…
+    /// The time after which training begins on pending partitions even if they have fewer samples.
     pub max_wait: Option<Duration>,
-    /// …or when a dense feature of those that wait has this population stability index, or a larger one, against the
-    /// part before.
+    /// The population stability index at which training begins even with fewer samples: the largest index of a dense
+    /// feature in the pending partitions, relative to the previous part.
     pub max_drift: Option<f64>,
-    /// The time between two looks for a new snapshot.
+    /// The interval at which the run looks for a new snapshot.
     pub look_every: Duration,
-    /// An export after every so many parts; none if `None`.
+    /// The number of parts from one export to the next; `None` disables exports.
     pub export_every: Option<u64>,
-    /// Ends after so many parts, those before a resumption included.
+    /// The number of parts after which the run ends, counted over all resumptions.
     pub stop_after: Option<u64>,
-    /// Ends after the partitions of this time. It may lack the last columns.
+    /// The time of the last partitions to train on. It may lack the last time columns, such as the hour.
     pub until: Option<PartitionKey>,
-    /// The run that goes on, as the lowest rank has found it.
+    /// The description of the run to resume, as read by the lowest rank; `None` for a new run.
     pub begun: Option<Run>,
 }
 
 impl Follow {
-    /// What all ranks must be asked for.
+    /// Returns the options that must be the same on all ranks.
     pub(super) fn asked(&self) -> Self {
         Self { begun: None, ..self.clone() }
     }
 }
 
-/// Which partitions a run has come to.
+/// The progress of a run through the partitions of the dataset that it follows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Followed {
-    /// What is trained on now.
+    /// The current part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) current: Option<Current>,
-    /// The partitions of the part before.
+    /// The partitions of the previous part.
     #[serde(default)]
     before: Vec<PartitionKey>,
-    /// The digests of the partitions that were trained on, and of those that are left out, by key.
+    /// The digests of the partitions that were trained on or are left out, by key.
     #[serde(default)]
     trained: BTreeMap<String, Digest>,
-    /// How many parts are trained on before it is asked again whether enough samples wait.
+    /// The number of parts that are still to be trained on before the conditions of [`Follow`] for training, such as
+    /// `min_samples`, are checked again.
     #[serde(default)]
     released: usize,
-    /// The part of `follow.jsonl` that was written before.
+    /// The valid bytes of `follow.jsonl`. A resumed run overwrites later lines, except for the line of the current part.
     #[serde(default)]
     line_bytes: u64,
 }
 
-/// A part under way.
+/// The current part: the partitions that the run is training on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Current {
-    /// The number of the snapshot that it is read from.
+    /// The number of the snapshot that the part is read from.
     pub(super) snapshot: u64,
-    /// Its partitions, and their digests there.
+    /// The keys of the part's partitions, and their digests in the snapshot.
     partitions: Vec<(PartitionKey, Digest)>,
-    /// Samples that were trained on before it.
+    /// The number of samples that the run was trained on before this part.
     samples_before: u64,
-    /// The sum of their losses, as bits: JSON rounds.
+    /// The sum of the losses of these samples, as the bits of an `f64`, because JSON may round numbers.
     loss_bits_before: u64,
 }
 
 impl Current {
-    /// The part of these partitions of `snapshot`, before which so many samples were trained on, with this sum of losses.
+    /// Creates the part with the partitions `keys` of `snapshot`. `samples` and `loss_sum` are the number of samples
+    /// trained on before it and the sum of their losses.
     pub(super) fn of(snapshot: &Snapshot, keys: &[PartitionKey], (samples, loss_sum): (u64, f64)) -> Self {
         let own = snapshot.partitions.iter().filter(|partition| keys.contains(&partition.key));
         Self {
@@ -104,35 +107,35 @@ impl Current {
         }
     }
 
-    /// Its partitions.
+    /// Returns the keys of the part's partitions.
     pub(super) fn keys(&self) -> Vec<PartitionKey> {
         self.partitions.iter().map(|(key, _)| key.clone()).collect()
     }
 }
 
 impl Followed {
-    /// Before the first part of a run that leaves out the partitions with these digests.
+    /// Returns the progress before the first part of a run that leaves out the partitions with the digests `known`.
     pub(super) fn leaving_out(known: BTreeMap<String, Digest>) -> Self {
         Self { trained: known, ..Self::default() }
     }
 
-    /// Whether it is that of a run that follows nothing, or has not begun to.
+    /// Returns whether this is the default value: the run follows no dataset, or has not begun to.
     pub(crate) fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The digests of the partitions that were trained on, and of those that are left out, by key.
+    /// Returns the digests of the partitions that were trained on or are left out, by key.
     pub(super) fn trained(&self) -> &BTreeMap<String, Digest> {
         &self.trained
     }
 
-    /// Whether a partition is trained on now, was, or is left out.
+    /// Returns whether a partition belongs to the current part, was trained on, or is left out.
     fn is_known(&self, key: &PartitionKey) -> bool {
         let is_own = |current: &Current| current.partitions.iter().any(|(own, _)| own == key);
         self.current.as_ref().is_some_and(is_own) || self.trained.contains_key(&key.to_string())
     }
 
-    /// The part under way is done.
+    /// Marks the current part as done.
     pub(super) fn end_part(&mut self) {
         let Some(current) = self.current.take() else { return };
         self.before = current.keys();
@@ -140,7 +143,7 @@ impl Followed {
     }
 }
 
-/// Refuses a configuration that a dataset cannot be followed with.
+/// Checks that the configuration is suitable for following a dataset.
 pub(super) fn check(config: &TrainConfig) -> Result<()> {
     if config.train.epochs != 1 {
         return Err(Error::config(
@@ -163,7 +166,7 @@ pub(super) fn check(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to follow until a time that has other columns than that of `keys`, the partitions of the dataset.
+/// Checks that `follow.until` consists of the first time columns of `keys`, the partitions of the dataset.
 pub(super) fn check_until(config: &TrainConfig, follow: &Follow, keys: &[PartitionKey]) -> Result<()> {
     let (Some(until), Some(key)) = (&follow.until, keys.first()) else { return Ok(()) };
     let (asked, there) = (Day::time_columns(until), Day::time_columns(key));
@@ -180,8 +183,8 @@ pub(super) fn check_until(config: &TrainConfig, follow: &Follow, keys: &[Partiti
     ))
 }
 
-/// A snapshot as a run sees it that has begun with the snapshot number `first`: without the sparse features that were added
-/// to the dataset since.
+/// Returns `snapshot` without the sparse features that were added to the dataset after snapshot number `first`,
+/// with which the run began.
 pub(super) fn as_begun(snapshot: &Snapshot, first: u64) -> Snapshot {
     let mut snapshot = snapshot.clone();
     let is_known = |name: &str| snapshot.features_since.get(name).is_none_or(|since| *since <= first);
@@ -192,7 +195,7 @@ pub(super) fn as_begun(snapshot: &Snapshot, first: u64) -> Snapshot {
     snapshot
 }
 
-/// How the model of the run that goes on normalizes dense features.
+/// Returns the normalization of dense features of the resumed run; an error if `config` has a different `[dense]`.
 pub(super) fn normalizers(begun: &Run, config: &TrainConfig) -> Result<Normalizers> {
     if begun.config.dense != config.dense {
         return Err(Error::config(
@@ -207,7 +210,7 @@ pub(super) fn normalizers(begun: &Run, config: &TrainConfig) -> Result<Normalize
     Ok(begun.normalizers.clone())
 }
 
-/// The digests of the partitions that a run which begins or goes on is not trained on.
+/// Returns the digests of the partitions that a new or resumed run does not train on, by key.
 pub(super) fn known_partitions(
     follow: &Follow,
     earlier: Option<&Earlier>,
@@ -220,8 +223,8 @@ pub(super) fn known_partitions(
     }
 }
 
-/// Refuses ids that the tables of the run have no rows for, because these cannot grow while it goes on: `needed` is
-/// what the dataset asks for.
+/// Checks that the run's `tables` have at least the rows of `needed`, the tables that the dataset requires.
+/// Tables cannot grow during a run.
 pub(super) fn check_rows(
     config: &TrainConfig,
     tables: &[FeatureConfig],

@@ -1,4 +1,4 @@
-//! What a run that follows leaves of its parts: lines of `follow.jsonl`, and exports.
+//! The output of a run that follows a dataset: a line of `follow.jsonl` for each part, and exports of the model.
 
 use std::collections::BTreeMap;
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -18,46 +18,48 @@ use crate::export::export;
 use crate::train::parts::Day;
 use crate::train::progress::Progress;
 
-/// The file of the parts, one JSON object a line.
+/// The file with the results of the parts, as one JSON object per line.
 const FOLLOW_FILE: &str = "follow.jsonl";
-/// The folder of the exports.
+/// The folder of the exports, in the directory of the run.
 const EXPORTS: &str = "exports";
-/// The file there that has the name of the newest export.
+/// The file in the folder of the exports that contains the name of the newest export.
 const LATEST: &str = "latest";
-/// The line of an export's part, in the export.
+/// The file in an export that contains the line of the export's part.
 const FIGURES_FILE: &str = "figures.json";
 
 /// A line of `follow.jsonl` for a part.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Record {
-    /// The partition's key, or the time that those of several have in common.
+    /// The key of the partition; for several partitions, their common time.
     partition: String,
-    /// The number of the snapshot that it was read from.
+    /// The number of the snapshot that the part was read from.
     snapshot: u64,
-    /// Steps that the run has taken after it.
+    /// The number of steps of the run up to the end of the part.
     step: u64,
-    /// Samples of the partition.
+    /// The number of samples in the part's partitions.
     samples: u64,
-    /// Figures of the first task before the part was trained on; the first part of a new model has none.
+    /// The metrics of the first task before the model was trained on the part; absent for the first part of a
+    /// new model.
     loss: Option<f64>,
     ne: Option<f64>,
     auc: Option<f64>,
     calibration: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rmse: Option<f64>,
-    /// The mean loss of the samples as they were trained on, and their number.
+    /// The mean loss of the part's samples during training, and the number of these samples.
     training_loss: Option<f64>,
     training_samples: u64,
-    /// The largest population stability index of a dense feature against the part before, and those of all.
+    /// The population stability indexes of the dense features relative to the previous part: the largest one,
+    /// and all by feature.
     psi: Option<f64>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     psi_by_feature: BTreeMap<String, f64>,
-    /// Partitions that waited when the part was done.
+    /// The number of pending partitions when the part was done.
     pub(super) lag_partitions: u64,
-    /// When its newest sample was, and when the snapshot was committed: microseconds since 1970.
+    /// The time of the part's newest sample and of the snapshot's commit, in microseconds since 1970.
     #[serde(skip)]
     times: [Option<i64>; 2],
-    /// Its export, if there is one.
+    /// The export after the part, if there is one.
     #[serde(flatten)]
     published: Option<Published>,
 }
@@ -65,30 +67,30 @@ pub(super) struct Record {
 /// The export after a part.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Published {
-    /// The name of its folder in `exports`.
+    /// The name of the export's folder in `exports`.
     export: String,
-    /// From the newest sample of the part to the export.
+    /// The time from the newest sample of the part to the export, in seconds.
     freshness_seconds: Option<f64>,
-    /// From the commit of the snapshot to the export.
+    /// The time from the commit of the snapshot to the export, in seconds.
     commit_to_export_seconds: Option<f64>,
 }
 
 /// A line of `follow.jsonl` for a partition that was changed after it was trained on.
 #[derive(Debug, Serialize)]
 pub(super) struct Changed<'a> {
-    /// Its key.
+    /// The key of the partition.
     pub(super) changed: &'a str,
-    /// The snapshot in which that was seen.
+    /// The number of the snapshot in which the change was found.
     pub(super) snapshot: u64,
-    /// When that was committed.
+    /// The time at which this snapshot was committed.
     pub(super) committed: &'a str,
-    /// Samples that the partition has now.
+    /// The number of samples that the partition has in this snapshot.
     pub(super) samples: u64,
 }
 
 impl Record {
-    /// The line of the part that `progress` is at, read from this snapshot of the dataset, after the part `before`. The
-    /// sum of the losses of all samples is `loss_sum`.
+    /// Creates the line of the current part of `progress`, which was read from `snapshot`. `before` are the
+    /// partitions of the previous part; `loss_sum` is the sum of the losses of all samples of the run.
     pub(super) fn new(
         (dataset, snapshot, day): (&Path, &Snapshot, &Day),
         before: &[PartitionKey],
@@ -125,8 +127,9 @@ impl Record {
     }
 }
 
-/// By dense feature, how far its distribution in the partitions `now` is from that in the partitions `before`; nothing if
-/// the snapshot does not have these any more.
+/// Returns the population stability index of each dense feature: the distribution in the partitions `now`
+/// relative to the partitions `before`. The map is empty if `before` is empty or the snapshot lacks one of the
+/// partitions.
 pub(super) fn stability(
     (dataset, snapshot): (&Path, &Snapshot),
     now: &[PartitionKey],
@@ -146,8 +149,9 @@ pub(super) fn stability(
     Ok(now.dense.iter().filter_map(index).collect())
 }
 
-/// Exports the model of the checkpoint of a part to a folder of its own in the directory of the run, with the part's line,
-/// and says that this is the newest export. One that has been published by a process that was killed then stays.
+/// Exports the model from the checkpoint of a part to a new folder in the directory of the run, together with
+/// the part's line, and stores the name of the folder as the newest export. If an earlier process has already
+/// published this export, it is kept.
 pub(super) fn publish(directory: &Path, record: &mut Record) -> Result<()> {
     let name = format!("step-{:012}", record.step);
     let folder = directory.join(EXPORTS);
@@ -169,19 +173,20 @@ pub(super) fn publish(directory: &Path, record: &mut Record) -> Result<()> {
     Ok(exports.replace(LATEST, format!("{name}\n").into_bytes())?)
 }
 
-/// `follow.jsonl`.
+/// The file `follow.jsonl`.
 #[derive(Debug)]
 pub(super) struct Lines {
     path: PathBuf,
-    /// The part of the file that counts.
+    /// The number of valid bytes; later bytes are overwritten.
     bytes: u64,
-    /// The line after it, which a process has written that was killed before its next checkpoint: the partition, the step,
-    /// and where it ends.
+    /// The part's line after the valid bytes, which an earlier process wrote after its last checkpoint: the
+    /// partition, the step, and the offset of the line's end in bytes.
     following: Option<(String, u64, u64)>,
 }
 
 impl Lines {
-    /// The file in `directory`, of which `bytes` were written when the checkpoint was.
+    /// Opens the file in `directory`; `bytes` is the number of valid bytes according to the checkpoint. If the
+    /// file is shorter, its complete lines are valid.
     pub(super) fn open(directory: &Path, bytes: u64) -> Result<Self> {
         #[derive(Deserialize)]
         struct Part {
@@ -211,7 +216,8 @@ impl Lines {
         Ok(Self { path, bytes, following })
     }
 
-    /// Keeps the line of a part if it is written; where it ends.
+    /// Marks the line of a part as valid if an earlier process has written it, and returns the offset of its
+    /// end in bytes; otherwise returns `None`.
     pub(super) fn keep(&mut self, partition: &str, step: u64) -> Option<u64> {
         let (of, at, end) = self.following.take()?;
         (of == partition && at == step).then(|| {
@@ -220,7 +226,7 @@ impl Lines {
         })
     }
 
-    /// Writes a line after those that count; where it ends.
+    /// Writes a line after the valid ones, and returns the offset of its end in bytes.
     pub(super) fn append(&mut self, line: &impl Serialize) -> Result<u64> {
         let mut text = serde_json::to_vec(line).map_err(std::io::Error::from)?;
         text.push(b'\n');

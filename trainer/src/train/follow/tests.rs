@@ -42,7 +42,7 @@ fn parts_come_in_the_order_of_time_up_to_the_last_one() {
     assert_eq!(found(&followed, &pending, Some("date=2024-05-01")), (names(&[first, second]), true));
     assert_eq!(found(&followed, &pending, Some("date=2024-05-01/hour=22")), (names(&[first]), true));
     assert_eq!(found(&followed, &pending, Some("date=2024-05-03")), (names(&[first, second, third]), false));
-    // What was trained on counts, too.
+    // Partitions that have been trained on also count towards `until`.
     followed.trained.insert(first.to_owned(), Digest::default());
     assert_eq!(found(&followed, &[], Some("date=2024-05-01/hour=22")), (names(&[]), true));
     assert_eq!(found(&followed, &[], Some("date=2024-05-01/hour=23")), (names(&[]), false));
@@ -72,7 +72,7 @@ fn a_time_that_partitions_do_not_have_is_refused() {
     }
     for bad in ["hour=00", "region=a", "week=3", "date=2024-06-01/minute=00"] {
         let checked = check_until(&config, &until(bad), &keys);
-        // Columns beside the time do not count.
+        // Columns other than `date` and `hour` are ignored.
         assert_eq!(checked.is_ok(), bad.starts_with("date"), "{bad}");
     }
 }
@@ -104,22 +104,22 @@ fn lines_after_a_checkpoint_are_written_again_but_for_that_of_its_part() {
     lines.append(&changed).unwrap();
     let whole = text();
 
-    // The checkpoint is that of the second part.
+    // Resume from the checkpoint of the second part.
     let mut lines = Lines::open(folder.path(), first).unwrap();
     let second = lines.keep("hour=01", 6).unwrap();
     assert_eq!(lines.append(&changed).unwrap(), whole.len() as u64);
     assert_eq!(text(), whole);
-    // Of another part it is not.
+    // The line is not kept for another part.
     for (name, step) in [("hour=02", 6), ("hour=01", 5)] {
         assert_eq!(Lines::open(folder.path(), first).unwrap().keep(name, step), None);
     }
     assert_eq!(Lines::open(folder.path(), second).unwrap().keep("hour=00", 3), None);
-    // Half a line is none.
+    // An incomplete line is not kept.
     fs_err::write(folder.path().join("follow.jsonl"), &whole[..second as usize - 1]).unwrap();
     let mut lines = Lines::open(folder.path(), first).unwrap();
     assert_eq!(lines.keep("hour=01", 6), None);
     assert_eq!(lines.append(&part("hour=01", 6)).unwrap(), second);
-    // Where lines are lost, the others stay.
+    // If lines are lost, the remaining lines are kept.
     let mut lines = Lines::open(folder.path(), 10_000).unwrap();
     lines.append(&changed).unwrap();
     assert_eq!(text(), whole);

@@ -1,4 +1,4 @@
-//! Where training begins.
+//! The initial state of training, new or from a checkpoint.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use crate::train::follow::{Current, Followed};
 use crate::train::parts::{Day, Parts};
 use crate::train::{Prepared, Progress};
 
-/// Where training begins, at the start or at a checkpoint, and the reader of the part that it begins with.
+/// Returns the progress at which training begins, either the start or the checkpoint `newest`, and the reader
+/// of the first part.
 pub(super) fn begin(
     prepared: &Prepared<'_>,
     parts: &mut Parts<'_>,
@@ -22,7 +23,7 @@ pub(super) fn begin(
 ) -> Result<(Progress, Arc<Reader>)> {
     let options = prepared.options;
     let known = newest.map(Checkpoint::progress);
-    // Of a part that is done nothing is read any more.
+    // A part whose epoch is complete is done, and no more samples are read from it.
     let current = known.and_then(|known| Some((known.followed.current.as_ref()?, known.position.epoch > 0)));
     if let Some((current, is_done)) = current {
         let snapshot = snapshot_of(&prepared.dataset, current, is_done)?;
@@ -31,7 +32,7 @@ pub(super) fn begin(
     let reads = options.follow.is_none() || current.is_some_and(|(_, is_done)| !is_done);
     let part = known.map_or(0, |known| known.partition);
     let reader = match reads {
-        // Where all is done, any part will do.
+        // If all parts are done, no samples are read, so any valid part suffices.
         true => parts.open(part.min(parts.len().saturating_sub(1)))?,
         false => Arc::clone(&prepared.reader),
     };
@@ -48,7 +49,8 @@ pub(super) fn begin(
     Ok((Progress { dedupe: fresh.dedupe, threads: fresh.threads, ..known.clone() }, reader))
 }
 
-/// The snapshot that the part under way is read from; of one that is done, the newest one has to do if that is gone.
+/// Loads the snapshot that the current part is read from. If the part is done and its snapshot was removed,
+/// loads the newest snapshot instead.
 fn snapshot_of(dataset: &Path, current: &Current, is_done: bool) -> Result<Snapshot> {
     use onefold_datasets::Error::NoSnapshot;
     match load_snapshot(dataset, Some(current.snapshot)) {
@@ -63,7 +65,7 @@ fn snapshot_of(dataset: &Path, current: &Current, is_done: bool) -> Result<Snaps
     }
 }
 
-/// Says when what is continued will not be bit for bit what it would have been.
+/// Warns if changed settings make the losses of the resumed run differ in the last bits from an uninterrupted run.
 fn warn_of_changes(now: &Progress, before: &Progress) {
     if now.dedupe != before.dedupe || now.threads != before.threads {
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! The loop of a run that follows its dataset.
+//! The training loop of a run that follows its dataset.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,12 @@ use crate::train::Ending;
 use crate::train::follow::{Current, Found};
 use crate::train::parts::Day;
 
-/// How long ranks that wait for a partition rest before they ask each other whether to go on.
+/// The pause between two checks of waiting ranks for a signal to stop and for a new part.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Training<'_> {
-    /// Trains on one part after the other, as they come, until it is told to end. Every rank calls it.
+    /// Trains on one part after the other, as partitions are committed, until the run ends or is stopped. Every
+    /// rank must call it.
     pub(super) fn follow(&mut self, reporter: &dyn Reporter) -> Result<Ending> {
         loop {
             if self.progress.followed.current.is_none()
@@ -40,17 +41,18 @@ impl Training<'_> {
         }
     }
 
-    /// The digests of the partitions that were trained on and of those that are left out, if the run follows.
+    /// Returns the digests of the partitions that were trained on or are left out, by key; `None` if the run does not
+    /// follow its dataset.
     pub(in crate::train) fn known_partitions(&self) -> Option<BTreeMap<String, Digest>> {
         self.follower.as_ref().map(|_| self.progress.followed.trained().clone())
     }
 
-    /// Waits until there is something to train on, and turns to it; why the run ends, if it does.
+    /// Waits for the next part, and makes it the current one. Returns the reason if the run ends instead.
     fn wait_for_part(&mut self, reporter: &dyn Reporter) -> Result<Option<Ending>> {
         let collectives = Arc::clone(self.stepper.model.embeddings.collectives());
         reporter.begin("waiting for partitions", None, "partitions");
         loop {
-            // A signal may reach one rank only.
+            // The signal may reach only one rank.
             if collectives.sum(u64::from(self.stop.is_raised()))? > 0 {
                 return Ok(Some(Ending::Stopped));
             }
@@ -75,7 +77,7 @@ impl Training<'_> {
         }
     }
 
-    /// Turns to a part, which no step has been taken on.
+    /// Makes a new part the current one, and opens its reader.
     fn turn_to(&mut self, snapshot: u64, partitions: Vec<PartitionKey>) -> Result<()> {
         let collectives = Arc::clone(self.stepper.model.embeddings.collectives());
         let known = self.follower.as_ref().and_then(|follower| follower.known(snapshot));
@@ -94,7 +96,7 @@ impl Training<'_> {
         Ok(())
     }
 
-    /// Writes a checkpoint after a part, and publishes what was learned.
+    /// Writes a checkpoint after a part, publishes its results, and marks it as done.
     fn end_part(&mut self) -> Result<()> {
         self.checkpoint()?;
         let collectives = Arc::clone(self.stepper.model.embeddings.collectives());
