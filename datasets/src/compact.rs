@@ -1,8 +1,8 @@
-//! Merges the files of a dataset where many have gathered: several small ones with the row groups of a range of buckets,
-//! or several with columns of the same row groups.
+//! Merges small files of a dataset: several files with row groups of the same range of buckets, or several
+//! files with different columns of the same row groups.
 //!
-//! A range of a partition is written again as a whole, into the files that a new dataset with the same samples has. The
-//! samples and their digest stay as they are.
+//! The files of a range of buckets are rewritten together, into the same files as in a new dataset with the
+//! same samples. The samples and their digest do not change.
 
 use std::time::Instant;
 
@@ -15,36 +15,36 @@ use crate::rewrite::{RewriteOptions, Rewriter, check_samples, files_of, start};
 use crate::schema::with_sample_keys;
 use crate::{Commit, FileSet, PartitionFilter, PartitionKey, Result, Snapshot};
 
-/// What was merged.
+/// The result of [`compact()`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compacted {
     /// The number of the newest snapshot.
     pub snapshot: u64,
-    /// Whether this committed it; `false` if there was nothing to gain.
+    /// Whether a snapshot was committed; `false` if no range could be improved.
     pub changed: bool,
-    /// Partitions that were looked at.
+    /// The number of examined partitions.
     pub partitions: usize,
-    /// Ranges of buckets that were written again.
+    /// The number of ranges of buckets that were rewritten.
     pub ranges_rewritten: u64,
-    /// The samples in these.
+    /// The number of samples in the rewritten ranges.
     pub samples_rewritten: u64,
-    /// Data files of the partitions before.
+    /// The number of data files of the partitions before the call.
     pub files_before: u64,
-    /// Data files of the partitions now.
+    /// The number of data files of the partitions after the call.
     pub files: u64,
-    /// Row groups of the partitions before.
+    /// The number of row groups of the partitions before the call.
     pub row_groups_before: u64,
-    /// Row groups of the partitions now.
+    /// The number of row groups of the partitions after the call.
     pub row_groups: u64,
-    /// Size of the data files of the partitions before.
+    /// The size of the partitions' data files before the call, in bytes.
     pub bytes_on_disk_before: u64,
-    /// Size of the data files of the partitions now.
+    /// The size of the partitions' data files after the call, in bytes.
     pub bytes_on_disk: u64,
-    /// Time that it took.
+    /// The duration in seconds.
     pub wall_seconds: f64,
 }
 
-/// Files, row groups and bytes.
+/// The numbers of files, row groups and bytes of file sets.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
     files: u64,
@@ -60,15 +60,16 @@ impl Size {
     }
 }
 
-/// Merges files in the partitions that `filter` chooses, and commits. Memory holds the row groups that are being
+/// Merges files in the partitions that `filter` chooses, and commits. Memory holds the row groups being
 /// written.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`](crate::Error::Fault) if the filter chooses nothing or another writer has changed the same partitions
-/// meanwhile; [`Error::NotADataset`](crate::Error::NotADataset), [`Error::Snapshot`](crate::Error::Snapshot),
-/// [`Error::Damaged`](crate::Error::Damaged) and [`Error::Storage`](crate::Error::Storage) if the dataset cannot be
-/// read or written. The dataset is then as it was.
+/// [`Error::Fault`](crate::Error::Fault) if the filter chooses nothing or another writer has changed the
+/// same partitions in the meantime; [`Error::NotADataset`](crate::Error::NotADataset),
+/// [`Error::Snapshot`](crate::Error::Snapshot), [`Error::Damaged`](crate::Error::Damaged) and
+/// [`Error::Storage`](crate::Error::Storage) if the dataset cannot be read or written. After an error the
+/// dataset is unchanged.
 pub fn compact(
     storage: &Storage,
     filter: &PartitionFilter,
@@ -114,13 +115,13 @@ pub fn compact(
 }
 
 impl Compacted {
-    /// Writes a range again.
+    /// Rewrites a range, and discards the result if it improves nothing.
     fn rewrite(&mut self, rewriter: &mut Rewriter<'_>, key: &PartitionKey, sets: &[FileSet]) -> Result<()> {
         let all = vec![true; sets.len()];
         let written = rewriter.rewrite(key, sets, &all, &|_| true)?;
         check_samples(sets, &all, &written, 0)?;
         let (before, now) = (Size::of(sets.iter()), Size::of(written.files.iter()));
-        // How long kept texts are is not known before they are read.
+        // `has_gain` can be wrong, because it does not know the lengths of kept texts.
         let is_smaller = now.files < before.files || now.row_groups < before.row_groups;
         if !is_smaller && !sets.iter().any(has_unused_columns) {
             rewriter.discard(&written);
@@ -135,15 +136,16 @@ impl Compacted {
     }
 }
 
-/// Whether a set has columns that nothing reads any more.
+/// Returns whether a set has columns that are no longer read.
 fn has_unused_columns(set: &FileSet) -> bool {
     !set.changes.unused.is_empty()
 }
 
-/// Whether the files of a range can become fewer, or their row groups, or unneeded columns be left out.
+/// Returns whether rewriting a range can reduce the number of its files or row groups, or remove unused
+/// columns.
 ///
-/// All row groups of a file but the last of a range have at least as many decoded bytes as the options say, and so have
-/// all files: a new dataset has no more of them than this allows.
+/// In a new dataset, all row groups and files of a range, except the last one, have at least the decoded
+/// size that the options set. This limits their number.
 fn has_gain(snapshot: &Snapshot, sets: &[FileSet], how: &RewriteOptions) -> bool {
     let most = |bytes_of_one: usize| decoded_bytes(snapshot, sets) / bytes_of_one.max(1) as u64 + 1;
     let row_groups: usize = sets.iter().map(|set| set.row_groups.len()).sum();
@@ -152,7 +154,7 @@ fn has_gain(snapshot: &Snapshot, sets: &[FileSet], how: &RewriteOptions) -> bool
         || sets.len() as u64 > most(how.file_bytes)
 }
 
-/// The decoded bytes of samples as a writer counts them, but for those of kept texts.
+/// Returns the decoded size of the samples in bytes, computed as by a writer, but without kept texts.
 fn decoded_bytes(snapshot: &Snapshot, sets: &[FileSet]) -> u64 {
     let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
     let of_column = |kind: &DataType| -> u64 {

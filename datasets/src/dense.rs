@@ -121,10 +121,11 @@ impl DenseStatistics {
         std::array::from_fn(|i| self.quantile(i as f64 / (DENSE_QUANTILES - 1) as f64) as f32)
     }
 
-    /// The population stability index of these samples against those of `before`: the sum of `(p - q) ln(p / q)` over
-    /// the tenths of `before`, with the shares `p` and `q` that these samples and those before have there, each at least
-    /// 1/10,000. Values that are not finite are a part of their own. About 0 where the distributions are equal; above 0.25
-    /// they are usually called different. `None` if there is no sample, or there was none.
+    /// Returns the population stability index of these samples relative to `before`: the sum of
+    /// `(p - q) ln(p / q)` over the deciles of `before`, where `p` and `q` are the shares of these samples
+    /// and of the earlier samples in each bin. Shares are at least 1/10,000. Values that are not finite have their
+    /// own bin. The index is about 0 for equal distributions; above 0.25, distributions are usually
+    /// considered different. Returns `None` if either side has no samples.
     pub fn stability_index(&self, before: &Self) -> Option<f64> {
         const TENTHS: u32 = 10;
         const LEAST: f64 = 1e-4;
@@ -411,7 +412,8 @@ mod tests {
         let index = |now: &[f32], before: &[f32]| of(now).stability_index(&of(before)).unwrap();
         let before = uniform(1.0, 2.0);
         assert_eq!(index(&before, &before), 0.0);
-        // Half of the samples in each tenth's half: by the definition, five tenths have none and five have twice as many.
+        // All samples now lie in the lower five deciles, each of which has twice its earlier share. The
+        // other five are empty.
         let moved = index(&uniform(1.0, 1.5), &before);
         let expected = 5.0 * (0.1 * 2.0_f64.ln() + (1e-4_f64 - 0.1) * (1e-4_f64 / 0.1).ln());
         assert!((moved - expected).abs() < 0.05 * expected, "{moved} {expected}");
@@ -421,7 +423,7 @@ mod tests {
         let found = index(&coin(10), &coin(50));
         let expected = 0.4 * (0.9_f64 / 0.5).ln() - 0.4 * (0.1_f64 / 0.5).ln();
         assert!((found - expected).abs() < 1e-6, "{found} {expected}");
-        // What is not finite counts, and nothing is known without samples.
+        // NaNs are counted, and the index is undefined without samples.
         assert!(index(&[f32::NAN, 1.0], &[1.0, 1.0]) > 1.0);
         assert_eq!(
             (of(&[]).stability_index(&of(&[1.0])), of(&[1.0]).stability_index(&of(&[]))),

@@ -124,8 +124,8 @@ impl PartitionFilter {
         Ok(PartitionChoice { filter: self, conditions })
     }
 
-    /// The same filter, written in one way: equal for filters with equal conditions, whatever their order, their spaces
-    /// and quotes that do not matter.
+    /// Returns the same filter in a canonical form. Filters with equal conditions have equal forms,
+    /// regardless of order, spaces and redundant quotes.
     pub fn normalized(&self) -> Self {
         if self.keys.is_some() {
             return self.clone();
@@ -230,19 +230,21 @@ impl Condition {
         }
     }
 
-    /// Whether values are compared by their order.
+    /// Returns whether the operator depends on the order of values.
     fn is_order(&self) -> bool {
         !matches!(self.operator, "=" | "!=")
     }
 
-    /// The condition as text. Quotes around a value that needs none matter to the order of texts alone.
+    /// Returns the canonical text of the condition. Redundant quotes are kept only for order comparisons of
+    /// texts, where they allow numbers as values.
     fn normalized(&self) -> String {
         let Self { column, operator, value, quoted } = self;
         let value = if *quoted && self.is_order() { in_quotes(value) } else { written(value) };
         format!("{}{operator}{value}", written(column))
     }
 
-    /// What is wrong with a value without quotes that is hardly meant, and a hint. With `!=`, it would choose everything.
+    /// Returns the error message and a hint for an unquoted value that is probably a mistake. With `!=`,
+    /// such a value would choose every partition.
     fn mistake(&self, part: &str) -> Option<(String, String)> {
         let Self { column, operator, value, quoted } = self;
         if *quoted || is_plain(value) {
@@ -332,7 +334,7 @@ fn in_quotes(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }
 
-/// Whether a name or value needs no quotes.
+/// Returns whether a name or value needs no quotes.
 fn is_plain(text: &str) -> bool {
     let joins = |word: &str| word.eq_ignore_ascii_case("and") || word.eq_ignore_ascii_case("or");
     // A single word may be the abbreviation of Oregon.

@@ -1,13 +1,13 @@
-//! Writes files of a dataset again, with all of their samples or without some: what [`forget`](crate::forget) and
-//! [`compact`](crate::compact) have in common.
+//! Rewrites files of a dataset with all or only some of their samples. [`forget`](crate::forget) and
+//! [`compact`](crate::compact) use it.
 //!
 //! ```text
-//! files of a range     a  b  c  d        b and c are chosen
-//! the range then       a  b' d           the new files hold what is kept of b and c, cut as a writer cuts samples
+//! files of a range before     a  b  c  d        b and c are chosen
+//! files of a range after      a  b' d           b' has the kept samples of b and c
 //! ```
 //!
-//! Files that are not chosen stay as they are. Row groups are read one by one: what is in memory are those that are being
-//! written.
+//! Files that are not chosen do not change. Row groups are read one at a time, so memory holds only the row
+//! groups being read and written.
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::Int64Type;
@@ -27,26 +27,27 @@ use crate::{
     Vocabulary, WriterOptions, Written, WrittenBucket,
 };
 
-/// How files are written again. They are those of a new dataset with the same options.
+/// The options for rewriting files. The new files have the form that they would have in a new dataset with
+/// the same options.
 #[derive(Debug, Clone, Copy)]
 pub struct RewriteOptions {
-    /// Threads that decode and encode.
+    /// The number of threads that decode and encode.
     pub threads: usize,
-    /// As [`WriterOptions::row_group_bytes`].
+    /// The target size of a row group, as in [`WriterOptions::row_group_bytes`].
     pub row_group_bytes: usize,
-    /// As [`WriterOptions::file_bytes`].
+    /// The target size of a file, as in [`WriterOptions::file_bytes`].
     pub file_bytes: usize,
 }
 
 impl RewriteOptions {
-    /// Row groups and files of the size that builds write, with so many threads.
+    /// Creates options with `threads` threads and the default sizes of row groups and files.
     pub fn new(threads: usize) -> Self {
         let WriterOptions { row_group_bytes, file_bytes, .. } = WriterOptions::new(Order::Session);
         Self { threads, row_group_bytes, file_bytes }
     }
 }
 
-/// Starts a writer of this kind, and loads the snapshot that it is for.
+/// Starts a writer for a commit of this kind, and loads the snapshot to which it applies.
 pub(crate) fn start(
     storage: &Storage,
     kind: Commit,
@@ -68,14 +69,15 @@ pub(crate) fn start(
             ..WriterOptions::new(snapshot.order)
         };
         let writer = DatasetWriter::create_in(storage.clone(), snapshot.schema.clone(), options)?;
-        // Another writer may have committed meanwhile.
+        // Another writer may have committed in the meantime. In this case, try again.
         if writer.appended_to().is_some_and(|head| head.snapshot == number) {
             return Ok((writer, snapshot));
         }
     }
 }
 
-/// The columns of the first file, if they are not in the order of the schema: they come first in new files, too.
+/// Returns the column order of the dataset: the columns of the first file, or nothing if they are in schema
+/// order.
 fn column_order(snapshot: &Snapshot) -> Vec<String> {
     let mut sets = snapshot.partitions.iter().flat_map(|partition| &partition.files);
     let Some(set) = sets.next() else { return Vec::new() };
@@ -87,7 +89,7 @@ fn column_order(snapshot: &Snapshot) -> Vec<String> {
     if places.is_sorted() { Vec::new() } else { names.into_iter().map(str::to_owned).collect() }
 }
 
-/// Writes files of a snapshot again.
+/// Rewrites files of a snapshot.
 pub(crate) struct Rewriter<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
@@ -97,7 +99,8 @@ pub(crate) struct Rewriter<'a> {
 }
 
 impl<'a> Rewriter<'a> {
-    /// Rewrites files of `snapshot`, with a writer that was [started](start) for it.
+    /// Creates a rewriter of files of `snapshot`. `writer` must have been [started](start) for this
+    /// snapshot.
     pub(crate) fn new(
         storage: &'a Storage,
         snapshot: &'a Snapshot,
@@ -110,12 +113,12 @@ impl<'a> Rewriter<'a> {
         Ok(Self { storage, snapshot, writer, pool, reporter })
     }
 
-    /// Writes the `chosen` sets of a range again, with the samples of the sessions that are kept. The new files are removed
-    /// if this is dropped before it has [finished](Self::finish).
+    /// Rewrites the `chosen` sets of a range with the samples of the sessions for which `is_kept` returns
+    /// `true`. The new files are removed if the rewriter is dropped before [`finish`](Self::finish).
     ///
     /// # Errors
     ///
-    /// Those of reading and writing files.
+    /// Returns the errors of reading and writing files.
     pub(crate) fn rewrite(
         &mut self,
         key: &PartitionKey,
@@ -138,7 +141,7 @@ impl<'a> Rewriter<'a> {
         Ok(written)
     }
 
-    /// Ends new files, and adds them to what is written.
+    /// Completes new files, and adds them to `written`.
     fn end(&mut self, output: Option<SampleWriter>, written: &mut WrittenBucket) -> Result<()> {
         let Some(output) = output else { return Ok(()) };
         let new = output.finish()?;
@@ -148,7 +151,7 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Appends the samples of a set whose sessions are kept.
+    /// Appends the samples of a set that belong to kept sessions.
     fn copy(&self, set: &FileSet, is_kept: &dyn Fn(i64) -> bool, output: &mut SampleWriter) -> Result<()> {
         let files = OpenFiles::open(self.storage, self.snapshot, set)?;
         files.check_columns(&self.snapshot.columns_of(set))?;
@@ -169,26 +172,27 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Removes the files of a range that was [rewritten](Self::rewrite) as a whole, and is not [added](Self::add).
+    /// Removes the new files of a range that was [rewritten](Self::rewrite) completely and is not going to
+    /// be [added](Self::add).
     pub(crate) fn discard(&self, range: &WrittenBucket) {
         self.storage.clean_up(range.paths().map(str::to_owned).collect());
     }
 
-    /// Makes what was [rewritten](Self::rewrite) of the chosen sets of a range a part of the commit.
+    /// Adds a range with [rewritten](Self::rewrite) files to the commit, in place of its `chosen` sets.
     ///
     /// # Errors
     ///
-    /// As [`DatasetWriter::add`].
+    /// Returns the errors of [`DatasetWriter::add`].
     pub(crate) fn add(&mut self, written: WrittenBucket, sets: &[FileSet], chosen: &[bool]) -> Result<()> {
         self.writer.add_rewritten(written, of_chosen(sets, chosen).map(|set| set.path().to_owned()))
     }
 
-    /// Makes a vocabulary, of which originals were removed, a part of the commit in place of the dataset's of this name.
-    /// Before, they were `former`.
+    /// Adds a vocabulary from which originals were removed to the commit, in place of the dataset's
+    /// vocabulary with this name. `former` contains the digests of its earlier originals.
     ///
     /// # Errors
     ///
-    /// As [`DatasetWriter::add_vocabulary`].
+    /// Returns the errors of [`DatasetWriter::add_vocabulary`].
     pub(crate) fn add_vocabulary(
         &mut self,
         name: &str,
@@ -198,18 +202,18 @@ impl<'a> Rewriter<'a> {
         self.writer.add_vocabulary_of(name, vocabulary, former)
     }
 
-    /// Commits what was added.
+    /// Commits the added ranges and vocabularies.
     ///
     /// # Errors
     ///
-    /// As [`DatasetWriter::finish`].
+    /// Returns the errors of [`DatasetWriter::finish`].
     pub(crate) fn finish(self) -> Result<Written> {
         self.writer.finish()
     }
 }
 
-/// Chooses all sets of a range if some are chosen, and a run of these cannot be written for itself: if a session does not
-/// fit into a row group, or sessions are not contiguous in the first place.
+/// Chooses all sets of a range if some are chosen and cannot be rewritten separately. This is the case if a
+/// session spans several row groups, or if the samples of a session are not contiguous.
 pub(crate) fn choose_whole_runs(snapshot: &Snapshot, sets: &[FileSet], chosen: &mut [bool]) {
     let row_groups: Vec<&RowGroup> = sets.iter().flat_map(|set| &set.row_groups).collect();
     let goes_on = |pair: &[&RowGroup]| pair[0].last_session == pair[1].first_session;
@@ -219,17 +223,17 @@ pub(crate) fn choose_whole_runs(snapshot: &Snapshot, sets: &[FileSet], chosen: &
     }
 }
 
-/// The sets that are chosen.
+/// Returns the chosen sets.
 pub(crate) fn of_chosen<'s>(sets: &'s [FileSet], chosen: &[bool]) -> impl Iterator<Item = &'s FileSet> {
     sets.iter().zip(chosen).filter(|(_, chosen)| **chosen).map(|(set, _)| set)
 }
 
-/// Checks that what was written has the samples of the sets that it replaces but for so many; all of them, if none are
-/// removed.
+/// Checks that `written` has all samples of the chosen sets except `removed` samples. If `removed` is 0, it
+/// also compares digests.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if it has others: a bug.
+/// [`Error::Fault`] if the samples differ, which is a bug.
 pub(crate) fn check_samples(
     sets: &[FileSet],
     chosen: &[bool],
@@ -240,7 +244,7 @@ pub(crate) fn check_samples(
     for set in of_chosen(sets, chosen) {
         before += set.samples;
         set.row_groups.iter().for_each(|row_group| digest.merge(row_group.digest));
-        // Otherwise the digest is one of other columns.
+        // Otherwise the recorded digest covers other columns.
         is_digested &= set.changes.lacks.is_empty() && set.changes.are_digested();
     }
     let same_samples = removed > 0 || !is_digested || digest == written.digest();
@@ -253,14 +257,14 @@ pub(crate) fn check_samples(
     Err(Fault::new(Kind::Failed, message).hint(hint).into())
 }
 
-/// The number of files of sets, and their size.
+/// Returns the number of files of sets, and their size in bytes.
 pub(crate) fn files_of<'s>(sets: impl IntoIterator<Item = &'s FileSet>) -> (u64, u64) {
     sets.into_iter()
         .fold((0, 0), |(files, bytes), set| (files + set.files.len() as u64, bytes + set.bytes_on_disk()))
 }
 
-/// The samples of a row group, as a writer takes them, whose columns are decoded on the threads of this pool. Lists are
-/// views of ids that samples share.
+/// Returns the samples of a row group in the form that a writer takes. The columns are decoded on the
+/// threads of the current pool. Lists are views of shared ids.
 fn samples(files: &OpenFiles, snapshot: &Snapshot, row_group: usize) -> Result<RecordBatch> {
     let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
     let how = (&snapshot.schema, snapshot.layout);

@@ -383,11 +383,12 @@ impl OpenFiles {
         Ok(lists.ok_or_else(|| wrong(&feature.name, "it does not hold lists of ids".to_owned()))?)
     }
 
-    /// The samples of a row group with the columns that a writer of this schema takes; those of `given` are not read.
+    /// Returns the samples of a row group with the columns that a writer with this schema takes. Columns of
+    /// `given` are used instead of being read.
     ///
     /// # Errors
     ///
-    /// As [`numbers`](Self::numbers).
+    /// Returns the errors of [`numbers`](Self::numbers).
     pub(crate) fn samples(
         &self,
         row_group: usize,
@@ -404,11 +405,11 @@ impl OpenFiles {
         Ok(RecordBatch::try_from_iter(columns)?)
     }
 
-    /// A column of the samples of a row group.
+    /// Returns a column of a row group in the form that a writer takes. Lists are views of shared ids.
     ///
     /// # Errors
     ///
-    /// As [`numbers`](Self::numbers).
+    /// Returns the errors of [`numbers`](Self::numbers).
     pub(crate) fn of_samples(
         &self,
         row_group: usize,

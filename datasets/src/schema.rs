@@ -21,8 +21,9 @@ pub const TIME_COLUMN: &str = "timestamp";
 /// has.
 pub const SAMPLE_KEY_COLUMN: &str = "sample_key";
 
-/// The columns of a batch in Arrow that hold all dense features, all labels, the weights and the times. Sparse features
-/// and kept columns are columns of their own beside them, and have other names.
+/// The names of the Arrow columns of a batch that hold all dense features, all labels, the weights and the
+/// times. Each sparse feature and kept column has its own column in a batch and must not have one of these
+/// names.
 pub const BATCH_COLUMNS: [&str; 4] = ["dense", "labels", "weights", "timestamps"];
 
 /// The columns of a dataset's samples.
@@ -66,7 +67,7 @@ pub enum KeptKind {
 }
 
 impl KeptKind {
-    /// The Arrow type of such a column, in memory and in data files.
+    /// Returns the Arrow type of such a column, in memory and in data files.
     pub fn data_type(self) -> DataType {
         match self {
             Self::Integer => DataType::Int64,
@@ -363,7 +364,7 @@ mod tests {
         assert!(schema().validate().is_ok());
     }
 
-    /// In a batch, dense features and labels have no columns of their own.
+    /// In a batch, dense features and labels do not have separate columns, so they may have these names.
     #[test]
     fn names_of_batches_are_refused_where_they_would_be_columns() {
         for name in BATCH_COLUMNS {

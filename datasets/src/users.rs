@@ -1,9 +1,10 @@
-//! Users whose samples are looked for, and how a dataset tells them from others.
+//! Identifies the samples of given users in a dataset.
 //!
-//! A dataset has no column of users. It has the ids of sessions, which are [hashes](crate::session_id) of what a session
-//! was made from: the user (or the session's key), the values of the partition's columns and the start of the session.
-//! Who knows the user computes these ids again: of the sessions with the same 16 high bits, those of the user are the
-//! ones with the same id. Where sessions are not those of users, users are told by a kept column.
+//! A dataset has no user column. It has session ids, which are [hashes](crate::session_id) of the user (or
+//! the session key), the values of the partition columns, and the start of the session. For a known user,
+//! these ids can be computed again. The 16 high bits of the id select the candidate sessions, and a session
+//! belongs to the user if its full id equals the computed one. If session ids do not identify users, a
+//! kept column does.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,52 +21,56 @@ use crate::{
     bucket_of_identity, session_id, suggest,
 };
 
-/// A list of users, as a file gives it.
+/// A list of users as read from a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UserKeys {
-    /// The names of the columns; `None` if there is one column without a name.
+    /// The names of the columns; `None` for a single column without a name.
     pub columns: Option<Vec<String>>,
-    /// The values of each user, as `CAST(… AS VARCHAR)` gives them; `None` where there is none.
+    /// The values of each user, formatted like `CAST(… AS VARCHAR)`; `None` for a missing value. The shape
+    /// is `[users][columns]`.
     pub rows: Vec<Vec<Option<String>>>,
 }
 
-/// Users of a dataset.
+/// The users to find in a dataset.
 #[derive(Debug)]
 pub(crate) struct Users {
-    /// The values of the session's columns, or the value of the kept column, of each user once.
+    /// The values of the session key's columns, or of the kept column, for each distinct user.
     keys: Vec<Vec<String>>,
     told: Told,
 }
 
-/// What users are told by.
+/// The way in which users are identified.
 #[derive(Debug)]
 pub(crate) enum Told {
-    /// The ids of their sessions.
+    /// By session ids.
     BySessions(BySessions),
-    /// A kept column, with the user of each value.
+    /// By a kept column, whose values are mapped to users.
     ByColumn(KeptColumn, HashMap<String, usize>),
 }
 
-/// Users by the ids of their sessions.
+/// Identifies users by session ids.
 #[derive(Debug)]
 pub(crate) struct BySessions {
-    /// The columns of a session's key, or that of the user.
+    /// The columns of the session key, or the user column.
     columns: Vec<String>,
-    /// The users by the high bits of the ids of their sessions.
+    /// The users, by the high bits of their session ids.
     by_bits: HashMap<u64, Vec<usize>>,
-    /// Whether a bucket is one of a user.
+    /// Whether each bucket can contain sessions of a user.
     buckets: Vec<bool>,
-    /// How many of the last partition columns are made of a session's start. The snapshot does not say whether a column
-    /// `date` is one of the logs.
+    /// The possible numbers of trailing partition columns that are computed from the start of a session.
+    /// There can be several, because the snapshot does not record whether a column `date` comes from the
+    /// logs.
     made: Vec<usize>,
 }
 
 impl Users {
-    /// The users of `keys` in a dataset; `column` is the kept column that tells them, if sessions do not.
+    /// Prepares the search for the users of `keys` in a dataset. `column` is the kept column that
+    /// identifies users, if session ids do not.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the dataset cannot tell users so, or the keys do not have the columns.
+    /// [`Error::Fault`] if the dataset cannot identify users in this way, or if `keys` lacks the required
+    /// columns.
     pub(crate) fn new(snapshot: &Snapshot, keys: &UserKeys, column: Option<&str>) -> Result<Self> {
         if let Some(name) = column {
             let known = snapshot.schema.kept.iter();
@@ -100,22 +105,23 @@ impl Users {
         Ok(Self { told: Told::BySessions(BySessions { columns, by_bits, buckets, made }), keys })
     }
 
-    /// The number of users.
+    /// Returns the number of users.
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// What users are told by.
+    /// Returns the way in which users are identified.
     pub(crate) fn told(&self) -> &Told {
         &self.told
     }
 
-    /// How a user is shown.
+    /// Returns the text that represents a user in messages.
     pub(crate) fn shown(&self, user: usize) -> String {
         self.keys[user].join(", ")
     }
 
-    /// The column that alone identifies a user, and of which the dataset may have a feature.
+    /// Returns the column that alone identifies a user, if there is one. The dataset may have a feature
+    /// with this name.
     pub(crate) fn column(&self) -> Option<&str> {
         match &self.told {
             Told::ByColumn(column, _) => Some(&column.name),
@@ -126,7 +132,7 @@ impl Users {
         }
     }
 
-    /// Whether a row group may have samples of one of the users.
+    /// Returns whether a row group can have samples of one of the users.
     pub(crate) fn may_be_in(&self, row_group: &RowGroup) -> bool {
         match &self.told {
             Told::ByColumn(..) => true,
@@ -138,7 +144,8 @@ impl Users {
         }
     }
 
-    /// The users by the ids that a feature has of them. `None` for a feature that is not the users' [column](Self::column).
+    /// Returns the users by their ids in a feature; `None` if the feature is not the users'
+    /// [column](Self::column).
     pub(crate) fn ids(
         &self,
         feature: &SparseFeature,
@@ -156,12 +163,12 @@ impl Users {
         Some(ids.filter_map(|(user, key)| Some((id(key.first()?)?, user))).collect())
     }
 
-    /// The vocabulary `name` of a snapshot, and the users by the ids that it gives them. `None` if it is not one of the
-    /// users' feature.
+    /// Returns the vocabulary `name` of a snapshot, and the users by their ids in it; `None` if the
+    /// vocabulary does not belong to the users' feature.
     ///
     /// # Errors
     ///
-    /// As [`Vocabulary::read`].
+    /// Returns the errors of [`Vocabulary::read`].
     pub(crate) fn known_by(
         &self,
         storage: &Storage,
@@ -178,11 +185,12 @@ impl Users {
         Ok(Some((vocabulary, ids)))
     }
 
-    /// The feature of a snapshot that is the users' [column](Self::column), and the users by its ids.
+    /// Returns the feature of a snapshot that is the users' [column](Self::column), and the users by their
+    /// ids.
     ///
     /// # Errors
     ///
-    /// As [`Vocabulary::read`].
+    /// Returns the errors of [`Vocabulary::read`].
     pub(crate) fn feature<'s>(
         &self,
         storage: &Storage,
@@ -199,12 +207,13 @@ impl Users {
         Ok(ids.map(|ids| (feature, ids)))
     }
 
-    /// The row groups of a manifest in whose statistics the smallest or the largest id of a feature is one of a user, and
-    /// what is to be said of each: also those that no snapshot counts any more.
+    /// Returns the row groups of a manifest whose statistics have an id of a user as the smallest or
+    /// largest id of a feature, each with a message. This includes row groups that no longer belong to any
+    /// snapshot.
     ///
     /// # Errors
     ///
-    /// [`Error::Snapshot`] if the manifest is damaged, [`Error::Storage`] if the storage does not give it.
+    /// [`Error::Snapshot`] if the manifest is damaged, [`Error::Storage`] if the storage fails.
     pub(crate) fn in_manifest(
         &self,
         storage: &Storage,
@@ -226,7 +235,7 @@ impl Users {
         Ok(found)
     }
 
-    /// What is to be said of statistics in which the smallest or the largest id is one of a user.
+    /// Returns a message for each end of the id range, smallest and largest, that is an id of a user.
     pub(crate) fn in_statistics(
         &self,
         statistics: FeatureStatistics,
@@ -240,7 +249,7 @@ impl Users {
         ends.into_iter().filter_map(user).collect()
     }
 
-    /// The users by the texts that the column has of them.
+    /// Returns the users by their values of the [column](Self::column).
     pub(crate) fn by_text(&self) -> HashMap<&str, usize> {
         let keys = self.keys.iter().enumerate();
         keys.filter_map(|(user, key)| Some((key.first()?.as_str(), user))).collect()
@@ -248,12 +257,13 @@ impl Users {
 }
 
 impl BySessions {
-    /// Whether a session may be one of a user, by the high bits of its id.
+    /// Returns whether a session can belong to a user, judged by the high bits of its id.
     pub(crate) fn may_be(&self, session: i64) -> bool {
         self.by_bits.contains_key(&identity_bits_of_session(session))
     }
 
-    /// The user of a session that starts at `start` in a partition, if it is one of `users`.
+    /// Returns the user of a session that starts at `start` in a partition, if it belongs to one of
+    /// `users`.
     pub(crate) fn find(
         &self,
         users: &Users,
@@ -268,8 +278,9 @@ impl BySessions {
         })
     }
 
-    /// The id of the session of a user that starts at `start`, where the last `made` partition columns are made of that.
-    /// `None` if the partition has another value of one of the session's columns.
+    /// Computes the session id for a user and a start time, if the last `made` partition columns are
+    /// computed from the start. Returns `None` if the partition has another value of one of the session
+    /// key's columns.
     fn session(&self, key: &[String], partition: &PartitionKey, made: usize, start: i64) -> Option<i64> {
         let values = partition.columns();
         let values = &values[..values.len().saturating_sub(made)];
@@ -287,7 +298,7 @@ impl BySessions {
     }
 }
 
-/// The text of a kept column in a row; `None` for a null.
+/// Returns the value of a kept column in a row as text; `None` for a null.
 pub(crate) fn text_of(values: &ArrayRef, row: usize) -> Option<String> {
     if values.is_null(row) {
         return None;
@@ -298,13 +309,13 @@ pub(crate) fn text_of(values: &ArrayRef, row: usize) -> Option<String> {
     })
 }
 
-/// Texts as one, as [`session_id`] wants it.
+/// Joins texts in the form that [`session_id`] takes.
 fn joined<'t>(texts: impl Iterator<Item = &'t str>) -> String {
     let texts: Vec<&str> = texts.collect();
     texts.join(IDENTITY_SEPARATOR.to_string().as_str())
 }
 
-/// How many of the last partition columns may be made of the start of sessions.
+/// Returns the possible numbers of trailing partition columns that are computed from the start of sessions.
 fn made_columns(columns: &[PartitionColumn]) -> Vec<usize> {
     let is = |column: &PartitionColumn, name: &str, kind: PartitionType| {
         column.name == name && column.kind == kind
@@ -320,7 +331,7 @@ fn made_columns(columns: &[PartitionColumn]) -> Vec<usize> {
     }
 }
 
-/// The values of the `wanted` columns, of each user once.
+/// Returns the values of the `wanted` columns for each distinct user.
 fn values_of(keys: &UserKeys, wanted: &[String]) -> Result<Vec<Vec<String>>> {
     let quoted = wanted.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let hint = |start: &str| {

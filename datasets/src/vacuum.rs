@@ -157,19 +157,20 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     Ok(vacuumed)
 }
 
-/// What a purge removed.
+/// The snapshots and files that a purge removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Purged {
-    /// Numbers of the snapshots removed.
+    /// The numbers of the removed snapshots.
     pub snapshots_removed: Vec<u64>,
-    /// Other files removed: data, vocabularies, manifests.
+    /// The number of other removed files: data, vocabularies, manifests.
     pub files_removed: usize,
-    /// The size of the files.
+    /// The size of the other removed files, in bytes.
     pub bytes_removed: u64,
 }
 
-/// Removes snapshots, however young they are, and the files that only they name. The newest snapshot is not one of
-/// them. As a [vacuum], it removes snapshots first: if it is killed then, a vacuum removes their files.
+/// Removes snapshots of any age, and the files that only they list. `snapshots` must not contain the newest
+/// snapshot. Like [`vacuum`], it removes snapshots first. If it is killed before it removes the files, a
+/// later vacuum removes them.
 ///
 /// # Errors
 ///
@@ -181,7 +182,7 @@ pub(crate) fn purge(storage: &Storage, snapshots: &[u64]) -> Result<Purged> {
         named.extend(files_of.of(*number)?);
     }
     storage.delete(snapshots.iter().map(|number| snapshot_path(*number)).collect())?;
-    // Also those that were committed meanwhile, which name files of the snapshots before them.
+    // Snapshots that were committed in the meantime may list files of the removed ones.
     for number in numbers(storage, None)? {
         for path in files_of.of(number)? {
             named.remove(&path);

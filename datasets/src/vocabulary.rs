@@ -55,7 +55,7 @@ pub const OUT_OF_VOCABULARY: i64 = 0;
 pub struct Vocabulary {
     /// The originals of the ids 1, 2, ….
     originals: Originals,
-    /// The number of occurrences of each original.
+    /// The number of occurrences of each original; 0 if the original was removed.
     counts: Vec<u64>,
     /// The ids by key. The key of an integer is the integer itself. The key of a text is the first of its
     /// [`candidates`] that is not the key of a text with a lower id.
@@ -172,8 +172,8 @@ impl Vocabulary {
         Ok(Self { originals, counts, ids: Arc::new(ids), hash: hash_id })
     }
 
-    /// Removes the originals of these ids, those that the vocabulary has. Their ids are not given again, and the others
-    /// stay: an original that was removed gets a new id if it is counted once more.
+    /// Removes the originals of these ids; unknown ids are ignored. A removed id is never assigned again,
+    /// and all other ids stay the same. A removed original gets a new id if it is counted again.
     pub fn remove(&mut self, ids: impl IntoIterator<Item = i64>) {
         let places = ids.into_iter().filter_map(position).filter(|place| *place < self.counts.len());
         let places: Vec<usize> = places.collect();
@@ -216,7 +216,8 @@ impl Vocabulary {
         find_text(texts, &self.ids, self.hash, original).unwrap_or(OUT_OF_VOCABULARY)
     }
 
-    /// The id of an original, given as a text also if originals are integers; [`OUT_OF_VOCABULARY`] if it has none.
+    /// Returns the id of an original that is given as text, even if originals are integers;
+    /// [`OUT_OF_VOCABULARY`] if it has no id.
     pub fn id_of_key(&self, original: &str) -> i64 {
         match &self.originals {
             Originals::Integers(_) => {
@@ -246,7 +247,7 @@ impl Vocabulary {
         self.counts.get(self.live_position(id)?).copied()
     }
 
-    /// The place in the columns of an id whose original was not removed.
+    /// Returns the index in the columns of an id whose original was not removed.
     fn live_position(&self, id: i64) -> Option<usize> {
         position(id).filter(|place| self.counts.get(*place).is_some_and(|count| *count > 0))
     }
@@ -272,12 +273,13 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the number of originals with an id, which is the largest id.
+    /// Returns the number of assigned ids, which is the largest id. It includes ids whose originals were
+    /// removed.
     pub fn len(&self) -> usize {
         self.counts.len()
     }
 
-    /// Returns whether no original has an id.
+    /// Returns whether no id was ever assigned.
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
@@ -318,12 +320,12 @@ fn rank<T: Ord + Copy>(mut counts: Vec<(T, u64)>, min_count: u64) -> Vec<(T, u64
     counts
 }
 
-/// The values of originals that were not removed.
+/// Returns the integers whose count is not 0, that is, the originals that were not removed.
 fn of_live(integers: &[i64], counts: &[u64]) -> impl Iterator<Item = i64> {
     integers.iter().zip(counts).filter(|(_, count)| **count > 0).map(|(original, _)| *original)
 }
 
-/// The ids of integers, numbered from 1 on, but for those that were removed.
+/// Creates the map from integers to their ids, which are counted from 1. Removed originals are omitted.
 fn integer_keys(integers: &[i64], counts: &[u64]) -> IdMap {
     if !counts.contains(&0) {
         return IdMap::of_integers(integers);
@@ -519,7 +521,7 @@ mod tests {
         integers.remove([2, 17, 0]);
         assert_eq!((integers.apply(&[7, 8, 9, 0]), integers.len()), (vec![1, 0, 3, 0], 3));
         assert_eq!((integers.original(2), integers.count(2), integers.id_of_key("9")), (None, None, 3));
-        // It comes back under a new id.
+        // A removed original gets a new id.
         assert_eq!(integers.extend([(8, 3), (9, 1)], 1), 1);
         assert_eq!((integers.id(8), integers.original(4), integers.original(2)), (4, Some(8), None));
         let mut texts = Vocabulary::from_text_counts([("a", 9), ("b", 5), ("", 4)], 1);
@@ -527,7 +529,7 @@ mod tests {
         assert_eq!([texts.id_of_text("a"), texts.id_of_key("b"), texts.id_of_text("")], [1, 0, 3]);
         assert_eq!((texts.original_text(2), texts.original_text(3)), (None, Some("")));
         assert_eq!((texts.extend_texts([("b", 1)], 1), texts.id_of_text("b")), (1, 4));
-        // Several of them, and a file of them.
+        // Removes several originals, and stores the vocabulary in a file.
         texts.remove([1, 3]);
         let directory = tempfile::tempdir().unwrap();
         let storage = onefold_storage::Storage::open(directory.path()).unwrap();

@@ -20,10 +20,10 @@ use onefold_datasets::{
 };
 use onefold_storage::Storage;
 
-/// The least number of samples in a batch in arrival order that stands for a larger one. Smaller batches would not be
-/// meaningful.
+/// The smallest number of samples in a batch in arrival order that can represent a larger batch. Results of
+/// smaller batches would not be meaningful.
 const FEWEST_BATCH_SAMPLES: usize = 16;
-/// The least number of decoded bytes of row groups in arrival order if sessions were sampled.
+/// The minimum target size of row groups in arrival order, in decoded bytes, if sessions were sampled.
 const LEAST_ROW_GROUP_BYTES: usize = 4 << 20;
 
 /// Measures the dataset at `location`, a local path or a URL.

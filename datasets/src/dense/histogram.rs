@@ -151,7 +151,8 @@ impl Histogram {
         (low + rank.fract() * (high - low)).min(high)
     }
 
-    /// The number of values up to `x`: those of the bin that `x` lies in are spread evenly.
+    /// Returns the estimated number of values up to `x`. The values of the bin that contains `x` are
+    /// assumed to be evenly spread.
     pub(super) fn count_to(&self, x: f64) -> f64 {
         let up_to_x = |bin: &Bin| {
             let [low, high] = [bin.low, bin.high].map(|key| f64::from(value_of(key)));

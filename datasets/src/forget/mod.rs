@@ -1,16 +1,16 @@
 //! Removes the samples of users from a dataset.
 //!
 //! ```text
-//! users ─▶ their buckets ─▶ sessions and times of these buckets ─▶ sessions of the users
-//!                               files that hold some ─▶ written again without them ─▶ commit
-//!                               entries of the vocabulary of the users' feature ─▶ removed
-//!                               older snapshots that hold some ─▶ removed, if that is asked for
+//! users ─▶ buckets of the users ─▶ session ids and times in these buckets ─▶ sessions of the users
+//!                               files with these sessions ─▶ rewritten without them ─▶ commit
+//!                               users' entries in the vocabulary of the user feature ─▶ removed
+//!                               older snapshots with data of the users ─▶ removed on request
 //! ```
 //!
-//! Only files with samples of the users are written again, and all of a range of buckets if a session does not fit into a
-//! row group. A sample with its lists, also those of the user's history, is one of one user, so nothing else of the users
-//! is left in data files. What is left is what a dataset has that was built from logs without the users: the same samples
-//! in the same sessions and order.
+//! Only files that contain samples of the users are rewritten. If a session spans row groups, all files of
+//! its range of buckets are rewritten. Every sample, including its history lists, belongs to one user, so
+//! the data files then contain nothing else about the users. The result has the same samples, sessions and
+//! order as a dataset built from logs without these users.
 
 mod older;
 pub(crate) mod sessions;
@@ -37,74 +37,78 @@ use crate::{Commit, FileSet, PartitionKey, Result, Vocabulary};
 
 pub use crate::users::UserKeys;
 
-/// How users are forgotten.
+/// Options of [`forget()`].
 #[derive(Debug, Clone)]
 pub struct ForgetOptions {
-    /// The kept column that tells users, where sessions are not those of users.
+    /// The kept column that identifies users, if session ids do not.
     pub column: Option<String>,
-    /// How files are written again.
+    /// The options for rewriting files.
     pub how: RewriteOptions,
-    /// Only find what would be removed.
+    /// Whether to only report what would be removed.
     pub dry_run: bool,
-    /// Remove the older snapshots, too, that have samples of the users or know them by a vocabulary or by statistics.
-    /// Whatever reads one of these snapshots fails from then on: training runs and checkpoints record the snapshot that they read, which
-    /// the dataset does not know.
+    /// Whether to also remove older snapshots that have samples of the users, or that contain their ids in
+    /// a vocabulary or in statistics. Jobs that read one of these snapshots then fail. Training runs and
+    /// checkpoints record the snapshot that they read, but the dataset does not know about them.
     pub purge: bool,
 }
 
-/// What was removed, or would be.
+/// The result of [`forget()`]: what it removed, or would remove in a dry run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Forgotten {
-    /// Whether nothing was removed, because only the figures were asked for.
+    /// Whether this was a dry run, which removes nothing.
     pub dry_run: bool,
     /// The number of the newest snapshot.
     pub snapshot: u64,
-    /// Whether this committed it; `false` if it has nothing of the users.
+    /// Whether a snapshot was committed; `false` for a dry run, or if the newest snapshot contains nothing
+    /// of the users.
     pub changed: bool,
-    /// Users of the list, each counted once.
+    /// The number of distinct users in the list.
     pub users: usize,
-    /// Users of whom there were samples or an entry of a vocabulary.
+    /// The number of users with samples or a vocabulary entry in the newest snapshot.
     pub users_found: usize,
-    /// The other ones.
+    /// The users of the list that were not found.
     pub users_not_found: Vec<String>,
-    /// Sessions of the users.
+    /// The number of removed sessions.
     pub sessions_removed: u64,
-    /// Samples of the users.
+    /// The number of removed samples.
     pub samples_removed: u64,
-    /// Partitions in which there were some.
+    /// The number of partitions with removed samples.
     pub partitions: usize,
-    /// Data files that were written again.
+    /// The number of data files that were rewritten.
     pub files_rewritten: u64,
-    /// Their size.
+    /// The size of the rewritten files before the change, in bytes.
     pub bytes_rewritten: u64,
-    /// Data files that took their place.
+    /// The number of data files that replace them.
     pub files_written: u64,
-    /// Their size.
+    /// The size of the replacement files, in bytes.
     pub bytes_written: u64,
-    /// Entries of vocabularies that lost their original.
+    /// The number of vocabulary entries whose original was removed.
     pub vocabulary_entries_removed: u64,
-    /// Manifests that have statistics in which the smallest or the largest id is one of a user, also of row groups that
-    /// the snapshot does not count any more. They are written again.
+    /// The number of manifests with statistics in which the smallest or largest id belongs to a user. The
+    /// statistics may describe row groups that no longer belong to the snapshot. These manifests are
+    /// rewritten.
     pub manifests_with_users: u64,
-    /// Older snapshots that have something of the users; `None` if they were not read.
+    /// The numbers of the older snapshots that contain data of the users; `None` if they were not searched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshots_with_users: Option<Vec<u64>>,
-    /// What was purged.
+    /// The snapshots and files that were purged; `None` if nothing was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub purged: Option<Purged>,
-    /// Time that it took.
+    /// The duration in seconds.
     pub wall_seconds: f64,
 }
 
-/// Removes the samples of the users of `keys` from the dataset in `storage`, and commits what is left. Memory holds the
-/// users, their sessions in one range of buckets, the row groups that are being written, and one vocabulary.
+/// Removes the samples of the users in `keys` from the dataset in `storage`, and commits the remaining
+/// samples. Memory holds the users, their sessions in one range of buckets, the row groups being written,
+/// and one vocabulary.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`](crate::Error::Fault) if the dataset cannot tell users, or another writer has changed the same
-/// partitions meanwhile; [`Error::NotADataset`](crate::Error::NotADataset), [`Error::Snapshot`](crate::Error::Snapshot),
-/// [`Error::Damaged`](crate::Error::Damaged) and [`Error::Storage`](crate::Error::Storage) if the dataset cannot be
-/// read or written. Nothing is committed then, but after an error of purging the commit has taken place.
+/// [`Error::Fault`](crate::Error::Fault) if the dataset cannot identify users, or if another writer has
+/// changed the same partitions in the meantime; [`Error::NotADataset`](crate::Error::NotADataset),
+/// [`Error::Snapshot`](crate::Error::Snapshot), [`Error::Damaged`](crate::Error::Damaged) and
+/// [`Error::Storage`](crate::Error::Storage) if the dataset cannot be read or written. After an error
+/// nothing is committed, unless the error occurred while purging, which follows the commit.
 pub fn forget(
     storage: &Storage,
     keys: &UserKeys,
@@ -141,7 +145,7 @@ pub fn forget(
     if options.purge {
         let column = options.column.as_deref();
         let mut older = OlderSnapshots { storage, keys, column, has_users, reporter };
-        // In a dry run the newest snapshot would be an older one.
+        // In a dry run, the current newest snapshot would become an older one.
         let newest = if forgotten.changed || !has_some { forgotten.snapshot } else { forgotten.snapshot + 1 };
         let with_users = older.with_users(newest)?;
         if !options.dry_run && !with_users.is_empty() {
@@ -153,14 +157,14 @@ pub fn forget(
     Ok(forgotten)
 }
 
-/// The search for users and the removal of what is found, range by range.
+/// Searches for users and removes what it finds, one range of buckets at a time.
 struct Work<'a> {
     search: Search<'a>,
     rewriter: Rewriter<'a>,
     dry_run: bool,
-    /// The users that were found.
+    /// The indices of the users that were found.
     found: HashSet<usize>,
-    /// Whether a set of files, a vocabulary or a manifest has something of the users, by path.
+    /// Whether a file set, a vocabulary or a manifest contains data of the users, by path.
     has_users: HashMap<String, bool>,
     forgotten: Forgotten,
 }
@@ -182,7 +186,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Removes the samples that were found in a range.
+    /// Removes the samples that were found in a range, and adds the rewritten files to the commit.
     fn remove(&mut self, key: &PartitionKey, sets: &[FileSet], found: FoundSessions) -> Result<()> {
         let forgotten = &mut self.forgotten;
         let removed = found.samples.iter().sum::<u64>();
@@ -206,7 +210,7 @@ impl Work<'_> {
         self.rewriter.add(written, sets, &chosen)
     }
 
-    /// Removes the originals of the users from the vocabulary of their feature.
+    /// Removes the users' originals from the vocabulary of the feature that identifies users.
     fn vocabularies(&mut self) -> Result<()> {
         let Search { storage, snapshot, users, .. } = self.search;
         for name in snapshot.vocabularies.keys() {
@@ -226,7 +230,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Finds the manifests with statistics of the users.
+    /// Finds the manifests whose statistics contain ids of the users.
     fn statistics(&mut self) -> Result<()> {
         let Search { storage, snapshot, users, .. } = self.search;
         let Some((feature, ids)) = users.feature(storage, snapshot)? else { return Ok(()) };
@@ -238,8 +242,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// What models may know of a vocabulary before originals are removed: its digest as it is in the snapshots that
-    /// exist, and those that are known of earlier removals.
+    /// Returns the digests by which trained models may know a vocabulary before originals are removed: one
+    /// for each existing snapshot, and the digests recorded by earlier removals.
     fn former_originals(&self, name: &str, vocabulary: &Vocabulary) -> Result<Vec<FormerOriginals>> {
         let Search { storage, snapshot, .. } = self.search;
         let mut former: Vec<FormerOriginals> = snapshot.vocabularies[name].former.clone();

@@ -1,4 +1,4 @@
-//! Older snapshots that have something of users.
+//! Finds older snapshots that contain data of users.
 
 use std::collections::HashMap;
 
@@ -10,23 +10,24 @@ use crate::snapshot::numbers;
 use crate::users::{UserKeys, Users};
 use crate::{ManifestEntry, Result, Snapshot};
 
-/// Reads older snapshots, each of their files once.
+/// Searches older snapshots. It reads each of their files only once.
 pub(super) struct OlderSnapshots<'a> {
     pub(super) storage: &'a Storage,
     pub(super) keys: &'a UserKeys,
     pub(super) column: Option<&'a str>,
-    /// Whether a set of files, a vocabulary or a manifest has something of the users, by path, of those that were read.
+    /// Whether a file set, a vocabulary or a manifest contains data of the users, by path. It has an entry
+    /// for each file that was read.
     pub(super) has_users: HashMap<String, bool>,
     pub(super) reporter: &'a dyn Reporter,
 }
 
 impl OlderSnapshots<'_> {
-    /// The numbers of the snapshots before `newest` that have samples of the users or know them by a vocabulary or by
-    /// statistics, and of those that cannot tell users.
+    /// Returns the numbers of the snapshots before `newest` that have samples of the users, contain their
+    /// ids in a vocabulary or in statistics, or cannot identify users.
     ///
     /// # Errors
     ///
-    /// As [`forget`](super::forget()).
+    /// Returns the errors of [`forget`](super::forget()).
     pub(super) fn with_users(&mut self, newest: u64) -> Result<Vec<u64>> {
         let mut with_users = Vec::new();
         let mut older = numbers(self.storage, None)?;

@@ -1,4 +1,5 @@
-//! Finds the sessions of users: by the ids and starts of sessions, or by the column that tells users.
+//! Finds the sessions of users, either by session ids and start times, or by a kept column that identifies
+//! users.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,14 +15,15 @@ use crate::{FileSet, KeptColumn, PartitionKey, Result, SESSION_COLUMN, Snapshot,
 /// The sessions of users in a range of buckets of a partition.
 #[derive(Debug, Default)]
 pub(crate) struct FoundSessions {
-    /// The sessions.
+    /// The ids of the sessions.
     pub(crate) sessions: HashSet<i64>,
-    /// The users that they are of.
+    /// The indices of the users of these sessions.
     pub(crate) users: HashSet<usize>,
-    /// Their samples in each set of files.
+    /// The number of samples of users in each file set.
     pub(crate) samples: Vec<u64>,
-    /// The user of each session of the range that was read, `None` if that is nobody who is looked for: of contiguous
-    /// sessions only the last one, and of others those whose ids may be those of a user.
+    /// The user of each session examined so far; `None` if the session belongs to no user of the list. If
+    /// sessions are contiguous, only the last session is stored. A search by session ids stores only
+    /// sessions whose ids can belong to a user of the list.
     known: HashMap<i64, Option<usize>>,
 }
 
@@ -32,7 +34,7 @@ impl FoundSessions {
     }
 }
 
-/// Looks for users in the files of a snapshot.
+/// Searches for users in the files of a snapshot.
 pub(crate) struct Search<'a> {
     pub(crate) storage: &'a Storage,
     pub(crate) snapshot: &'a Snapshot,
@@ -40,7 +42,7 @@ pub(crate) struct Search<'a> {
     pub(crate) reporter: &'a dyn Reporter,
 }
 
-/// A row group of a partition.
+/// A row group of a partition's files.
 #[derive(Clone, Copy)]
 struct Place<'p> {
     partition: &'p PartitionKey,
@@ -49,13 +51,13 @@ struct Place<'p> {
 }
 
 impl Search<'_> {
-    /// The sessions of users in the `sets` of a range.
+    /// Returns the sessions of users in the `sets` of a range of buckets.
     ///
     /// # Errors
     ///
-    /// [`Error::Damaged`](crate::Error::Damaged) if a file is not what the snapshot says,
-    /// [`Error::Fault`](crate::Error::Fault) if a session is one of a user only in part, and as
-    /// [`Storage::read_ranges`].
+    /// [`Error::Damaged`](crate::Error::Damaged) if a file differs from the snapshot,
+    /// [`Error::Fault`](crate::Error::Fault) if only some samples of a session belong to a user; otherwise
+    /// the errors of [`Storage::read_ranges`].
     pub(crate) fn in_range(&self, partition: &PartitionKey, sets: &[FileSet]) -> Result<FoundSessions> {
         let mut found = FoundSessions::default();
         for set in sets {
@@ -66,7 +68,7 @@ impl Search<'_> {
         Ok(found)
     }
 
-    /// The number of samples of users in a set.
+    /// Searches a file set, adds its sessions of users to `found`, and returns their number of samples.
     fn in_set(&self, partition: &PartitionKey, set: &FileSet, found: &mut FoundSessions) -> Result<u64> {
         if !set.row_groups.iter().any(|row_group| self.users.may_be_in(row_group)) {
             return Ok(0);
@@ -86,7 +88,8 @@ impl Search<'_> {
         Ok(samples)
     }
 
-    /// The number of samples of users in a row group.
+    /// Searches a row group by session ids, adds its sessions of users to `found`, and returns their number
+    /// of samples.
     fn by_sessions(&self, by: &BySessions, place: Place<'_>, found: &mut FoundSessions) -> Result<u64> {
         let Place { partition, files, row_group } = place;
         let sessions = files.numbers::<Int64Type>(row_group, SESSION_COLUMN)?;
@@ -116,7 +119,8 @@ impl Search<'_> {
         Ok(samples)
     }
 
-    /// The same by a kept column, with the users by its values.
+    /// Works like [`by_sessions`](Self::by_sessions), but searches by a kept column. `users` maps values of
+    /// the column to users.
     fn by_column(
         &self,
         (column, users): (&KeptColumn, &HashMap<String, usize>),
@@ -152,7 +156,7 @@ impl Search<'_> {
         Ok(samples)
     }
 
-    /// Remembers whose session it is.
+    /// Records the user of a session, or that it belongs to no user of the list.
     fn know(&self, session: i64, user: Option<usize>, found: &mut FoundSessions) {
         if self.snapshot.order.is_clustered() {
             found.known.clear();

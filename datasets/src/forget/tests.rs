@@ -1,4 +1,4 @@
-//! Users told by other columns, vocabularies, and what is refused.
+//! Tests of users identified by kept columns, of vocabularies, and of refused requests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::rewrite::tests::{Sample, columns, how, keys, options, schema, write, 
 use crate::verify::{Absence, absent};
 use crate::{Buckets, DatasetWriter, Layout, Order, Sessions, Snapshot, Vocabulary, WriterOptions};
 
-/// Sessions of the users 1 to 4, of four samples each.
+/// Returns 20 sessions of the users 1 to 4, with four samples each.
 fn samples() -> Vec<Sample> {
     let session = |session: i64| {
         (0..4).map(move |number| Sample { country: 1, user: 1 + session % 4, start: session, number })
@@ -123,7 +123,7 @@ fn vocabularies_of_the_users_lose_their_originals() {
     let directory = tempfile::tempdir().unwrap();
     let mut schema = schema();
     schema.groups[0].features[0].vocabulary = Some("user".to_owned());
-    // The users 1 to 4 have the ids 1 to 4; 5 is one of nobody.
+    // The users 1 to 4 have the ids 1 to 4. The id 5 belongs to a user without samples.
     let users = Vocabulary::from_counts((1..=5).map(|user| (user, 10 - user as u64)), 1);
     write_as(directory.path(), schema, Some(&users), &written(), &samples());
     let list = keys([3, 5]);
@@ -136,7 +136,7 @@ fn vocabularies_of_the_users_lose_their_originals() {
     assert_eq!(snapshot.operation.kind, Commit::Forget);
     let now = Vocabulary::load(directory.path(), &snapshot, "user").unwrap();
     assert_eq!((now.apply(&[1, 2, 3, 4, 5]), now.len()), (vec![1, 2, 0, 4, 0], 5));
-    // Models that were trained before still know it.
+    // Models that were trained before the removal are still compatible.
     let former = FormerOriginals { entries: 5, digest: users.digest(5).unwrap() };
     assert_eq!(snapshot.vocabularies["user"].former, std::slice::from_ref(&former));
     assert_ne!(now.digest(5).unwrap(), former.digest);

@@ -1,4 +1,4 @@
-//! What `forget` and `compact` leave, compared with a dataset that is built anew.
+//! Compares the results of `forget` and `compact` with a dataset that is built from the remaining samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,14 +26,14 @@ use crate::{
 const COUNTRIES: [&str; 2] = ["DK", "NO"];
 const HOUR: i64 = 3_600_000_000;
 
-/// A sample, and what its session was made from.
+/// A sample, with the values from which its session id is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Sample {
     pub(crate) country: usize,
     pub(crate) user: i64,
     /// The hour at which the session starts.
     pub(crate) start: i64,
-    /// The number of the sample in its session.
+    /// The index of the sample in its session.
     pub(crate) number: i64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn schema() -> Schema {
     }
 }
 
-/// The columns of samples.
+/// Returns the columns of samples.
 pub(crate) fn columns(samples: &[Sample]) -> RecordBatch {
     let integers = |of: &dyn Fn(&Sample) -> i64| samples.iter().map(of).collect::<Vec<i64>>();
     let lists = |of: &dyn Fn(&Sample) -> Vec<i64>| -> ArrayRef {
@@ -115,7 +115,7 @@ pub(crate) fn write(root: &Path, options: &WriterOptions, samples: &[Sample]) ->
     write_as(root, schema(), None, options, samples)
 }
 
-/// The same, of this schema, with a vocabulary `user`.
+/// Works like `write`, with the given schema and vocabulary `user`.
 pub(crate) fn write_as(
     root: &Path,
     schema: Schema,
@@ -149,7 +149,7 @@ pub(crate) fn write_as(
 /// The paths and bytes of the data files, by partition and range of buckets.
 type Content = BTreeMap<(String, u32), Vec<(String, Vec<u8>)>>;
 
-/// The sessions and times of all samples, in their order.
+/// Reads the partition, session and time of each sample, in dataset order.
 fn read(root: &Path) -> Vec<(String, i64, i64)> {
     let (storage, snapshot) = (Storage::open(root).unwrap(), Snapshot::load(root).unwrap());
     let mut all = Vec::new();
@@ -167,7 +167,7 @@ fn read(root: &Path) -> Vec<(String, i64, i64)> {
     all
 }
 
-/// The digest of a dataset without problems.
+/// Verifies a dataset, which must have no problems, and returns its digest.
 #[track_caller]
 fn sound(root: &Path) -> String {
     let verified = verify(root, &VerifyOptions::new(2), &Silent).unwrap();
@@ -188,7 +188,7 @@ fn forgotten(root: &Path, keys: &UserKeys, bytes: usize, purge: bool) -> Forgott
     forget(&Storage::open(root).unwrap(), keys, &options, &Silent).unwrap()
 }
 
-/// Sessions of up to 12 users, each with up to 8 samples.
+/// Generates sessions of up to 12 users, each with up to 8 samples.
 fn samples() -> impl Strategy<Value = Vec<Sample>> {
     let sessions = prop::collection::btree_map((0..2_usize, 0..12_i64, 0..48_i64), 1..9_i64, 1..60);
     sessions.prop_map(|sessions| {
@@ -207,7 +207,7 @@ fn written_so() -> impl Strategy<Value = WriterOptions> {
         Just(Buckets { number: 8, in_range: 8 }),
         Just(Buckets { number: 8, in_range: 2 }),
     ];
-    // From less than a session to several sessions.
+    // The size of a row group ranges from less than one session to several sessions.
     let bytes = prop_oneof![Just(150_usize), Just(700), Just(4000)];
     (layouts, orders, buckets, bytes)
         .prop_map(|(layout, order, buckets, bytes)| options(layout, order, buckets, bytes))
@@ -225,7 +225,7 @@ proptest! {
     ) {
         let (directory, anew) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (root, bytes) = (directory.path(), options.row_group_bytes);
-        // The columns of files are not those of the schema then.
+        // The columns of the files then differ from the columns of the schema.
         let written = |root: &Path, samples: &[Sample]| {
             let snapshot = write(root, &options, samples);
             if renamed {
@@ -251,7 +251,7 @@ proptest! {
             prop_assert_eq!(now.statistics.partitions, expected.statistics.partitions);
         }
         prop_assert_eq!(now.statistics.samples, left.len() as u64);
-        // The snapshot before has them, and nothing has once it is purged.
+        // The previous snapshot contains the users. After it is purged, no snapshot does.
         let storage = Storage::open(root).unwrap();
         let users = keys(users);
         let look = |at| absent(&storage, &users, None, at, &Silent).unwrap();

@@ -49,12 +49,12 @@ impl WrittenBucket {
         self.files.iter().flat_map(|set| &set.files).map(|file| file.path.as_str())
     }
 
-    /// Whether row groups of this set are written anew: what is known of them has the same first file.
+    /// Returns whether the range contains a new version of `set`, which has the same first file.
     pub(crate) fn has_set(&self, set: &FileSet) -> bool {
         self.files.iter().any(|written| written.path() == set.path())
     }
 
-    /// The files, each with the statistics of its row groups.
+    /// Returns the file sets, each with the statistics of its row groups.
     pub(super) fn sets(&self) -> impl Iterator<Item = (&FileSet, &[RowGroupStatistics])> {
         let mut rest = &self.statistics[..];
         self.files.iter().map(move |set| {
@@ -65,8 +65,8 @@ impl WrittenBucket {
     }
 }
 
-/// The statistics of the sparse features over all samples of row groups, in the order of the schema without the features
-/// that the files lack.
+/// Returns the statistics of the sparse features over all samples of row groups, in schema order, without
+/// the features that the files lack.
 pub(super) fn features(row_groups: &[RowGroupStatistics]) -> Vec<FeatureStatistics> {
     let mut sum = RowGroupStatistics::default();
     for RowGroupStatistics { features, .. } in row_groups {
@@ -78,7 +78,8 @@ pub(super) fn features(row_groups: &[RowGroupStatistics]) -> Vec<FeatureStatisti
 /// Row groups that a manifest describes: their partition, files and statistics.
 pub(super) type Written<'b> = (&'b PartitionKey, &'b FileSet, &'b [RowGroupStatistics]);
 
-/// The manifest of row groups of files with these changes, which come in the order of partitions and buckets.
+/// Creates the manifest of row groups in files with these changes. `sets` must be ordered by partition and
+/// bucket.
 pub(super) fn manifest(schema: &Schema, changes: &ColumnChanges, sets: &[Written<'_>]) -> Manifest {
     let in_files = |feature: &str| (!changes.lacks(feature)).then(|| changes.in_files(feature).to_owned());
     let sparse = schema.sparse_features().map(|feature| feature.name.as_str());

@@ -30,8 +30,9 @@ pub struct ColumnChanges {
     /// Columns of the files whose features were dropped. A later feature may have the same name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unused: Vec<String>,
-    /// Whether the row groups were digested with these names: columns were written beside the files after features were
-    /// dropped or renamed, or in place of columns of the files.
+    /// Whether the digests of the row groups already account for `renamed` and `unused`. This is the case
+    /// if columns were written beside the files after features were dropped or renamed, or to replace
+    /// columns of the files.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub digested: bool,
 }
@@ -47,8 +48,8 @@ impl ColumnChanges {
         self.lacks.iter().any(|lacking| lacking == feature)
     }
 
-    /// Whether the digest of a row group covers the columns that are read under their names: no feature of the files was
-    /// dropped or renamed since it was taken.
+    /// Returns whether the digest of a row group covers the columns under their current names, which means
+    /// that no feature of the files was dropped or renamed since the digest was computed.
     pub fn are_digested(&self) -> bool {
         self.digested || self.renamed.is_empty() && self.unused.is_empty()
     }
@@ -101,8 +102,9 @@ impl ColumnChanges {
         self.lacks.extend(added.iter().cloned());
     }
 
-    /// Puts columns of the dataset into a file beside `files`, some of which `files` may have: these are unused from now
-    /// on. Gives the names of the columns in the new file, which no other file has. All row groups are digested anew.
+    /// Records that `columns` of the dataset are written to a new file beside `files`. Columns that `files`
+    /// already have become unused. Returns the names of the columns in the new file, which no other file of
+    /// the set uses. Marks the row groups as [`digested`](Self::digested), because they get new digests.
     pub(crate) fn write_beside(&mut self, columns: &[String], files: &[DataFile]) -> Vec<String> {
         let in_files = || files.iter().flat_map(|file| file.columns.iter());
         let mut taken: HashSet<String> = in_files().cloned().collect();
@@ -125,8 +127,8 @@ impl ColumnChanges {
         names
     }
 
-    /// The files that have a column of the dataset, and the first one in any case. The columns of the others are
-    /// forgotten.
+    /// Returns the first file, and all other files with a used column. Removes the columns of the omitted
+    /// files from `unused`.
     pub(crate) fn used_files(&mut self, files: &[DataFile]) -> Vec<DataFile> {
         let is_used = |file: &DataFile| file.columns.iter().any(|name| self.in_schema(name).is_some());
         let used = files.iter().enumerate().filter(|(number, file)| *number == 0 || is_used(file));
@@ -247,7 +249,7 @@ mod tests {
         let label = ["clicked".to_owned()];
         let mut files = vec![file(&["session_id", "clicked", "views"])];
         let mut changes = ColumnChanges::default();
-        // A column that is written again and again: the files whose columns nothing reads any more are left out.
+        // A column is rewritten several times. Files with only unused columns are omitted.
         for expected in ["clicked~2", "clicked~3", "clicked~2"] {
             assert_eq!(changes.write_beside(&label, &files), [expected]);
             files = changes.used_files(&files);
@@ -257,7 +259,7 @@ mod tests {
             assert_eq!(changes.unused, ["clicked"]);
             assert!(changes.are_digested());
         }
-        // Names that files have for renamed and dropped features.
+        // The files use these names for renamed and dropped features.
         changes.rename_feature(("views", "seen"), &[("seen".to_owned(), "views".to_owned())]);
         assert!(!changes.are_digested());
         changes.add_features(&["views".to_owned()]);

@@ -38,7 +38,7 @@ pub(crate) struct Changes {
     /// The written ranges of buckets. A merge replaces only these ranges; any other commit replaces whole
     /// partitions.
     pub(crate) written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
-    /// The first files of the row groups that are rewritten, in the partitions written.
+    /// The paths of the first files of the sets that are rewritten, in the written partitions.
     pub(crate) replaced: BTreeSet<String>,
     /// The vocabularies that were added or extended. The other vocabularies of the dataset do not change.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
@@ -50,7 +50,7 @@ impl Changes {
         !self.kind.keeps_others()
     }
 
-    /// Returns whether the changes replace the range that contains `bucket` in the partition `key`.
+    /// Returns whether the changes replace `set` in the partition `key`.
     fn replaces(&self, key: &PartitionKey, set: &FileSet) -> bool {
         let Some(ranges) = self.written.get(key) else { return false };
         let range = ranges.get(&self.division.range_of(set.bucket));
@@ -85,8 +85,8 @@ pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Chang
     committed
 }
 
-/// Writes the manifest of what was written; none if that is nothing, and one for each way in which the columns of files
-/// differ from those of the schema.
+/// Writes one manifest for each distinct value of [`ColumnChanges`] among the written files; none if
+/// nothing was written.
 fn write_manifests(storage: &Storage, changes: &Changes) -> Result<Vec<ManifestEntry>> {
     let mut parts: Vec<(&ColumnChanges, Vec<Written<'_>>)> = Vec::new();
     for range in changes.ranges_written() {
@@ -115,8 +115,8 @@ fn write_manifest(
     store_manifest(storage, &manifest(schema, changes, written), (first, last), changes.clone())
 }
 
-/// Writes a manifest, all of whose row groups are to belong to the snapshot. `first` and `last` are the smallest and the
-/// largest key of their partitions.
+/// Writes a manifest whose row groups all belong to the new snapshot. `first` and `last` are the smallest
+/// and largest partition keys of the row groups.
 fn store_manifest(
     storage: &Storage,
     manifest: &Manifest,
@@ -141,8 +141,8 @@ fn store_manifest(
     Ok(entry)
 }
 
-/// Writes manifests again that have row groups which do not belong to the snapshot any more: their statistics tell of
-/// samples that are to be forgotten.
+/// Rewrites manifests that contain row groups which no longer belong to the snapshot, because their
+/// statistics may contain ids of forgotten users.
 fn only_live_rows(storage: &Storage, entries: Vec<ManifestEntry>) -> Result<Vec<ManifestEntry>> {
     let only_live = |entry: ManifestEntry| -> Result<ManifestEntry> {
         let Some(manifest) = entry.live_part(storage)? else { return Ok(entry) };
@@ -151,7 +151,7 @@ fn only_live_rows(storage: &Storage, entries: Vec<ManifestEntry>) -> Result<Vec<
     entries.into_iter().map(only_live).collect()
 }
 
-/// Creates the next snapshot, with the manifests of what was written.
+/// Creates the next snapshot, which lists the manifests of the written row groups.
 fn commit_manifests(
     storage: &Storage,
     base: Option<&Snapshot>,

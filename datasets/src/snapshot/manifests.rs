@@ -107,11 +107,12 @@ impl ManifestEntry {
         ManifestFile::open(ranges).map_err(wrong)
     }
 
-    /// A manifest of the row groups that belong to the snapshot; `None` if all of the file do.
+    /// Returns a manifest with only the row groups that belong to the snapshot; `None` if all row groups of
+    /// the file do.
     ///
     /// # Errors
     ///
-    /// As [`listed`](Self::listed).
+    /// Returns the errors of [`listed`](Self::listed).
     pub(super) fn live_part(&self, storage: &Storage) -> Result<Option<Manifest>> {
         let wrong = |message: String| self.wrong(storage, message);
         let live: usize = self.rows.iter().map(|(first, next)| next.saturating_sub(*first) as usize).sum();
@@ -280,10 +281,12 @@ pub(super) fn partitions(
     Ok(sets.into_iter().map(partition).collect())
 }
 
-/// The sets of a partition, each with the number of its manifest, in the order of their samples.
+/// Returns the file sets of a partition in the order of their samples. Each input set comes with the index
+/// of its manifest.
 ///
-/// A manifest has the sets of a range of buckets in their order. A range may have sets in several manifests, where some of
-/// its files were written anew: these are ordered by their first buckets, and by their first samples if these are equal.
+/// A manifest lists the sets of a range of buckets in order. If some files of a range were rewritten, the
+/// range has sets in several manifests. These sets are ordered by their first bucket, and then by their
+/// first sample.
 fn in_order(mut sets: Vec<(usize, FileSet)>, order: Order) -> Vec<FileSet> {
     sets.sort_by_key(|(_, set)| set.bucket);
     if sets.windows(2).all(|pair| pair[0].0 == pair[1].0) || has_divided_sessions(&sets) {
@@ -298,8 +301,8 @@ fn in_order(mut sets: Vec<(usize, FileSet)>, order: Order) -> Vec<FileSet> {
     sets.into_iter().map(|(_, set)| set).collect()
 }
 
-/// Whether a session goes on in another set. Its first sample there does not say where the set belongs, and whoever
-/// writes such sets anew writes all of a range.
+/// Returns whether a session continues in another set. In this case, the first samples do not determine the
+/// order of the sets. The sets of such a range are in one manifest, because it is always rewritten as a whole.
 fn has_divided_sessions(sets: &[(usize, FileSet)]) -> bool {
     let ends =
         |set: &FileSet| Some((set.row_groups.first()?.first_session, set.row_groups.last()?.last_session));
@@ -309,8 +312,9 @@ fn has_divided_sessions(sets: &[(usize, FileSet)]) -> bool {
     ends.iter().any(|(first, last)| firsts.get(last).copied().unwrap_or(0) > usize::from(first == last))
 }
 
-/// What orders the sets that begin with one bucket. All but the last of them have samples of no other bucket, so the
-/// earliest time of their first row group is that of their first sample.
+/// Returns the sort key of a set among the sets that begin with the same bucket. Only the last of them can
+/// contain samples of other buckets. In all others, the earliest time of the first row group is the time of
+/// their first sample.
 fn place(set: &FileSet, order: Order) -> (bool, i64, i64) {
     let (Some(first), Some(last)) = (set.row_groups.first(), set.row_groups.last()) else {
         return (false, i64::MIN, i64::MIN);
@@ -370,7 +374,8 @@ impl<'a> RowStatistics<'a> {
         Ok(Self { entry, storage, schema, sparse, dense, file, parts, rows: Vec::new(), numbers: 0..0 })
     }
 
-    /// The number of row groups that the manifest describes, whether they belong to the snapshot or not.
+    /// Returns the number of row groups in the manifest, including those that do not belong to the
+    /// snapshot.
     pub(crate) fn len(&self) -> usize {
         self.file.len()
     }
@@ -580,7 +585,7 @@ mod tests {
         let ordered = |sets: &[(usize, FileSet)], order: Order| -> Vec<String> {
             in_order(sets.to_vec(), order).iter().map(|set| set.path().to_owned()).collect()
         };
-        // The last one goes on with the next bucket, whose sessions begin earlier.
+        // The set `d` continues with the next bucket, whose sessions begin earlier.
         let sets = [
             (0, set("b", (40, 30), 7, &[])),
             (0, set("d", (60, 90), 1, &[1])),
@@ -589,7 +594,8 @@ mod tests {
         ];
         assert_eq!(ordered(&sets, Order::Session), ["a", "b", "c", "d"]);
         assert_eq!(ordered(&sets, Order::SessionHash), ["c", "b", "a", "d"]);
-        // One manifest is in order, and so are several if a session is in two sets.
+        // The sets of one manifest keep their order, and so do sets of several manifests if a session is in
+        // two sets.
         assert_eq!(ordered(&sets.clone().map(|(_, set)| (0, set)), Order::Session), ["b", "d", "a", "c"]);
         let divided = [(0, set("b", (40, 50), 7, &[])), (1, set("a", (50, 50), 5, &[]))];
         assert_eq!(ordered(&divided, Order::Session), ["b", "a"]);

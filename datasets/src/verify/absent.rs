@@ -1,10 +1,10 @@
-//! Proves that a dataset has nothing of some users.
+//! Checks that a dataset contains no data of given users.
 //!
 //! ```text
-//! snapshots      all that exist: their totals, and what they name
-//! manifests      the statistics of all row groups, also of those that no snapshot counts any more
-//! data files     ids of sessions, the kept column and the feature that have the name of the users' column
-//! vocabularies   the originals of that feature
+//! snapshots      the totals of all existing snapshots
+//! manifests      the statistics of all row groups, including row groups that belong to no snapshot any more
+//! data files     session ids, and the kept column and the feature with the name of the users' column
+//! vocabularies   the originals of this feature
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -24,32 +24,33 @@ use crate::snapshot::numbers;
 use crate::users::{Told, UserKeys, Users, text_of};
 use crate::{FileSet, Partition, Problem, Result, Snapshot, SparseFeature};
 
-/// What was looked at, and what was found of the users.
+/// The result of [`absent()`]: the searched data, and the places where data of the users was found.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Absence {
-    /// Numbers of the snapshots that were read.
+    /// The numbers of the searched snapshots.
     pub snapshots: Vec<u64>,
-    /// Users of the list, each counted once.
+    /// The number of distinct users in the list.
     pub users: usize,
-    /// Samples of the files that were read, each counted once.
+    /// The number of samples in the files that were read, each file counted once.
     pub samples: u64,
-    /// In how many places something of the users was found.
+    /// The number of places with data of the users.
     pub places_found: usize,
-    /// The first [`MOST_PROBLEMS`] of them.
+    /// The first [`MOST_PROBLEMS`] of these places.
     pub places: Vec<Problem>,
-    /// Files that no snapshot names, which were not read.
+    /// The files that no snapshot lists. They were not read.
     pub files_not_read: Vec<String>,
-    /// Time that it took.
+    /// The duration in seconds.
     pub wall_seconds: f64,
 }
 
-/// Looks for users in the snapshot `at` of the dataset in `storage`, or in all that exist. `column` is the kept column
-/// that tells users, if sessions do not.
+/// Searches for users in the snapshot `at` of the dataset in `storage`, or in all existing snapshots.
+/// `column` is the kept column that identifies users, if session ids do not.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`](crate::Error::Fault) if the newest snapshot cannot tell users so, and as
-/// [`verify`](super::verify()); a damaged file is an error, because nothing can be said of it.
+/// [`Error::Fault`](crate::Error::Fault) if the newest snapshot cannot identify users in this way;
+/// otherwise the errors of [`verify`](super::verify()). A damaged file is also an error, because it cannot
+/// be searched.
 pub fn absent(
     storage: &Storage,
     keys: &UserKeys,
@@ -80,18 +81,18 @@ pub fn absent(
     Ok(absence)
 }
 
-/// What the snapshots have in common.
+/// The state that the searches of all snapshots share.
 struct Work<'a> {
     storage: &'a Storage,
     keys: &'a UserKeys,
     column: Option<&'a str>,
     reporter: &'a dyn Reporter,
-    /// Paths of what was read.
+    /// The paths of manifests and vocabularies, and the names of file sets, that were read.
     read: HashSet<String>,
 }
 
 impl Work<'_> {
-    /// Looks at a snapshot that may not tell users as the newest one does.
+    /// Searches an older snapshot. If it cannot identify users, this is recorded as a place.
     fn older(&mut self, number: u64, absence: &mut Absence) -> Result<()> {
         let snapshot = Snapshot::load_from(self.storage, Some(number))?;
         match Users::new(&snapshot, self.keys, self.column) {
@@ -125,7 +126,7 @@ impl Absence {
     }
 }
 
-/// Looks for users in a snapshot.
+/// Searches one snapshot for users.
 struct Looking<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
@@ -133,11 +134,11 @@ struct Looking<'a> {
     reporter: &'a dyn Reporter,
 }
 
-/// The users' feature, and the users by its ids.
+/// The feature that identifies users, and the users by their ids.
 type OfFeature<'a> = (&'a SparseFeature, HashMap<i64, usize>);
 
 impl Looking<'_> {
-    /// Looks at all that was not `read` before, by path.
+    /// Searches everything that is not in `read` yet, and adds it to `read`.
     fn look(&self, read: &mut HashSet<String>, absence: &mut Absence) -> Result<()> {
         let feature = self.feature(read, absence)?;
         if let Some((feature, ids)) = &feature {
@@ -171,7 +172,7 @@ impl Looking<'_> {
         Ok(())
     }
 
-    /// The users' feature, if there is one. Looks at its vocabulary.
+    /// Returns the feature that identifies users, if there is one. Also searches its vocabulary.
     fn feature(&self, read: &mut HashSet<String>, absence: &mut Absence) -> Result<Option<OfFeature<'_>>> {
         let Some((feature, ids)) = self.users.feature(self.storage, self.snapshot)? else { return Ok(None) };
         let vocabulary = feature.vocabulary.as_ref();
@@ -188,7 +189,7 @@ impl Looking<'_> {
         Ok(Some((feature, ids)))
     }
 
-    /// Looks at the ids of sessions in a range.
+    /// Searches the session ids of a range of buckets.
     fn sessions(
         &self,
         partition: &Partition,
@@ -197,7 +198,7 @@ impl Looking<'_> {
         absence: &mut Absence,
     ) -> Result<()> {
         let Self { storage, snapshot, users, reporter } = *self;
-        // Where a kept column tells users, it is looked at with the other columns.
+        // If a kept column identifies users, `columns` searches it.
         if matches!(users.told(), Told::ByColumn(..)) {
             return Ok(());
         }
@@ -216,7 +217,7 @@ impl Looking<'_> {
         Ok(())
     }
 
-    /// Looks at the columns of a set that have the name of the users' column.
+    /// Searches the columns of a set that have the name of the users' column.
     fn columns(&self, set: &FileSet, feature: Option<&OfFeature<'_>>, absence: &mut Absence) -> Result<()> {
         let mut kept = self.snapshot.schema.kept.iter();
         let kept = kept.find(|kept| self.users.column() == Some(kept.name.as_str()));
@@ -249,11 +250,12 @@ impl Looking<'_> {
     }
 }
 
-/// What a set is known by: its files, some of which may have been added to those of an older snapshot.
+/// Returns the name of a set in `read`: the paths of all its files, because a newer snapshot may have added
+/// files to the same set.
 fn name_of(set: &FileSet) -> String {
     let paths: Vec<&str> = set.files.iter().map(|file| file.path.as_str()).collect();
     paths.join("\n")
 }
 
-/// Users that are named for a range.
+/// The largest number of users that the message about a range lists.
 const MOST_NAMES: usize = 5;

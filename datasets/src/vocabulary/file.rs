@@ -36,25 +36,25 @@ const FOOTER_BYTES: u64 = 1 << 20;
 pub struct VocabularyFile {
     /// The path relative to the dataset's folder, separated by `/`.
     pub path: String,
-    /// The number of originals with an id, which is the largest id.
+    /// The number of assigned ids, which is the largest id. It includes ids whose originals were removed.
     pub entries: u64,
     /// The size of the file in bytes.
     pub bytes_on_disk: u64,
     /// The SHA-256 of the file, in hexadecimal.
     pub sha256: String,
-    /// Digests of the originals as they were before some were [removed](Vocabulary::remove): models that were trained
-    /// before know them.
+    /// Digests of the originals before some were [removed](Vocabulary::remove). Models that were trained
+    /// earlier record these digests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former: Vec<FormerOriginals>,
 }
 
-/// The originals that the first ids of a vocabulary had.
+/// Identifies the originals that the first ids of a vocabulary had before a removal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FormerOriginals {
     /// The number of ids.
     pub entries: u64,
-    /// Their [digest](Vocabulary::digest).
+    /// The [digest](Vocabulary::digest) of the originals of these ids.
     pub digest: String,
 }
 
@@ -182,8 +182,8 @@ fn kind_of(found: &Schema) -> Result<OriginalKind, String> {
         .ok_or_else(|| format!("it has the columns {found}, not `id`, `original` and `count`"))
 }
 
-/// Integers are stored as differences and texts with their lengths, without dictionaries because values
-/// seldom repeat.
+/// Returns the writer properties. Integers are stored as differences and texts with their lengths, without
+/// dictionaries because values seldom repeat.
 fn properties(kind: OriginalKind) -> parquet::errors::Result<WriterProperties> {
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(3)?))

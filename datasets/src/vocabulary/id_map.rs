@@ -86,7 +86,7 @@ impl IdMap {
         }
     }
 
-    /// A value that occurs twice, if there is one.
+    /// Returns a value that occurs twice, if there is one.
     pub(super) fn repeated(mut values: impl Iterator<Item = i64>) -> Option<i64> {
         let most = values.size_hint().1.unwrap_or(0);
         let mut seen = HashSet::with_capacity_and_hasher(most, FixedState::default());

@@ -1,12 +1,13 @@
-//! Writes columns of samples that are there into files beside those of their row groups: columns of features that the
-//! samples lack, or other values of columns.
+//! Writes columns for existing samples into new files beside the files of their row groups. The columns
+//! belong to new features, or replace the values of existing columns.
 //!
 //! ```text
-//! columns of a row group ─┬─▶ encode ─▶ the file beside
-//! the row group's others ─┴─▶ count, digest ─▶ statistics
+//! new columns of a row group ───┬─▶ encode ─▶ new file
+//! other columns of the group ───┴─▶ count, digest ─▶ statistics
 //! ```
 //!
-//! A row group is digested with all of its columns, so the others are read, and no other bytes are written.
+//! The digest of a row group covers all of its columns, so the other columns are read, but they are not
+//! rewritten.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,42 +24,43 @@ use crate::scan::OpenFiles;
 use crate::snapshot::not_a_dataset;
 use crate::{ColumnChanges, DataFile, Error, FileSet, PartitionKey, Result, Schema, Snapshot, WrittenBucket};
 
-/// Writes columns of row groups of a range of buckets of a partition. The files that were written are removed if this is
-/// dropped before [`DatasetWriter::add_columns`].
+/// Writes columns of the row groups of a range of buckets. The written files are removed if it is dropped
+/// before [`DatasetWriter::add_columns`].
 #[derive(Debug)]
 pub struct ColumnsWriter {
     writers: BucketWriters,
     schema: Arc<Schema>,
-    /// The head of the snapshot that has the row groups.
+    /// The head of the snapshot with the row groups.
     base: Arc<Snapshot>,
-    /// The columns of samples that are written.
+    /// The names of the columns to write.
     columns: Vec<String>,
-    /// The row groups' files whose turn has not come.
+    /// The file sets whose columns have not been started yet.
     waiting: VecDeque<FileSet>,
     open: Option<OpenSet>,
     written: WrittenBucket,
-    /// The files that were written.
+    /// The completed files.
     files: Vec<DataFile>,
 }
 
-/// A file that is being written beside others.
+/// A file that is being written beside the files of a set.
 #[derive(Debug)]
 struct OpenSet {
     set: FileSet,
-    /// The columns of the samples that the file has.
+    /// The names of the schema columns in the new file.
     columns: Vec<String>,
-    /// How the columns of all files will differ from those of the schema.
+    /// The differences from the schema that the set will have with the new file.
     changes: ColumnChanges,
     files: Arc<OpenFiles>,
     beside: DataFileWriter,
-    /// Row groups that were written.
+    /// The number of row groups written so far.
     row_groups: usize,
 }
 
 impl DatasetWriter {
-    /// Starts to write `columns` of the row groups of some `sets` of a range of buckets of a partition, in this order.
-    /// Columns of features that the samples lack are written only where they do. The sets are those of the snapshot
-    /// that this writer [appends to](Self::appended_to) with [`Commit::Columns`](crate::Commit::Columns).
+    /// Starts to write `columns` of the row groups of `sets`, which belong to a range of buckets of a
+    /// partition, in this order. Columns of features that only some sets lack are written only for these
+    /// sets. The sets belong to the snapshot that this writer [appends to](Self::appended_to) with
+    /// [`Commit::Columns`](crate::Commit::Columns).
     ///
     /// # Errors
     ///
@@ -83,11 +85,12 @@ impl DatasetWriter {
         })
     }
 
-    /// Adds columns, all of whose row groups are written. Gives the number of their files, and the size of these.
+    /// Adds the columns to the commit. The columns of all row groups must have been written. Returns the
+    /// number of new files and their size in bytes.
     ///
     /// # Errors
     ///
-    /// Those of [`ColumnsWriter::write_row_group`], and as [`add`](Self::add).
+    /// Returns the errors of [`ColumnsWriter::write_row_group`] and [`add`](Self::add).
     pub fn add_columns(&mut self, mut columns: ColumnsWriter) -> Result<(usize, u64)> {
         columns.end_set()?;
         if let Some(left) = columns.waiting.front() {
@@ -98,7 +101,7 @@ impl DatasetWriter {
         let files = std::mem::take(&mut columns.files);
         let bytes = files.iter().map(|file| file.bytes_on_disk).sum();
         let count = files.len();
-        // Files that were there before are not this writer's.
+        // Only the new files are recorded as files of this writer.
         self.paths.extend(files.into_iter().map(|file| file.path));
         self.add_part(written)?;
         Ok((count, bytes))
@@ -106,13 +109,14 @@ impl DatasetWriter {
 }
 
 impl ColumnsWriter {
-    /// Writes the columns of the next row group: `columns` has those of all its samples, and may have others.
+    /// Writes the columns of the next row group. `columns` must contain the written columns for all of its
+    /// samples, and may contain other columns.
     ///
     /// # Errors
     ///
-    /// [`Error::Damaged`] if the files of the row group are not what the snapshot says, [`Error::Storage`] and
-    /// [`Error::Fault`] if a file cannot be read or written, also for one of the row groups before; [`Error::Fault`] if
-    /// there is no such row group.
+    /// [`Error::Damaged`] if the files of the row group differ from the snapshot, [`Error::Storage`] and
+    /// [`Error::Fault`] if a file cannot be read or written (the error may concern an earlier row group),
+    /// and [`Error::Fault`] if there is no such row group.
     pub fn write_row_group(&mut self, columns: Vec<RecordBatch>) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.row_groups == open.set.row_groups.len()) {
             self.end_set()?;
@@ -142,7 +146,7 @@ impl ColumnsWriter {
         Ok(())
     }
 
-    /// Begins a file beside those of a set.
+    /// Starts the file beside the files of a set.
     fn begin(&self, set: FileSet) -> Result<OpenSet> {
         let BucketWriters { storage, format, buckets, .. } = &self.writers;
         let further = self.schema.further_features(&self.base.schema);
@@ -160,13 +164,14 @@ impl ColumnsWriter {
         Ok(OpenSet { set, columns, changes, files, beside, row_groups: 0 })
     }
 
-    /// Whether a column is one of a feature, which the samples may lack.
+    /// Returns whether a column belongs to a feature. Files may lack columns of features, but not other
+    /// columns.
     fn is_feature(&self, name: &str) -> bool {
         let is_dense = self.schema.dense.iter().any(|dense| dense == name);
         is_dense || self.schema.sparse_features().any(|feature| feature.name == name)
     }
 
-    /// Ends the file that is open.
+    /// Completes the open file.
     fn end_set(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
         let OpenSet { set, mut changes, beside, row_groups, .. } = open;
@@ -191,7 +196,7 @@ impl ColumnsWriter {
 
 impl Drop for ColumnsWriter {
     fn drop(&mut self) {
-        // A file that is being written is not there yet.
+        // An incomplete file does not exist in the storage yet.
         drop(self.open.take());
         if !self.files.is_empty() {
             let paths = std::mem::take(&mut self.files).into_iter().map(|file| file.path);
@@ -201,7 +206,7 @@ impl Drop for ColumnsWriter {
     }
 }
 
-/// The `wanted` columns of batches, as one batch.
+/// Returns the `wanted` columns of batches as one batch.
 fn some_columns(batches: &[RecordBatch], wanted: &[String]) -> Result<RecordBatch> {
     let Some(first) = batches.first() else { return Err(no_row_group()) };
     let places =

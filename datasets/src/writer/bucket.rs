@@ -71,8 +71,8 @@ impl Format {
 }
 
 impl Format {
-    /// The same for files that have only these `columns` of samples. Features that are lacking then, beside all files, are
-    /// not counted.
+    /// Returns the format of files that have only these `columns`. Statistics are not collected for the
+    /// features in `lacks`, which no file of the set has.
     pub(super) fn of_some(&self, schema: &Schema, columns: FileColumns, lacks: &[String]) -> Self {
         let counted = self
             .dense
@@ -176,9 +176,9 @@ pub struct BucketWriter {
 /// The pushed samples of a row group.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Pushed {
-    /// Their decoded size in bytes.
+    /// The decoded size of the samples in bytes.
     pub(super) bytes: usize,
-    /// The number of sessions that begin with one of them.
+    /// The number of sessions that begin with one of these samples.
     pub(super) sessions: u64,
 }
 

@@ -48,7 +48,7 @@ impl DatasetWriter {
         self.check_losses(&old, &new)?;
         let before = |key: &PartitionKey| old.get(key).map_or(0, |old| old.samples);
         let partitions = new.iter().map(|(key, new)| ((*key).clone(), (before(key), new.number))).collect();
-        // Those that rewrite the dataset know what they change.
+        // `forget` and `compact` commit only if they changed something, even if the samples are the same.
         let rewrites = matches!(self.options.commit, Commit::Forget | Commit::Compact);
         let is_unchanged = !rewrites && same_samples(&old, &new);
         let added = std::mem::take(&mut self.vocabularies);

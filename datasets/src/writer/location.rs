@@ -104,7 +104,8 @@ fn stored_files(storage: &Storage) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Whether an operating system makes files or folders of this name by itself. Not every user may read them.
+/// Returns whether operating systems create files or folders with this name. Some of them are unreadable
+/// for most users.
 fn is_of_system(name: &str) -> bool {
     let names = [
         "lost+found",
@@ -116,7 +117,7 @@ fn is_of_system(name: &str) -> bool {
         ".fseventsd",
         ".snapshot",
     ];
-    // Trash of a user, and files that a client of NFS keeps until they are closed.
+    // These are a user's trash, and files that an NFS client keeps until they are closed.
     names.contains(&name) || name.starts_with(".Trash-") || name.starts_with(".nfs")
 }
 

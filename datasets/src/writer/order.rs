@@ -43,7 +43,7 @@ impl SampleOrder {
         }
         if bucket > self.bucket {
             (self.bucket, self.last) = (bucket, None);
-            // A session is in one bucket.
+            // A session never continues in another bucket.
             self.seen.clear();
         }
         let starts = self.last.is_none_or(|(last, _)| last != session);

@@ -1,4 +1,4 @@
-//! Cuts samples into row groups of a range of buckets.
+//! Divides the samples of a range of buckets into row groups.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::{BucketWriter, session_ids, times};
 use crate::lists::Lists;
 use crate::{Result, WrittenBucket};
 
-/// Writes samples of a range of buckets of a partition, in their order.
+/// Writes samples of a range of buckets of a partition in dataset order.
 #[derive(Debug)]
 pub(crate) struct SampleWriter {
     writer: BucketWriter,
@@ -22,11 +22,12 @@ impl SampleWriter {
         Self { writer, rows: Vec::new() }
     }
 
-    /// Appends samples, in a batch as [`DatasetWriter::write`](super::DatasetWriter::write) takes.
+    /// Appends a batch of samples in the form that [`DatasetWriter::write`](super::DatasetWriter::write)
+    /// takes.
     ///
     /// # Errors
     ///
-    /// As [`BucketWriter::push`] and [`BucketWriter::write_row_group`].
+    /// Returns the errors of [`BucketWriter::push`] and [`BucketWriter::write_row_group`].
     pub(crate) fn append(&mut self, batch: &RecordBatch) -> Result<()> {
         let (sessions, times, bytes) = (session_ids(batch), times(batch), decoded_row_bytes(batch));
         let mut start = 0;
@@ -52,28 +53,28 @@ impl SampleWriter {
         if rows.is_empty() { Ok(()) } else { self.writer.write_row_group(Box::new(move || Ok(rows))) }
     }
 
-    /// Ends the last row group; gives the writer, whose files are to be ended.
+    /// Completes the last row group, and returns the writer, whose files the caller must complete.
     ///
     /// # Errors
     ///
-    /// As [`BucketWriter::write_row_group`].
+    /// Returns the errors of [`BucketWriter::write_row_group`].
     pub(super) fn end(mut self) -> Result<BucketWriter> {
         self.end_row_group()?;
         Ok(self.writer)
     }
 
-    /// Ends the files.
+    /// Completes the last row group and the files.
     ///
     /// # Errors
     ///
-    /// As [`BucketWriter::finish`].
+    /// Returns the errors of [`BucketWriter::finish`].
     pub(crate) fn finish(self) -> Result<WrittenBucket> {
         self.end()?.finish()
     }
 }
 
-/// Decoded bytes of each row of `batch`: 8 for a session id, a time, a kept value and every id, 4 for every float, and
-/// those of kept texts.
+/// Returns the decoded size of each row of `batch` in bytes: 8 for a session id, a time, a kept value and
+/// each id of a list, 4 for each float, and the length of each kept text.
 pub(super) fn decoded_row_bytes(batch: &RecordBatch) -> Vec<usize> {
     let floats = batch.columns().iter().filter(|column| *column.data_type() == DataType::Float32).count();
     let lists: Vec<Lists> = batch.columns().iter().filter_map(Lists::of).collect();

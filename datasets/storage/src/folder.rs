@@ -177,7 +177,8 @@ fn check_tilde(folder: &Path) -> Result<(), Problem> {
 const SCHEMES: [&str; 13] =
     ["file", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "grpc", "grpcs"];
 
-/// Refuses a path that begins with the scheme of a URL, as `s3:/bucket/folder`: a `pathlib.Path` makes one slash of two.
+/// Rejects a path that begins with the scheme of a URL, such as `s3:/bucket/folder`, which results from
+/// converting a URL to a `pathlib.Path`.
 pub(crate) fn check_scheme(location: &Path) -> Result<(), Problem> {
     let Some(Component::Normal(first)) = location.components().next() else { return Ok(()) };
     let text = location.to_string_lossy();

@@ -69,7 +69,7 @@ impl Patience {
 /// requests](RemoteStore::connect_for).
 pub(crate) const LARGEST_REQUEST: u64 = 8 << 20;
 
-/// How a location is written.
+/// The hint on how to write a location.
 const WRITE_URL: &str = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
                          `az://container/folder` or `file:///folder`";
 
@@ -87,12 +87,13 @@ enum Kind {
     Azure,
 }
 
-/// The URL `text`, whose path means the same as in other programs of object stores: `#`, `?` and spaces are parts of
-/// names, as `%23`, `%3F` and `%20` are. A parser of URLs ends the path at them.
+/// Parses the URL `text`. As in other programs for object stores, `#`, `?` and spaces are part of names.
+/// They are encoded as `%23`, `%3F` and `%20` before parsing, because a URL parser would end the path at
+/// `#` or `?`.
 ///
 /// # Errors
 ///
-/// A message and a hint for what is no URL.
+/// Returns a message and a hint if `text` is not a URL.
 fn parse_url(text: &str) -> Result<Url, (String, String)> {
     let host = text.find("://").map_or(0, |at| at + 3);
     let (server, path) = text.split_at(text[host..].find('/').map_or(text.len(), |at| host + at));
@@ -100,7 +101,7 @@ fn parse_url(text: &str) -> Result<Url, (String, String)> {
         let message = "the bucket's name has `#` or `?` in it, or a name has a control character";
         return Err((message.to_owned(), WRITE_URL.to_owned()));
     }
-    // The URLs of a store's server may come with a query, as signed ones do.
+    // HTTP URLs may have a query, for example signed URLs.
     if server.to_ascii_lowercase().starts_with("http") && path.contains(['#', '?']) {
         let hint = "leave it out, because credentials come from the environment, or write `%3F` for a question mark and \
                     `%23` for a number sign in a name";
@@ -118,11 +119,11 @@ pub struct RemoteStore {
 }
 
 impl RemoteStore {
-    /// The bucket of the location `text`, and the folder within it. Makes no request.
+    /// Returns the bucket of the location `text`, and the folder within it. Sends no request.
     ///
     /// # Errors
     ///
-    /// A message and a hint for what is no URL of an object store.
+    /// Returns a message and a hint if `text` is not the URL of an object store.
     pub(crate) fn of_location(text: &str) -> Result<(Self, Path), (String, String)> {
         let url = parse_url(text)?;
         let found = Self::of_url(&url, S3Settings::default());

@@ -235,7 +235,7 @@ fn is_denied(answer: &str) -> bool {
     codes || answer.contains("403 Forbidden") || answer.contains("401 Unauthorized")
 }
 
-/// Whether the store says that the bucket is in another region than the one that the request was sent to.
+/// Returns whether the store reports that the bucket is in another region than the one in the request.
 fn is_of_another_region(answer: &str) -> bool {
     let codes = [
         "AuthorizationHeaderMalformed",
@@ -245,7 +245,8 @@ fn is_of_another_region(answer: &str) -> bool {
         "TemporaryRedirect",
     ];
     let codes = codes.iter().any(|code| answer.contains(&format!("<Code>{code}</Code>")));
-    // The words of `object_store` for an answer with the status 301, which has no body where an object is asked for.
+    // This is the error text of `object_store` for a response with status 301, which has no body if an
+    // object was requested.
     codes || answer.contains("incorrectly configured region")
 }
 
