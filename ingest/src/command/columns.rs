@@ -63,7 +63,7 @@ impl Common {
     }
 }
 
-/// Writes features that samples lack.
+/// Adds features to samples that lack them.
 pub(crate) fn run_add_features(arguments: &AddFeaturesArguments, printer: &Printer) -> anyhow::Result<()> {
     let AddFeaturesArguments { common, allow_missing, engine } = arguments;
     let (config, options) = (common.config()?, common.options(engine, *allow_missing));
@@ -72,7 +72,7 @@ pub(crate) fn run_add_features(arguments: &AddFeaturesArguments, printer: &Print
     Ok(printer.summary(&describe(&summary, &common.out), &summary)?)
 }
 
-/// Writes labels that changed.
+/// Recomputes labels, and writes the changed ones.
 pub(crate) fn run_relabel(arguments: &RelabelArguments, printer: &Printer) -> anyhow::Result<()> {
     let RelabelArguments { common, allow_missing, engine } = arguments;
     let (config, options) = (common.config()?, common.options(engine, *allow_missing));
