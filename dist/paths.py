@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def build_folders():
-    """Returns the folders from which compilers read files, with names to replace them that do not depend on the machine.
+    """Returns the folders from which compilers read files, with replacement names that are equal on all machines.
 
     A folder inside another one comes later, because compilers use the last prefix that matches.
     """
@@ -46,7 +46,7 @@ def unwanted():
 
 
 def compiler_settings():
-    """Returns environment variables that make Cargo and C compilers replace the paths of `build_folders` in their output.
+    """Returns environment variables with which Cargo and C compilers replace the paths of `build_folders`.
 
     These variables override `rustflags` and `CFLAGS` in `.cargo/config.toml`, so they repeat those flags.
     """

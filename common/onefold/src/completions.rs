@@ -1,7 +1,7 @@
 //! The completions of `onefold`: the names of programs, then the completions of the named program.
 //!
-//! Each script takes the words after `onefold ingest` as the arguments of `onefold-ingest`, whose completions are defined
-//! before it in the same script.
+//! Each script takes the words after `onefold ingest` as the arguments of `onefold-ingest`, whose completions are
+//! defined before it in the same script.
 
 use std::fmt::Write as _;
 
@@ -14,8 +14,8 @@ const COMMANDS: [(&str, &str); 3] = [
     ("man", "Write the manual pages"),
 ];
 
-/// Returns the script for a shell: `scripts`, which are the scripts of the programs, followed by the script of `onefold`.
-/// `programs` has the names of the programs without `onefold-`, each with a description.
+/// Returns the script for a shell: `scripts`, which are the scripts of the programs, followed by the script of
+/// `onefold`. `programs` has the names of the programs without `onefold-`, each with a description.
 pub(crate) fn script(shell: Shell, programs: &[(&str, &str)], scripts: &str) -> String {
     let mut words = String::new();
     for (name, purpose) in programs.iter().chain(&COMMANDS) {

@@ -1,8 +1,8 @@
 //! The program `onefold`: `onefold ingest build …` is `onefold-ingest build …`.
 //!
 //! It finds the programs `onefold-*` in its own directory and on the `PATH`, and replaces its process with the named
-//! program, which then receives signals and sets the exit status. It is not linked with the other programs: each of them
-//! [generates](onefold_terminal::GENERATE) its completions and manual pages itself.
+//! program, which then receives signals and sets the exit status. It is not linked with the other programs: each of
+//! them [generates](onefold_terminal::GENERATE) its completions and manual pages itself.
 
 #![forbid(unsafe_code)]
 

@@ -105,8 +105,8 @@ impl OldDataset {
         Ok(parts)
     }
 
-    /// Returns the plan that reads the columns of [`Read::Places`] from some file sets, each given with the index of its
-    /// partition. Samples are numbered from 0 in the order of `sets`.
+    /// Returns the plan that reads the columns of [`Read::Places`] from some file sets, each given with the index of
+    /// its partition. Samples are numbered from 0 in the order of `sets`.
     ///
     /// # Errors
     ///

@@ -32,8 +32,8 @@ impl LabelChanges {
         Self { labels_changed, ..Self::default() }
     }
 
-    /// Adds the changed values in these rows, and returns whether there are any. The first `labels` of the `columns` are
-    /// labels; a weight may follow.
+    /// Adds the changed values in these rows, and returns whether there are any. The first `labels` of the `columns`
+    /// are labels; a weight may follow.
     pub(super) fn count(&mut self, rows: &RecordBatch, columns: &[String], labels: usize) -> bool {
         let mut is_changed = vec![false; rows.num_rows()];
         let mut any = false;

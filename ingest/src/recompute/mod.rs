@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! logs ─▶ samples with these columns alone ─▶ decode as for a build ─▶ temporary file ─┐ join by key,
-//! dataset ─▶ key, time and place of each sample ───────────────────────────────────────┴─ sort by place ─▶ files beside
+//! dataset ─▶ key, time and index of each sample ───────────────────────────────────────┴─ sort by index ─▶ files beside
 //! ```
 //!
-//! A sample of the logs matches the sample of the dataset with the same key, the same time, and the same user or session
-//! key. The columns are written in the order of the dataset. The logs may form other sessions, because they may contain
-//! more or fewer samples. All steps can spill to disk, so the memory limit of a build holds here, too.
+//! A sample of the logs matches the sample of the dataset with the same key, the same time, and the same user or
+//! session key. The columns are written in the order of the dataset. The logs may form other sessions, because they
+//! may contain more or fewer samples. All steps can spill to disk, so the memory limit of a build holds here, too.
 
 mod changes;
 mod computing;
@@ -270,8 +270,8 @@ impl Recomputing<'_> {
         Ok(writer)
     }
 
-    /// Creates the table of the computed columns of the logs' samples. Returns the number of all samples of the logs, and
-    /// the vocabularies of the columns.
+    /// Creates the table of the computed columns of the logs' samples. Returns the number of all samples of the logs,
+    /// and the vocabularies of the columns.
     async fn compute<'c>(
         &self,
         pipeline: &Pipeline<'c>,

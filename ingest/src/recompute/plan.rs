@@ -92,8 +92,9 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Returns the schema of a dataset extended by the additional features of a configuration. If the dataset's groups differ
-/// from the configured ones, because they were chosen from the data, the additional features get separate groups.
+/// Returns the schema of a dataset extended by the additional features of a configuration. If the dataset's groups
+/// differ from the configured ones, because they were chosen from the data, the additional features get separate
+/// groups.
 pub(super) fn with_features(config: &Config, old: &Schema) -> Schema {
     let new = Schema { kept: old.kept.clone(), ..config.schema.clone() };
     let further = new.further_features(old);
@@ -106,8 +107,8 @@ pub(super) fn with_features(config: &Config, old: &Schema) -> Schema {
     if known == old.groups { new } else { extended(old, &new) }
 }
 
-/// Returns the configuration reduced to some columns. A timeline keeps all of its columns, because all of them determine
-/// which of its rows are used.
+/// Returns the configuration reduced to some columns. A timeline keeps all of its columns, because all of them
+/// determine which of its rows are used.
 pub(super) fn only(config: &Config, columns: &[String], task: Task) -> Config {
     let mut some = config.clone();
     let is_wanted = |name: &String| columns.contains(name);

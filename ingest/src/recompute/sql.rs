@@ -58,8 +58,8 @@ impl Sql<'_> {
         )
     }
 
-    /// Returns the query of the computed columns in the order of the dataset, with the index of each sample. For features,
-    /// it leaves out samples that the logs do not have. For labels, such samples keep the dataset's values.
+    /// Returns the query of the computed columns in the order of the dataset, with the index of each sample. For
+    /// features, it leaves out samples that the logs do not have. For labels, such samples keep the dataset's values.
     pub(super) fn filled(&self) -> String {
         let columns = 0..self.columns.len();
         let wanted: Vec<String> = match self.task {
