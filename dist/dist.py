@@ -32,13 +32,13 @@ PROGRAMS = [
     "onefold-shard",
     "onefold-train",
 ]
-# Where each shell looks for completions, and the name of the file for a program.
+# The folder in which each shell looks for completions, and the name of the file for a program.
 COMPLETIONS = {
     "bash": "share/bash-completion/completions/{}",
     "zsh": "share/zsh/site-functions/_{}",
     "fish": "share/fish/vendor_completions.d/{}.fish",
 }
-# Where the program that is linked with libtorch looks for it.
+# The folder in which the program that is linked with libtorch looks for it.
 RUN_PATH = "$ORIGIN/../lib"
 
 
@@ -62,13 +62,13 @@ def main():
 
 
 def build(programs):
-    """Compiles the programs. With `--workspace`, dependencies have the features that they have in other builds."""
+    """Compiles the programs. `--workspace` gives dependencies the same features as in other builds."""
     command = [os.environ.get("CARGO", "cargo"), "build", "--locked", "--release", "--workspace"]
     subprocess.run([*command, *(f"--bin={program}" for program in programs)], cwd=ROOT, check=True)
 
 
 def printed(*command):
-    """Returns the line that a command prints."""
+    """Returns the output of a command, which is one line."""
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
@@ -82,9 +82,9 @@ def package_name():
 
 
 def contents(programs, names):
-    """Yields the files of the tarball: name, bytes, and mode; or name and target of a link.
+    """Yields the files of the tarball as name, bytes and mode, and its links as name and target.
 
-    `programs` is the folder of the compiled programs, `names` those that the tarball contains.
+    `programs` is the folder of the compiled programs. `names` are the programs that the tarball contains.
     """
     with_run_path = runpy.run_path(str(ROOT / "python" / "train" / "wheel.py"))["with_run_path"]
     for name in names:
@@ -99,7 +99,7 @@ def contents(programs, names):
     for shell, place in COMPLETIONS.items():
         script = subprocess.run([programs / "onefold", "completions", shell], stdout=subprocess.PIPE, check=True)
         yield place.format("onefold"), script.stdout, 0o644
-        # bash and fish load the file that is named as the program. zsh reads the programs' names in the file.
+        # bash and fish load the file that has the name of the program. zsh reads the names of programs from the file.
         for name in names if shell != "zsh" else []:
             if name != "onefold":
                 yield place.format(name), place.format("onefold").rpartition("/")[2]
@@ -110,7 +110,7 @@ def contents(programs, names):
 
 
 def tarball(programs, names, out, level=9):
-    """Writes the tarball, and returns its path. Equal files give equal tarballs. It appears by a rename."""
+    """Writes the tarball, and returns its path. Equal files give equal tarballs. A rename creates it atomically."""
     out.mkdir(parents=True, exist_ok=True)
     top = package_name()
     path = out / f"{top}.tar.gz"

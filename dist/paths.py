@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def build_folders():
-    """Returns the folders from which compilers take files, and names for them that mean the same everywhere.
+    """Returns the folders from which compilers read files, with replacement names that are equal on all machines.
 
-    Where a folder is in another one, it comes later, because compilers use the last prefix that matches.
+    A folder inside another one comes later, because compilers use the last prefix that matches.
     """
     home = Path.home()
     named = {
@@ -31,24 +31,24 @@ def build_folders():
     }
     both = {}
     for name, folder in named.items():
-        # Programs may write a path as it was given, or without links.
+        # Programs may write a path as it was given, or with its links resolved.
         both[os.path.abspath(folder)] = name
         both[os.path.realpath(folder)] = name
     return dict(sorted(both.items()))
 
 
 def unwanted():
-    """Returns the paths that no package may contain: those of the build, and all that is in the home directory."""
+    """Returns the paths that no package may contain: the folders of the build, and everything in the home directory."""
     home = Path.home()
-    # A home directory as such may be a word of programs: `/root` is one.
+    # The home directory itself is not searched for, because programs may contain its name for other reasons (`/root`).
     there = [] if home == Path("/") or not home.is_dir() else [str(path) for path in home.iterdir()]
     return sorted({*build_folders(), *there})
 
 
 def compiler_settings():
-    """Returns environment variables with which Cargo and C compilers put `build_folders`' names into what they compile.
+    """Returns environment variables with which Cargo and C compilers replace the paths of `build_folders`.
 
-    They replace `rustflags` and `CFLAGS` of `.cargo/config.toml`, so they contain these, too.
+    These variables override `rustflags` and `CFLAGS` in `.cargo/config.toml`, so they repeat those flags.
     """
     folders = build_folders()
     for folder in folders:
@@ -67,7 +67,7 @@ def compiler_settings():
 
 
 def members(package):
-    """Yields the names and contents of the files in a package; a program is its only file."""
+    """Yields the names and contents of the files in a package. A program counts as a package with one file."""
     if Path(package).suffix == ".whl":
         with zipfile.ZipFile(package) as archive:
             yield from ((name, archive.read(name)) for name in archive.namelist())

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs the packages of `make dist` in a root directory without a compiler and without Rust, and uses them: from a
-# CSV file to a trained model with the tarball, then with the wheels.
+# Installs the packages of `make dist` in a root directory without a compiler and without Rust. Then trains a model from
+# a CSV file, first with the tarball, then with the wheels.
 #
 #   LIBTORCH=$(trainer/libtorch.sh) dist/try.sh target/packages        (`make try-dist`)
 #
-# The root directory is in memory (3 GB). It has the system's libraries and Python, and is in a user namespace, so this
-# needs no privileges where the kernel allows such namespaces. All mounts end with the namespace.
+# The root directory is in memory (3 GB) and contains the system's libraries and Python. The script runs in a user
+# namespace, so it needs no privileges if the kernel allows user namespaces. All mounts end with the namespace.
 set -euo pipefail
 die() { printf 'error: %s\n  hint: %s\n' "$1" "$2" >&2; exit 1; }
 
@@ -44,7 +44,7 @@ show "$libtorch/lib" /libtorch
 mkdir -p "$root"/{opt/onefold,tmp,site/torch}
 tar -xzf "$packages"/onefold-*.tar.gz -C "$root/opt/onefold" --strip-components 1
 ln -s /libtorch "$root/opt/onefold/lib"
-# The part of an installed torch that the wheel `onefold-train` looks at.
+# Imitates the parts of an installed torch that the wheel `onefold-train` looks for.
 : >"$root/site/torch/__init__.py"
 echo '__version__ = "2.11.0"' >"$root/site/torch/version.py"
 ln -s /libtorch "$root/site/torch/lib"

@@ -28,8 +28,8 @@ pub const TIME: &str = "__onefold_time";
 pub const START: &str = "__onefold_start";
 /// The id of a sample's session, see [`onefold_datasets::session_id`].
 pub const SESSION: &str = "__onefold_session";
-/// The time of the latest event that a sample's labels are made of, likewise; null without an event. Samples have it if
-/// it is a kept column.
+/// The time of the latest event that determines a sample's labels, in microseconds since 1970; null without an event.
+/// Samples have this column only if the configuration keeps it.
 pub(crate) const EVENT_TIME: &str = "__onefold_event_time";
 /// Whether a row of the table of records is not a record, but a part of the totals of its samples.
 pub const TOTALS: &str = "__onefold_totals";

@@ -1,4 +1,4 @@
-"""The packages of `make dist`: paths of this machine, the tarball, systemd units and Kubernetes manifests.
+"""Tests the packages of `make dist`: paths of this machine, the tarball, systemd units and Kubernetes manifests.
 
 The commands of units and manifests run as processes of this machine, on free ports.
 """
@@ -143,7 +143,7 @@ def test_the_container_has_the_versions_of_the_project():
     rust = tomllib.loads((PROJECT / "Cargo.toml").read_text())["workspace"]["package"]["rust-version"]
     ((version, compiled),) = re.findall(r"^FROM \S+/rust:(\S+)-(\S+) AS build$", text, re.MULTILINE)
     (runs,) = re.findall(r"^FROM \S+/debian:(\S+)-slim$", text, re.MULTILINE)
-    # Programs need the glibc of the system that compiled them.
+    # Programs need at least the glibc of the system that compiled them.
     assert (version, compiled) == (rust, runs)
 
 
@@ -151,7 +151,7 @@ def test_the_container_has_the_versions_of_the_project():
 
 
 class Here:
-    """Commands of other machines, with addresses, ports and folders of this one."""
+    """Runs commands that are written for other machines, with addresses, ports and folders of this machine."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -159,17 +159,17 @@ class Here:
         self.running = contextlib.ExitStack()
 
     def port(self, port):
-        """Returns the port of this machine that stands for a port of the commands."""
+        """Returns the free port that replaces a port in the commands."""
         return self.ports.setdefault(int(port), free_port())
 
     def argument(self, argument):
-        """Returns an argument with what stands for its addresses, ports and folders."""
+        """Returns an argument in which addresses, ports and folders are replaced."""
         argument = re.sub(r"0\.0\.0\.0|onefold-serve-master|onefold-cluster-scheduler|\$\(POD_IP\)", "127.0.0.1", argument)
         argument = re.sub(r"\b(7070|7071|50050|50051)\b", lambda found: str(self.port(found[0])), argument)
         return re.sub(r"=/(cache|scratch)$", rf"={self.folder}", argument)
 
     def start(self, program, *arguments):
-        """Starts a program of the project, which is ended with the others."""
+        """Starts a program of the project, which the fixture ends."""
         command = [BINARIES / Path(program).name, *map(self.argument, arguments), "--quiet"]
         environment = {**os.environ, "TMPDIR": str(self.folder)}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -177,7 +177,7 @@ class Here:
         return process
 
     def get(self, port, path, process):
-        """Returns what a process answers on a port, once it listens."""
+        """Returns the answer of a process on a port, after waiting until it listens."""
         until = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -188,7 +188,7 @@ class Here:
             time.sleep(0.05)
 
     def get_with(self, port, path, part, process):
-        """Waits until the answer contains a part, and returns it."""
+        """Waits until the answer contains a text, and returns the answer."""
         until = time.monotonic() + PATIENCE
         while part not in (answer := self.get(port, path, process)):
             assert time.monotonic() < until, answer
@@ -208,7 +208,7 @@ def end(process):
 
 @pytest.fixture
 def here(tmp_path):
-    """Yields commands of this machine, and ends their processes."""
+    """Yields a `Here`, and ends its processes."""
     here = Here(tmp_path)
     with here.running:
         yield here
@@ -247,7 +247,7 @@ def read_unit(name):
 
 
 def start_unit(here, name):
-    """Starts the command of a unit, with the variables that it sets, as systemd expands them."""
+    """Starts the command of a unit. Expands the unit's variables as systemd does."""
     service = read_unit(name)["Service"]
     variables = dict(variable.split("=", 1) for variable in shlex.split(service["Environment"]))
     if "CacheDirectory" in service:
@@ -276,7 +276,7 @@ def test_units_have_known_settings(path):
 def test_the_units_of_the_service_run(here):
     master = start_unit(here, "onefold-serve-master")
     check_service(here, master, start_unit(here, "onefold-serve-worker"))
-    # A worker waits for its clients for a minute when it is told to end.
+    # A worker that receives SIGTERM waits for its clients for up to a minute.
     assert int(read_unit("onefold-serve-worker")["Service"]["TimeoutStopSec"]) > 60
 
 
@@ -295,7 +295,7 @@ def objects_of(path):
 
 
 def objects(kind, manifest):
-    """The objects of a kind in a manifest, by their names."""
+    """Returns the objects of a kind in a manifest by name."""
     found = objects_of(PROJECT / "dist" / "kubernetes" / manifest)
     return {one["metadata"]["name"]: one for one in found if one["kind"] == kind}
 
@@ -356,7 +356,7 @@ def test_the_autoscaler_has_the_limits_of_the_master():
     limits = f"--workers={scaler['spec']['minReplicas']}..{scaler['spec']['maxReplicas']}"
     assert limits in container_of(deployments["onefold-serve-master"])["args"]
     scaled = deployments[scaler["spec"]["scaleTargetRef"]["name"]]
-    # Otherwise, applying the manifest again would undo what the autoscaler did.
+    # Otherwise, applying the manifest again would reset the number that the autoscaler chose.
     assert "replicas" not in scaled["spec"]
     assert scaled["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 60
 

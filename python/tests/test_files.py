@@ -1,4 +1,4 @@
-"""The data files of a snapshot, for other engines."""
+"""Tests the list of a snapshot's data files, which other engines can read."""
 
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_a_filter_chooses_partitions(halves):
 
 @pytest.mark.parametrize("url", ["s3://bucket/ds", "gs://bucket/ds", "grpc://host:7070/ds"])
 def test_a_path_of_a_url_is_refused(url, tmp_path, monkeypatch):
-    """A `Path` has one slash where the URL has two: it must not become a local folder."""
+    """Tests that a URL given as a `Path`, which merges its two slashes into one, does not become a local folder."""
     monkeypatch.chdir(tmp_path)
     generate = partial(onefold.cli.generate, workload="rm3", samples=10, seed=1)
     for use in (onefold.files, onefold.Dataset, lambda path: generate(out=path)):

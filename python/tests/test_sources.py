@@ -1,4 +1,4 @@
-"""Builds from Arrow streams give the same datasets as builds from files."""
+"""Tests that builds from Arrow streams give the same datasets as builds from files."""
 
 import duckdb
 import polars
@@ -32,7 +32,7 @@ READERS = {
 
 
 class Wrapped:
-    """An object that has only the Arrow interface."""
+    """Wraps a table in an object that has only the Arrow stream interface."""
 
     def __init__(self, table):
         self._table = table

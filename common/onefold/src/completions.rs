@@ -1,21 +1,21 @@
 //! The completions of `onefold`: the names of programs, then the completions of the named program.
 //!
-//! Each script takes the words after `onefold ingest` as the arguments of `onefold-ingest`, whose completions are defined
-//! before it in the same script.
+//! Each script takes the words after `onefold ingest` as the arguments of `onefold-ingest`, whose completions are
+//! defined before it in the same script.
 
 use std::fmt::Write as _;
 
 use crate::Shell;
 
-/// The commands of `onefold` itself, and what each does.
+/// The commands of `onefold` itself, each with a description.
 const COMMANDS: [(&str, &str); 3] = [
     ("completions", "Print a script for a shell"),
     ("help", "List the programs, or print the help of one"),
     ("man", "Write the manual pages"),
 ];
 
-/// Returns the script for a shell: the scripts of the programs, then that of `onefold`. `programs` are their names
-/// without `onefold-`, and what each is for.
+/// Returns the script for a shell: `scripts`, which are the scripts of the programs, followed by the script of
+/// `onefold`. `programs` has the names of the programs without `onefold-`, each with a description.
 pub(crate) fn script(shell: Shell, programs: &[(&str, &str)], scripts: &str) -> String {
     let mut words = String::new();
     for (name, purpose) in programs.iter().chain(&COMMANDS) {

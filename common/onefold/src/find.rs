@@ -1,23 +1,23 @@
-//! The programs `onefold-*` of this machine.
+//! Finds the programs `onefold-*` on this machine.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The beginning of the file names of programs.
+/// The prefix of the file names of programs.
 const PREFIX: &str = "onefold-";
 
-/// A program.
+/// A program that was found.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Found {
-    /// Its name without `onefold-`.
+    /// The name without `onefold-`.
     pub(crate) name: String,
-    /// Its file.
+    /// The path of the executable file.
     pub(crate) path: PathBuf,
 }
 
-/// Returns the directories with programs: that of this program, then those of the `PATH`. If another program runs this
-/// one in its process, such as Python's interpreter, its directory is not searched.
+/// Returns the directories to search: the directory of this program, then the directories on the `PATH`. If another
+/// program, such as Python's interpreter, runs this one in its process, the directory of that program is not searched.
 pub(crate) fn folders() -> Vec<PathBuf> {
     let own =
         std::env::current_exe().ok().filter(|path| path.file_stem().is_some_and(|name| name == "onefold"));
@@ -26,8 +26,8 @@ pub(crate) fn folders() -> Vec<PathBuf> {
     own.into_iter().chain(std::env::split_paths(&path)).collect()
 }
 
-/// Returns the programs in these directories, sorted by their names. A program of an earlier directory hides those of
-/// the same name in later ones, as in a shell. Directories that cannot be read contain no programs.
+/// Returns the programs in these directories, sorted by name. As in a shell, a program in an earlier directory hides
+/// programs with the same name in later directories. Directories that cannot be read are skipped.
 pub(crate) fn find(folders: &[PathBuf]) -> Vec<Found> {
     let mut found = BTreeMap::new();
     for folder in folders {

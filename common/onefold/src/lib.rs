@@ -1,8 +1,8 @@
 //! The program `onefold`: `onefold ingest build …` is `onefold-ingest build …`.
 //!
-//! It finds the programs `onefold-*` in its own directory and on the `PATH`, and replaces itself with the one that is
-//! named, so that signals and the exit status are those of that program. It is linked with none of them: completions
-//! and manual pages are what each program [generates](onefold_terminal::GENERATE).
+//! It finds the programs `onefold-*` in its own directory and on the `PATH`, and replaces its process with the named
+//! program, which then receives signals and sets the exit status. It is not linked with the other programs: each of
+//! them [generates](onefold_terminal::GENERATE) its completions and manual pages itself.
 
 #![forbid(unsafe_code)]
 
@@ -22,10 +22,10 @@ use onefold_terminal::{CommandLine, GENERATE, OutputOptions, Printer, Program};
 
 use crate::find::{Found, find, folders};
 
-/// The program, which other programs can call in their process.
+/// The definition of the program, with which other programs can run it in their process.
 pub const PROGRAM: Program = Program::of::<Cli>();
 
-/// The programs of this repository, without `onefold-`, and what each is for.
+/// The names of this repository's programs without `onefold-`, each with a description.
 const PROGRAMS: [(&str, &str); 7] = [
     ("data", "Fetch, import or generate raw logs"),
     ("ingest", "Build datasets from raw logs, and maintain them"),
@@ -76,7 +76,7 @@ enum Action {
     Program(Vec<OsString>),
 }
 
-/// A shell with completions.
+/// A shell for which completions can be generated.
 #[derive(Debug, Clone, Copy, PartialEq, ValueEnum)]
 enum Shell {
     Bash,
@@ -113,18 +113,18 @@ impl CommandLine for Cli {
     }
 }
 
-/// Returns what a program is for, if it is one of this repository.
+/// Returns the description of a program of this repository; `None` for other programs.
 fn purpose(name: &str) -> Option<&'static str> {
     PROGRAMS.iter().find(|(program, _)| *program == name).map(|(_, purpose)| *purpose)
 }
 
-/// Returns those of the found programs that are programs of this repository. Only these are asked to generate
-/// something.
+/// Returns the found programs that belong to this repository. Only these programs can generate completions and manual
+/// pages.
 fn own(found: &[Found]) -> impl Iterator<Item = &Found> {
     found.iter().filter(|program| purpose(&program.name).is_some())
 }
 
-/// Prints the programs that were found, those of this repository first.
+/// Prints the programs that were found, with this repository's programs first.
 fn list(found: &[Found], printer: &Printer) -> anyhow::Result<()> {
     let mut text = String::from("Programs (`onefold PROGRAM --help` describes one):\n");
     let width = found.iter().map(|program| program.name.len()).max().unwrap_or_default();
@@ -147,7 +147,7 @@ fn list(found: &[Found], printer: &Printer) -> anyhow::Result<()> {
 ///
 /// # Errors
 ///
-/// There is no such program, or it cannot be started.
+/// An error if the program does not exist or cannot be started.
 fn start(found: &[Found], words: &[OsString]) -> anyhow::Result<()> {
     let Some((name, arguments)) = words.split_first() else { return Ok(()) };
     let name = name.to_string_lossy();
@@ -168,7 +168,7 @@ fn start(found: &[Found], words: &[OsString]) -> anyhow::Result<()> {
     Err(Fault::new(Kind::Failed, message).hint("check that the file can be executed on this machine").into())
 }
 
-/// Prints the completions of all programs, then those of `onefold` itself, which use them.
+/// Prints the completions of all programs, then the completions of `onefold` itself, which use them.
 fn print_completions(found: &[Found], shell: Shell, printer: &Printer) -> anyhow::Result<()> {
     let name = shell.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let mut names = Vec::new();
@@ -184,8 +184,8 @@ fn print_completions(found: &[Found], shell: Shell, printer: &Printer) -> anyhow
     Ok(printer.summary(&completions::script(shell, &programs, &scripts), &())?)
 }
 
-/// Runs a program, and returns its stdout. If it fails, which happens if a library that it needs is missing, its
-/// completions or pages are left out with a remark.
+/// Runs a program, and returns its stdout. If the program fails, for example because a library is missing, prints a
+/// remark and returns `None`, so that its completions or manual pages are left out.
 fn generated(program: &Found, arguments: &[OsString], printer: &Printer) -> anyhow::Result<Option<String>> {
     let output = Command::new(&program.path).args(arguments).output()?;
     if output.status.success() {

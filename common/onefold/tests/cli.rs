@@ -1,10 +1,10 @@
-//! `onefold` with the program `onefold-shell`, which is a link to the system's shell.
+//! Tests of `onefold` with a program `onefold-shell`, which is a link to the system's shell.
 
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
 
-/// Returns `onefold` with these arguments, and the directory with `onefold-shell` on its PATH. Programs that are built
-/// beside `onefold` are found, too.
+/// Returns a command that runs `onefold` with these arguments, and the directory on its PATH that contains
+/// `onefold-shell`. `onefold` also finds the programs that are built beside it.
 fn onefold(arguments: &[&str]) -> (Command, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     symlink("/bin/sh", folder.path().join("onefold-shell")).unwrap();

@@ -1,7 +1,7 @@
 //! Shell completions and manual pages of a program, generated from its clap definition.
 //!
-//! A program generates them itself, so that the program `onefold` has those of all programs without being linked with
-//! them. It asks for them with the hidden option `--generate`, which must be the first argument:
+//! Each program generates its own, so that `onefold` can collect them without being linked with the programs. `onefold`
+//! requests them with the hidden option `--generate`, which must be the first argument:
 //!
 //! - `onefold-read --generate bash` prints the completions for a shell (bash, zsh or fish).
 //! - `onefold-read --generate man DIR` writes a manual page for the program and for each of its commands.
@@ -14,11 +14,11 @@ use clap::Command;
 use clap_complete::Shell;
 use onefold_base::fault::{Fault, Kind};
 
-/// The hidden option with which a program generates its completions and manual pages.
+/// The hidden option that makes a program generate its completions or manual pages.
 pub const GENERATE: &str = "--generate";
 
-/// Returns the arguments after [`GENERATE`], if this is the first argument of the line. The first element of
-/// `arguments` is the program.
+/// Returns the arguments after [`GENERATE`] if it is the first argument of the program; otherwise `None`. The first
+/// element of `arguments` is the program's name.
 pub(crate) fn requested(arguments: &[OsString]) -> Option<&[OsString]> {
     match arguments {
         [_, first, rest @ ..] if first == GENERATE => Some(rest),
@@ -30,7 +30,7 @@ pub(crate) fn requested(arguments: &[OsString]) -> Option<&[OsString]> {
 ///
 /// # Errors
 ///
-/// Other arguments, or an error of stdout or of the directory.
+/// An error for unknown arguments, and for failures to write to stdout or to the directory.
 pub(crate) fn generate(definition: Command, request: &[OsString]) -> anyhow::Result<()> {
     match request {
         [man, folder] if man == "man" => Ok(manual(definition, Path::new(folder))?),
@@ -54,13 +54,13 @@ fn completions(mut definition: Command, shell: Shell) -> Vec<u8> {
     if shell != Shell::Bash {
         return script;
     }
-    // In half of the labels for bash, clap_complete takes the hyphen of the program's name for the start of a command.
+    // For bash, clap_complete replaces the hyphen of the program's name in some labels as if it began a command.
     let (mistaken, right) = (name.replace('-', "__subcmd__"), name.replace('-', "__"));
     String::from_utf8_lossy(&script).replace(&mistaken, &right).into_bytes()
 }
 
-/// Writes the manual pages of a program and of its commands (`onefold-read.1`, `onefold-read-head.1`), and creates the
-/// directory.
+/// Writes the manual pages of a program and of its commands (`onefold-read.1`, `onefold-read-head.1`). Creates the
+/// directory if it does not exist.
 pub(crate) fn manual(definition: Command, folder: &Path) -> io::Result<()> {
     fs_err::create_dir_all(folder)?;
     clap_mangen::generate_to(definition, folder)

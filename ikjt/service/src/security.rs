@@ -151,9 +151,9 @@ impl Proof {
 /// The role of a request's sender, which its token determines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    /// It reads datasets.
+    /// A sender that reads datasets.
     Client,
-    /// It is a process of the service, or its operator. It may also do everything that clients may.
+    /// A process of the service, or its operator. It may also do everything that clients may do.
     Worker,
 }
 

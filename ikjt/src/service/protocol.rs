@@ -378,7 +378,8 @@ mod tests {
         }
     }
 
-    /// Training leaves out samples of a pipeline that an evaluation by the same file keeps.
+    /// Tests that the key distinguishes training from an evaluation with the same pipeline file, because only training
+    /// leaves out samples.
     #[test]
     fn sampling_is_a_part_of_the_key() {
         let others = "[[step]]\nop = 'firstx'\ninputs = ['*']\ncount = 7\n";

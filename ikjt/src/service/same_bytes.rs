@@ -1,5 +1,6 @@
-//! What batches have had since [`SAME_BYTES`] was raised last. A change of it must raise that number: batches of an epoch
-//! come from workers of one number, and those of two versions of the program must be the same.
+//! Tests that the bytes of batches have not changed since [`SAME_BYTES`] was last increased. Each change of the bytes
+//! must increase that number: an epoch's batches come from workers with equal numbers, whose program versions may
+//! differ, so equal numbers must mean equal bytes.
 
 use std::path::Path;
 
@@ -10,14 +11,14 @@ use super::protocol::SAME_BYTES;
 use crate::preprocess::{PreprocessConfig, Preprocessor, operator_names};
 use crate::{Batch, BatchParts, Feature, Group, PackedBatch};
 
-/// The number for which the outcomes below were stored.
+/// The value of [`SAME_BYTES`] for which the outcomes below were stored.
 const STORED: u32 = 3;
 
 const CHANGED: &str =
     "batches have changed: raise `SAME_BYTES`, store the new outcome here, and set `STORED` to that number";
 
-/// Steps, and the columns that each changes or makes. The numbers are those of the definitions of the operators, computed
-/// by another program, and numbers that all C libraries round in the same way.
+/// The preprocessing steps, each with the columns that it changes or creates. Another program computed the expected
+/// numbers from the definitions of the operators. All C libraries round these numbers in the same way.
 const CASES: &[(&str, &[&str])] = &[
     (
         "op = 'sigrid_hash'\ninputs = ['u']\nsalt = 7\nmax = 1000",
@@ -122,7 +123,7 @@ fn batch() -> Batch {
     .unwrap()
 }
 
-/// A line for each dense feature and each list feature.
+/// Returns a line for each dense feature and each list feature.
 fn lines(batch: &Batch, schema: &Schema) -> Vec<String> {
     let dense = schema.dense.iter().enumerate().map(|(i, name)| {
         let column: Vec<f32> = batch.dense().iter().skip(i).step_by(schema.dense.len()).copied().collect();

@@ -193,7 +193,7 @@ fn dropped_and_renamed_features_are_as_if_they_had_been_built_so() {
             let expected: Vec<&Vec<i64>> = first.iter().map(|(_, sample)| &sample.lists[place]).collect();
             assert_eq!(after.iter().collect::<Vec<_>>(), expected);
         }
-        // Compacted, files have the columns of the schema, and all is as before.
+        // After a compaction, the files have exactly the columns of the schema, and the samples are unchanged.
         let before = samples(altered, ReaderOptions::new(40));
         let how = RewriteOptions { threads: 2, row_group_bytes: 4 << 10, file_bytes: 12 << 10 };
         let compacted = compact(&storage, &PartitionFilter::default(), &how, &Silent).unwrap();

@@ -1,4 +1,4 @@
-//! Columns that were written beside those of samples that are there: a feature that these lacked, labels anew.
+//! Tests of columns that are written beside the files of existing samples: missing features, and new labels.
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +28,8 @@ fn writer(root: &Path, schema: Schema, layout: Layout) -> Result<DatasetWriter, 
     DatasetWriter::create(root, schema, WriterOptions { commit: Commit::Columns, ..options(layout) })
 }
 
-/// Writes columns of the samples in the partitions that `filter` chooses; `samples` are all, in the order of the dataset.
+/// Writes the columns `wanted` in the partitions that `filter` selects. `samples` has all samples in the order of the
+/// dataset.
 fn write_columns(
     root: &Path,
     mut writer: DatasetWriter,
@@ -62,7 +63,7 @@ fn write_partition(
         let mut columns = writer.columns(&partition.key, range, sets.to_vec(), wanted)?;
         for row_group in sets.iter().flat_map(|set| &set.row_groups) {
             let rows = row_group.samples as usize;
-            // Two batches, of which the first is short.
+            // Write two batches, the first with a single sample.
             let parts = [samples.slice(start, 1), samples.slice(start + 1, rows - 1)];
             columns.write_row_group(parts.into())?;
             start += rows;
@@ -73,7 +74,7 @@ fn write_partition(
     Ok(())
 }
 
-/// The schema without some features.
+/// Returns the schema without some features.
 fn without(names: &[&str]) -> Schema {
     let mut schema = schema();
     schema.dense.retain(|name| !names.contains(&name.as_str()));
@@ -88,12 +89,12 @@ fn without(names: &[&str]) -> Schema {
 fn write_without(root: &Path, layout: Layout, lacking: &[&str]) {
     let sessions = LOG.samples();
     write_sessions(&sessions, root, options(layout));
-    // The same samples under the other schema.
+    // The samples stay, and the schema loses the features.
     let storage = Storage::open(root).unwrap();
     drop_features(&storage, &lacking.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
 }
 
-/// The samples in the order of the dataset.
+/// Returns the samples in the order of the dataset.
 fn in_order(sessions: &[Vec<Sample>]) -> Vec<(i64, &Sample)> {
     let (first, second) = sessions.split_at(sessions.len() / 2);
     [first, second]
@@ -116,7 +117,7 @@ fn sets(snapshot: &Snapshot) -> impl Iterator<Item = &FileSet> {
     snapshot.partitions.iter().flat_map(|partition| &partition.files)
 }
 
-/// A dataset whose features were written beside others is the dataset that always had them.
+/// Checks that a dataset with features written beside the others equals a dataset that was written with all features.
 #[test]
 fn features_are_filled_in_beside_others() {
     const LACKING: [&str; 4] = ["age", "tags", "views", "item"];
@@ -128,7 +129,7 @@ fn features_are_filled_in_beside_others() {
         write_without(filled, layout, &LACKING);
         assert_eq!(Snapshot::load(filled).unwrap().schema, without(&LACKING));
         let (samples_in_order, wanted) = (in_order(&sessions), names(LACKING));
-        // First one partition: the other one lacks the features then.
+        // At first, only one partition gets the features.
         let first = writer(filled, schema(), layout).unwrap();
         write_columns(filled, first, "split=b", &wanted, &samples_in_order).unwrap();
         let half = Snapshot::load(filled).unwrap();
@@ -143,7 +144,7 @@ fn features_are_filled_in_beside_others() {
         let second = writer(filled, schema(), layout).unwrap();
         write_columns(filled, second, "split=a", &wanted, &samples_in_order).unwrap();
         assert_eq!(samples(filled, ReaderOptions::new(40)), written);
-        // Dropped columns are in the files under the names of the new ones.
+        // The files still have the dropped columns, under the names of the new ones.
         let snapshot = Snapshot::load(filled).unwrap();
         assert!(sets(&snapshot).all(|set| set.files.len() == 2 && set.changes.in_files("tags") == "tags~2"));
         let [found, expected] = [sound(filled), sound(whole)];
@@ -170,7 +171,7 @@ fn features_are_filled_in_beside_others() {
     }
 }
 
-/// Labels are replaced again and again; older snapshots have the older ones.
+/// Checks that labels can be replaced several times, and that older snapshots keep the older labels.
 #[test]
 fn labels_are_replaced() {
     for layout in [Layout::Rows, Layout::Folded] {
@@ -191,13 +192,13 @@ fn labels_are_replaced() {
         let expected = write_sessions(&sessions, whole, options(layout));
         assert_eq!(samples(root, ReaderOptions::new(40)), expected);
         let snapshot = Snapshot::load(root).unwrap();
-        // The file of the labels before is not kept.
+        // The snapshot does not keep the file with the previous labels.
         assert!(sets(&snapshot).all(|set| set.files.len() == 2 && set.changes.unused == ["clicked"]));
         assert!(bytes[2].abs_diff(bytes[0]) < bytes[0] / 10, "{bytes:?}");
         assert_eq!(sound(root).digest, sound(whole).digest);
         let first = ReaderOptions { snapshot: Some(1), ..ReaderOptions::new(40) };
         assert_eq!(samples(root, first), original);
-        // The same labels again change nothing.
+        // Writing the same labels again changes nothing.
         let labels = writer(root, schema(), layout).unwrap();
         let written = write_columns(root, labels, "", &names(["clicked"]), &in_order(&sessions)).unwrap();
         assert!(!written.changed && Snapshot::load(root).unwrap().snapshot == 4);
@@ -216,14 +217,14 @@ fn columns_of_a_changed_partition_are_not_committed() {
     let [first, second, other] = [(); 3].map(|()| writer(root, schema(), Layout::Folded).unwrap());
     let clicked = names(["clicked"]);
     write_columns(root, first, "split=a", &clicked, &samples).unwrap();
-    // Another partition, and then the same one.
+    // A writer of another partition succeeds; a writer of the same partition fails.
     write_columns(root, other, "split=b", &clicked, &samples).unwrap();
     let snapshot = Snapshot::load(root).unwrap();
     let error = write_columns(root, second, "split=a", &clicked, &samples).unwrap_err().to_string();
     assert!(error.contains("another writer changed the partition `split=a` meanwhile"), "{error}");
     assert_eq!(Snapshot::load(root).unwrap(), snapshot);
     assert_eq!(sound(root).warnings, []);
-    // Neither is a part of the row groups.
+    // Columns of only some row groups are refused, too.
     let mut partial = writer(root, schema(), Layout::Folded).unwrap();
     let partition = &snapshot.partitions[0];
     let sets = partition.ranges(snapshot.division()).next().unwrap();

@@ -55,7 +55,7 @@ impl Common {
     }
 }
 
-/// Writes features that samples lack.
+/// Adds features to samples that lack them.
 pub(crate) fn run_add_features(arguments: &AddFeaturesArguments, printer: &Printer) -> anyhow::Result<()> {
     let AddFeaturesArguments { common, allow_missing, engine } = arguments;
     let config = load_config(&common.config, &common.sources)?;
@@ -65,7 +65,7 @@ pub(crate) fn run_add_features(arguments: &AddFeaturesArguments, printer: &Print
     Ok(printer.summary(&describe(&summary, &common.out), &summary)?)
 }
 
-/// Writes labels that changed.
+/// Recomputes labels, and writes the changed ones.
 pub(crate) fn run_relabel(arguments: &RelabelArguments, printer: &Printer) -> anyhow::Result<()> {
     let RelabelArguments { common, allow_missing, engine } = arguments;
     let config = load_config(&common.config, &common.sources)?;

@@ -21,7 +21,7 @@ pub(crate) struct CompactArguments {
     rewrite: RewriteArguments,
 }
 
-/// Merges files.
+/// Merges files of a dataset.
 pub(crate) fn run(arguments: &CompactArguments, printer: &Printer) -> anyhow::Result<()> {
     let storage = Storage::open(&arguments.dataset)?;
     let how = arguments.rewrite.options();

@@ -10,7 +10,7 @@ use onefold_terminal::Printer;
 use super::RewriteArguments;
 use super::users::read_users;
 
-/// Users that are named in the summary.
+/// The maximum number of users that the summary names.
 const MOST_NAMED: usize = 5;
 
 #[derive(Debug, clap::Args)]
@@ -90,7 +90,7 @@ fn describe(forgotten: &Forgotten) -> String {
     lines.join("\n")
 }
 
-/// What is said of older snapshots.
+/// Returns the lines about older snapshots, if there is something to report.
 fn describe_older(forgotten: &Forgotten) -> Option<String> {
     let numbers = |snapshots: &[u64]| snapshots.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
     match (&forgotten.purged, &forgotten.snapshots_with_users) {

@@ -1,4 +1,4 @@
-//! The file of a list of users: one key a line, CSV or Parquet.
+//! Reads files with lists of users: text with one key per line, CSV or Parquet.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use onefold_datasets::Error;
 use onefold_datasets::forget::UserKeys;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-/// Reads a list of users. The columns of a CSV or Parquet file have names; of any other file each line that is not empty
-/// is a key.
+/// Reads a list of users. CSV and Parquet files have named columns. In any other file, each line that is not empty is a
+/// key.
 pub(super) fn read_users(path: &Path) -> anyhow::Result<UserKeys> {
     const HINT: &str =
         "give a text file with one user a line, or a CSV file with a header, or a Parquet file";
@@ -46,7 +46,7 @@ fn of_lines(bytes: &[u8]) -> Result<UserKeys, String> {
 
 fn of_csv(bytes: &[u8]) -> Result<UserKeys, ArrowError> {
     let (header, _) = Format::default().with_header(true).infer_schema(bytes, Some(0))?;
-    // Texts, so that leading zeros stay.
+    // Read all columns as text, which keeps leading zeros.
     let fields: Vec<Field> =
         header.fields().iter().map(|field| Field::new(field.name(), DataType::Utf8, true)).collect();
     let reader = ReaderBuilder::new(Arc::new(Schema::new(fields))).with_header(true).build(bytes)?;

@@ -46,7 +46,7 @@ struct Verified<'a> {
     /// The result of the comparison; absent without `--against`.
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<&'a Comparison>,
-    /// Absent without `--absent`.
+    /// The result of the search for users; absent without `--absent`.
     #[serde(skip_serializing_if = "Option::is_none")]
     absent: Option<&'a Absence>,
 }
@@ -128,7 +128,7 @@ fn describe(dataset: &str, verified: &Verified<'_>) -> String {
     lines.join("\n")
 }
 
-/// Lines about users that were looked for.
+/// Returns the lines about the search for users.
 fn describe_absence(absence: &Absence) -> Vec<String> {
     let mut lines: Vec<String> = absence.places.iter().map(Problem::to_string).collect();
     if absence.places_found > absence.places.len() {

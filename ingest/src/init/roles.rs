@@ -83,7 +83,7 @@ const SEQUENCES: [&str; 12] = [
     "trail",
 ];
 
-/// The names of columns that each dataset has.
+/// The names of columns that every dataset has.
 const OWN_NAMES: [&str; 3] = [SESSION_COLUMN, TIME_COLUMN, SAMPLE_KEY_COLUMN];
 
 /// A column of the samples: its name, and its SQL expression over the columns of the previous step.

@@ -105,12 +105,12 @@ impl OldDataset {
         Ok(parts)
     }
 
-    /// The places of the samples of some files, each of a partition with a number: the samples are numbered in the order
-    /// of the files.
+    /// Returns the plan that reads the columns of [`Read::Places`] from some file sets, each given with the index of
+    /// its partition. Samples are numbered from 0 in the order of `sets`.
     ///
     /// # Errors
     ///
-    /// As [`files`](Self::files), and those of the engine.
+    /// The errors of [`files`](Self::files) and of the engine.
     pub(crate) fn places(
         &self,
         config: &Config,
@@ -192,7 +192,7 @@ impl OldDataset {
     }
 }
 
-/// The float columns that are read. Dense features are not those of places.
+/// Returns the float columns to read. [`Read::Places`] reads labels and weights, but no dense features.
 fn floats(config: &Config, read: Read) -> impl Iterator<Item = &str> {
     let dense = if read == Read::Places { config.schema.dense.len() } else { 0 };
     let all = config.schema.float_columns().count();

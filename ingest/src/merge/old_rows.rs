@@ -50,7 +50,7 @@ pub(crate) enum Read {
     Times,
     /// The hash of the key.
     Keys,
-    /// Place, hash of the key, time, labels and weight.
+    /// The number of the sample, the hash of the key, the time, the labels and the weight.
     Places,
     /// The time, the key if there is one, the position, floats, kept columns, and lists with the original ids.
     Samples,
@@ -79,11 +79,11 @@ impl OldFile {
         Ok(RecordBatch::try_new(Arc::clone(&FILES), vec![Arc::new(StringArray::from(texts))])?)
     }
 
-    /// A scan of rows that name files; each batch is a partition.
+    /// Returns a scan of rows that name files. Each batch becomes a partition of the scan.
     ///
     /// # Errors
     ///
-    /// Those of the engine.
+    /// The errors of the engine.
     pub(crate) fn scan(rows: Vec<RecordBatch>) -> EngineResult<Arc<dyn ExecutionPlan>> {
         let parts: Vec<_> = rows.into_iter().map(|rows| vec![rows]).collect();
         Ok(MemorySourceConfig::try_new_exec(&parts, Arc::clone(&FILES), None)?)

@@ -1,4 +1,4 @@
-//! Counts the labels that are others than those of a dataset.
+//! Counts the recomputed labels that differ from the labels in a dataset.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,30 @@ use super::sql::computed_column;
 use crate::cluster::float_column;
 use crate::sessionize::{EVENT_TIME, TIME};
 
-/// The length of a day.
+/// The length of a day, in microseconds.
 const DAY_MICROS: i64 = 86_400_000_000;
 
-/// The labels and weights that changed.
+/// The numbers of labels and weights that changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LabelChanges {
-    /// Values that changed, by label and weight.
+    /// The number of changed values per label or weight column.
     pub labels_changed: BTreeMap<String, u64>,
-    /// Samples with a label that changed, by the full days from the sample to the latest of its events.
+    /// The number of samples with a changed label, by the number of full days from the sample to its latest event.
     pub samples_changed_by_day: BTreeMap<i64, u64>,
-    /// Samples with a label that changed for which no event is known: they have none any more, or the log of the samples
-    /// has the labels.
+    /// The number of samples with a changed label and no known event: the sample no longer has an event, or its labels
+    /// are columns of its own log.
     pub samples_changed_without_event: u64,
 }
 
 impl LabelChanges {
-    /// No changes of these columns.
+    /// Creates counts of 0 for these columns.
     pub(super) fn of(columns: &[String]) -> Self {
         let labels_changed = columns.iter().map(|name| (name.clone(), 0)).collect();
         Self { labels_changed, ..Self::default() }
     }
 
-    /// Counts the values of `columns`, labels and then maybe a weight, that changed in these rows. Returns whether any
-    /// did.
+    /// Adds the changed values in these rows, and returns whether there are any. The first `labels` of the `columns`
+    /// are labels; a weight may follow.
     pub(super) fn count(&mut self, rows: &RecordBatch, columns: &[String], labels: usize) -> bool {
         let mut is_changed = vec![false; rows.num_rows()];
         let mut any = false;

@@ -1,4 +1,4 @@
-//! The computed columns of all samples of the logs, in a temporary file.
+//! Writes the computed columns of the logs' samples to a temporary file.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::sessionize::{EVENT_TIME, KEY, TIME};
 use crate::spool::SpooledRows;
 use crate::{Config, Result};
 
-/// Takes the samples of a clustering, and writes their columns.
+/// Receives the samples of a clustering, and writes their computed columns.
 pub(super) struct Computing {
-    /// The samples' columns that are written behind key, time and session.
+    /// The columns that are written after the key, the time and the high bits of the session's id.
     columns: Vec<String>,
-    /// The times of the samples that may be wanted.
+    /// The range of times of the samples that get columns. Batches without such a time are not written.
     times: RangeInclusive<i64>,
     schema: SchemaRef,
     rows: SpooledRows,
@@ -31,7 +31,7 @@ pub(super) struct Computing {
     samples: u64,
 }
 
-/// The type of a column of samples as files have it.
+/// Returns the type that a column of the samples has in data files.
 pub(super) fn column_type(config: &Config, name: &str) -> DataType {
     let is_list = config.schema.sparse_features().any(|feature| feature.name == name);
     match is_list {
@@ -41,11 +41,11 @@ pub(super) fn column_type(config: &Config, name: &str) -> DataType {
 }
 
 impl Computing {
-    /// Nothing computed yet. `config` is that of the columns of the plan alone.
+    /// Creates the empty temporary file. `config` is the configuration reduced to the columns of the plan.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if there can be no temporary file.
+    /// [`Error::Fault`](crate::Error::Fault) if the temporary file cannot be created.
     pub(super) fn new(context: &SessionContext, config: &Config, plan: &Plan<'_>) -> Result<Self> {
         let integer = |name: &str| Field::new(name, DataType::Int64, false);
         let mut fields: Vec<Field> = [KEY, TIME, HIGH].map(integer).into();
@@ -63,7 +63,7 @@ impl Computing {
         Ok(Self { columns, times: first..=last, schema, rows, portions: Portions::default(), samples: 0 })
     }
 
-    /// The number of samples, and the rows of those that may be wanted.
+    /// Returns the number of all samples, and the written rows.
     pub(super) fn finish(self) -> (u64, SpooledRows) {
         (self.samples, self.rows)
     }

@@ -1,4 +1,4 @@
-//! Computed columns as the files of row groups need them: in the order of the dataset, each row group's together.
+//! Divides the computed columns, which are sorted in the dataset's order, into the dataset's row groups.
 
 use std::sync::Arc;
 
@@ -20,21 +20,21 @@ use crate::{Config, Error, Result};
 /// Divides sorted rows into row groups.
 pub(super) struct Filling {
     task: Task,
-    /// The columns that row groups get.
+    /// The columns that are written to row groups.
     fields: Vec<Field>,
-    /// The names of the columns, and how many of them are labels.
+    /// The names of the columns. The first `labels` of them are labels.
     columns: Vec<String>,
     labels: usize,
     rows: SendableRecordBatchStream,
-    /// The rows of a batch that come next.
+    /// The rows of the last batch that are not used yet.
     rest: Option<RecordBatch>,
-    /// The place of the next sample.
+    /// The index of the next sample among all samples that get columns.
     next: i64,
     pub(super) changes: LabelChanges,
 }
 
 impl Filling {
-    /// Divides these `rows`. `config` is that of the columns alone.
+    /// Starts to divide `rows`. `config` is the configuration reduced to `columns`.
     pub(super) fn new(
         task: Task,
         config: &Config,
@@ -54,11 +54,12 @@ impl Filling {
         }
     }
 
-    /// The columns of the next `samples`, which are a row group, and whether they differ from what the dataset has.
+    /// Returns the columns of the next row group, which has `samples` samples, and whether they differ from the columns
+    /// in the dataset.
     ///
     /// # Errors
     ///
-    /// Those of the engine, and [`Error::Fault`] if several samples of the logs are one of the dataset.
+    /// The errors of the engine, and [`Error::Fault`] if several samples of the logs match one sample of the dataset.
     pub(super) async fn row_group(&mut self, samples: u64) -> Result<(Vec<RecordBatch>, bool)> {
         let end = self.next.saturating_add(i64::try_from(samples).unwrap_or(i64::MAX));
         let (mut filled, mut differs) = (Vec::new(), self.task == Task::Features);
@@ -93,7 +94,7 @@ impl Filling {
     ///
     /// # Errors
     ///
-    /// As [`row_group`](Self::row_group).
+    /// The errors of [`row_group`](Self::row_group).
     pub(super) async fn end(&mut self) -> Result<()> {
         match self.next_rows().await? {
             None => Ok(()),
@@ -101,7 +102,7 @@ impl Filling {
         }
     }
 
-    /// The next batch that has rows.
+    /// Returns the next batch that has rows.
     async fn next_rows(&mut self) -> Result<Option<RecordBatch>> {
         if let Some(rest) = self.rest.take() {
             return Ok(Some(rest));
@@ -114,7 +115,7 @@ impl Filling {
         Ok(None)
     }
 
-    /// The columns of samples up to the place `end` that the logs do not have.
+    /// Returns missing values for the samples before index `end`, which the logs do not have.
     fn missing(&mut self, end: i64) -> Result<RecordBatch> {
         if self.task == Task::Labels {
             return Err(bug("a sample of the dataset has no labels"));
@@ -124,7 +125,7 @@ impl Filling {
         self.batch(|_, field| Ok(missing_column(field, rows)))
     }
 
-    /// The computed columns of rows under the names that they have in the dataset.
+    /// Returns the computed columns of rows under their names in the dataset.
     fn columns_of(&self, rows: &RecordBatch) -> Result<RecordBatch> {
         self.batch(|number, field| {
             let column = rows.column_by_name(&computed_column(number));
@@ -141,7 +142,7 @@ impl Filling {
     }
 }
 
-/// The places of rows.
+/// Returns the sample indexes of rows.
 fn sequence(rows: &RecordBatch) -> Result<&[i64]> {
     let places = rows.column_by_name(SEQUENCE).and_then(|places| places.as_primitive_opt::<Int64Type>());
     Ok(&places.ok_or_else(|| bug("rows have no places"))?.values()[..])

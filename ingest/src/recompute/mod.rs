@@ -1,13 +1,13 @@
-//! Columns of samples that a dataset has, computed from the logs again: those of features that it lacks, or its labels.
+//! Computes columns for existing samples of a dataset from the logs: features that the samples lack, or their labels.
 //!
 //! ```text
 //! logs ─▶ samples with these columns alone ─▶ decode as for a build ─▶ temporary file ─┐ join by key,
-//! dataset ─▶ key, time and place of each sample ───────────────────────────────────────┴─ sort by place ─▶ files beside
+//! dataset ─▶ key, time and index of each sample ───────────────────────────────────────┴─ sort by index ─▶ files beside
 //! ```
 //!
-//! A sample of the logs is the one of the dataset with its key and its time, of the same user or session key. The order
-//! is that of the dataset: the logs' sessions may be others, because the logs have further samples or lack some. All steps
-//! spill, so memory is bounded as that of a build.
+//! A sample of the logs matches the sample of the dataset with the same key, the same time, and the same user or
+//! session key. The columns are written in the order of the dataset. The logs may form other sessions, because they
+//! may contain more or fewer samples. All steps can spill to disk, so the memory limit of a build holds here, too.
 
 mod changes;
 mod computing;
@@ -43,51 +43,51 @@ use crate::spool::{Spool, counts};
 use crate::times::shown;
 use crate::{Config, EngineOptions, Error, Result, engine};
 
-/// How columns are computed.
+/// Options for computing columns.
 #[derive(Debug, Clone)]
 pub struct ColumnsOptions {
-    /// Threads, memory and disk space that the work may use.
+    /// The threads, memory and disk space to use.
     pub engine: EngineOptions,
     /// The partitions whose samples get the columns.
     pub partitions: PartitionFilter,
-    /// Whether samples of the dataset may be missing in the logs: they get the missing values of features, or keep their
-    /// labels.
+    /// Whether samples of the dataset may be missing in the logs. Such samples get the missing values of features, or
+    /// keep their labels.
     pub allow_missing: bool,
 }
 
-/// What was computed and written.
+/// The summary of the computed and written columns.
 #[derive(Debug, Clone, Serialize)]
 pub struct ColumnsSummary {
-    /// The number of the dataset's snapshot.
+    /// The number of the dataset's newest snapshot after the command.
     pub snapshot: u64,
-    /// Whether a snapshot was committed; `false` if nothing was to be written.
+    /// Whether a snapshot was committed; `false` if there was nothing to write.
     pub changed: bool,
     /// The columns that were computed.
     pub columns: Vec<String>,
-    /// Samples of the dataset that lacked one of the columns, or whose labels were computed.
+    /// The number of samples of the dataset that lacked a column, or for which labels were computed.
     pub samples: u64,
-    /// Samples of these that the logs do not have.
+    /// The number of these samples that the logs do not have.
     pub samples_missing: u64,
-    /// Samples of the logs that are none of these.
+    /// The number of samples of the logs that match none of these samples.
     pub samples_ignored: u64,
-    /// Partitions that were written.
+    /// The number of partitions that were written.
     pub partitions_written: usize,
-    /// Files that were written, and their size.
+    /// The number of files that were written.
     pub files_written: usize,
-    /// See [`files_written`](Self::files_written).
+    /// The size of the written files in bytes.
     pub bytes_written: u64,
-    /// The labels that changed; `None` where features were added.
+    /// The counts of changed labels; `None` if features were added.
     #[serde(flatten)]
     pub labels: Option<LabelChanges>,
-    /// Time from start to commit.
+    /// The seconds from the start to the commit.
     pub wall_seconds: f64,
     /// `samples / wall_seconds`.
     pub samples_per_second: f64,
-    /// Largest resident set of the process, where the kernel tells.
+    /// The largest resident set size of the process in bytes; `None` if the kernel does not report it.
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// What is computed.
+/// The kind of the computed columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
     /// Features that samples lack.
@@ -96,14 +96,15 @@ enum Task {
     Labels,
 }
 
-/// Writes the features of `config` that the samples of the dataset at `out` lack, into files beside theirs.
+/// Computes the features of `config` that samples of the dataset at `out` lack, and writes them to new files beside the
+/// existing ones.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if samples have no key, the configuration has other features than the dataset beside further ones,
-/// samples of the dataset are missing in the logs, or another writer changed the same partitions meanwhile;
-/// [`Error::Dataset`] if the dataset cannot be read or written, otherwise as [`build`](crate::build()). After any error
-/// `out` is as it was.
+/// [`Error::Fault`] if samples have no key, the configuration changes features of the dataset instead of only adding
+/// some, samples of the dataset are missing in the logs, or another writer changed the same partitions meanwhile;
+/// [`Error::Dataset`] if the dataset cannot be read or written; otherwise the errors of [`build`](crate::build()). An
+/// error leaves the dataset unchanged.
 pub async fn add_features(
     config: &Config,
     out: &Path,
@@ -113,12 +114,12 @@ pub async fn add_features(
     Recomputing { task: Task::Features, config, out, options, reporter }.run().await
 }
 
-/// Computes the labels and the weights of the dataset at `out` anew from the events that the logs of `config` have now,
-/// and writes those that changed into files beside the others.
+/// Recomputes the labels and weights of the dataset at `out` from the current logs of `config`, and writes the changed
+/// ones to new files beside the existing ones.
 ///
 /// # Errors
 ///
-/// As [`add_features`].
+/// The errors of [`add_features`].
 pub async fn relabel(
     config: &Config,
     out: &Path,
@@ -128,7 +129,7 @@ pub async fn relabel(
     Recomputing { task: Task::Labels, config, out, options, reporter }.run().await
 }
 
-/// Columns of a dataset that are computed again.
+/// A computation of columns for the samples of a dataset.
 struct Recomputing<'a> {
     task: Task,
     config: &'a Config,
@@ -143,7 +144,7 @@ impl Recomputing<'_> {
         let head = Snapshot::load_head(self.out)?;
         self.check(&head)?;
         let mut writer = self.writer(&head)?;
-        // The snapshot that the commit will be compared with: what was committed meanwhile is not lost.
+        // The snapshot against which the commit is checked, so that a commit of another writer is not lost.
         let base = writer.appended_to().map_or(head.snapshot, |base| base.snapshot);
         let snapshot = Snapshot::load_at(self.out, Some(base))?;
         let plan = Plan::new(self.task, &snapshot, writer.schema(), &self.options.partitions)?;
@@ -175,7 +176,7 @@ impl Recomputing<'_> {
         Ok(summary)
     }
 
-    /// Checks that samples of the logs can be told to be those of the dataset.
+    /// Checks that samples of the logs can be matched with samples of the dataset.
     fn check(&self, head: &Snapshot) -> Result<()> {
         let wrong = |message: &str, hint: &str| Err(Error::config(&self.config.path, message, hint));
         if self.config.samples.key.is_empty() {
@@ -254,7 +255,7 @@ impl Recomputing<'_> {
                 reporter.advance(row_group.samples);
                 reporter.go_on()?;
             }
-            // Files of labels that are those of the dataset are removed.
+            // Dropping `columns` removes its files if no label differs from the dataset.
             if is_changed {
                 let (files, bytes) = writer.add_columns(columns)?;
                 summary.files_written += files;
@@ -269,8 +270,8 @@ impl Recomputing<'_> {
         Ok(writer)
     }
 
-    /// Makes a table of the columns of all samples of the logs. Gives the number of these, and the vocabularies of the
-    /// columns.
+    /// Creates the table of the computed columns of the logs' samples. Returns the number of all samples of the logs,
+    /// and the vocabularies of the columns.
     async fn compute<'c>(
         &self,
         pipeline: &Pipeline<'c>,
@@ -291,7 +292,8 @@ impl Recomputing<'_> {
         Ok((samples, decided.vocabularies.into_iter().filter(|(name, _)| is_used(name)).collect()))
     }
 
-    /// Makes a table of the places of the samples that get columns. Gives the number of those that the logs do not have.
+    /// Creates the table of the samples that get columns, with their indexes. Returns the number of samples among them
+    /// that the logs do not have.
     async fn place(
         &self,
         reading: &Reading<'_>,
@@ -315,7 +317,7 @@ impl Recomputing<'_> {
         Ok(missing)
     }
 
-    /// The error that samples of the dataset are missing in the logs.
+    /// Returns the error for samples of the dataset that are missing in the logs.
     async fn are_missing(
         &self,
         context: &SessionContext,

@@ -1,4 +1,4 @@
-//! Which columns are computed, and for which row groups.
+//! Plans the columns to compute, and the row groups that get them.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -12,16 +12,16 @@ use crate::{Config, Result};
 /// The columns that are computed, and the row groups that get them.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
-    /// Columns of the samples in the order of the schema.
+    /// The names of the columns, in the order of the schema.
     pub(super) columns: Vec<String>,
-    /// In the order of the dataset.
+    /// The ranges of buckets with these row groups, in the order of the dataset.
     pub(super) ranges: Vec<RangeToFill<'a>>,
 }
 
-/// Row groups of a range of buckets of a partition.
+/// The row groups to fill in one range of buckets of a partition.
 #[derive(Debug)]
 pub(super) struct RangeToFill<'a> {
-    /// The number of the partition in the snapshot, and its key.
+    /// The index of the partition in the snapshot, and its key.
     pub(super) partition: usize,
     pub(super) key: &'a PartitionKey,
     pub(super) range: u32,
@@ -29,11 +29,11 @@ pub(super) struct RangeToFill<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// The plan for the partitions of a snapshot that `filter` chooses. `schema` is that which the dataset will have.
+    /// Plans for the partitions of a snapshot that `filter` selects. `schema` is the schema after the commit.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`](crate::Error::Dataset) if the filter does not fit, or chooses nothing.
+    /// [`Error::Dataset`](crate::Error::Dataset) if the filter does not fit the partitions, or selects none.
     pub(super) fn new(
         task: Task,
         snapshot: &'a Snapshot,
@@ -72,18 +72,18 @@ impl<'a> Plan<'a> {
         Ok(Self { columns, ranges })
     }
 
-    /// The files in their order, each with the number of its partition.
+    /// Returns the file sets in the order of the dataset, each with the index of its partition.
     pub(super) fn sets(&self) -> Vec<(usize, &'a FileSet)> {
         let sets = self.ranges.iter().flat_map(|range| range.sets.iter().map(|set| (range.partition, *set)));
         sets.collect()
     }
 
-    /// The number of samples that get columns.
+    /// Returns the number of samples that get columns.
     pub(super) fn samples(&self) -> u64 {
         self.sets().into_iter().fold(0, |sum, (_, set)| sum.saturating_add(set.samples))
     }
 
-    /// The earliest and the latest time of a sample that gets columns.
+    /// Returns the earliest and the latest time of the samples that get columns, in microseconds since 1970.
     pub(super) fn times(&self) -> (i64, i64) {
         let sets = self.sets().into_iter();
         sets.flat_map(|(_, set)| &set.row_groups).fold((i64::MAX, i64::MIN), |(first, last), row_group| {
@@ -92,8 +92,9 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The schema of a dataset with the further features of a configuration. Where the dataset's groups are not those of the
-/// configuration, because they were found in the data, these features get groups of their own.
+/// Returns the schema of a dataset extended by the additional features of a configuration. If the dataset's groups
+/// differ from the configured ones, because they were chosen from the data, the additional features get separate
+/// groups.
 pub(super) fn with_features(config: &Config, old: &Schema) -> Schema {
     let new = Schema { kept: old.kept.clone(), ..config.schema.clone() };
     let further = new.further_features(old);
@@ -106,8 +107,8 @@ pub(super) fn with_features(config: &Config, old: &Schema) -> Schema {
     if known == old.groups { new } else { extended(old, &new) }
 }
 
-/// The configuration of the samples with some columns alone. Timelines stay whole: which of their rows count depends on
-/// all of their columns.
+/// Returns the configuration reduced to some columns. A timeline keeps all of its columns, because all of them
+/// determine which of its rows are used.
 pub(super) fn only(config: &Config, columns: &[String], task: Task) -> Config {
     let mut some = config.clone();
     let is_wanted = |name: &String| columns.contains(name);

@@ -1,4 +1,4 @@
-//! The queries that give computed columns the places of the dataset's samples.
+//! The queries that match computed columns with the dataset's samples, and sort them in the dataset's order.
 
 use onefold_datasets::MISSING_DENSE;
 
@@ -7,49 +7,49 @@ use crate::Config;
 use crate::cluster::{OLD_SESSION, PARTITION, SEQUENCE, float_column};
 use crate::sessionize::{EVENT_TIME, KEY, TIME};
 
-/// The columns of all samples of the logs: [`KEY`], [`TIME`], [`HIGH`] and the computed ones.
+/// The table of the logs' samples: [`KEY`], [`TIME`], [`HIGH`] and the computed columns.
 pub(super) const COMPUTED: &str = "__onefold_computed";
-/// The samples of the dataset that get columns, as they are read …
+/// The table of the dataset's samples that get columns, as read from the dataset.
 pub(super) const READ_PLACES: &str = "__onefold_read_places";
-/// … and with [`HIGH`].
+/// The table of the rows of [`READ_PLACES`] with the additional column [`HIGH`].
 pub(super) const PLACES: &str = "__onefold_places";
-/// Those of them that the logs do not have.
+/// The table of the samples in [`PLACES`] that the logs do not have.
 pub(super) const MISSING: &str = "__onefold_missing";
-/// The high bits of a session's id, which follow from the user or the session's key.
+/// The column with the high bits of a session's id, which the user or the session's key determines.
 pub(super) const HIGH: &str = "__onefold_high";
-/// The number of bits of a session's id below them.
+/// The number of bits of a session's id below the bits in [`HIGH`].
 pub(super) const LOW_BITS: u32 = 47;
 
-/// Computed column number `number`.
+/// Returns the name of the computed column with this index.
 pub(super) fn computed_column(number: usize) -> String {
     format!("__onefold_c{number}")
 }
 
-/// The queries of a configuration that has only the columns that are computed.
+/// Builds the queries. `config` is the configuration reduced to the computed columns.
 pub(super) struct Sql<'a> {
     pub(super) task: Task,
     pub(super) config: &'a Config,
     pub(super) columns: &'a [String],
 }
 
-/// The condition that a computed row is of a sample of the dataset.
+/// Returns the condition that the computed row `c` matches the dataset's sample `p`.
 fn same_sample() -> String {
     let same = [KEY, TIME, HIGH].map(|column| format!("p.{column} = c.{column}"));
     same.join(" AND ")
 }
 
-/// The partition and the time of the first sample that is missing.
+/// Returns the query of the partition index and the time of the first missing sample.
 pub(super) fn first_missing() -> String {
     format!("SELECT {PARTITION}, {TIME} FROM {MISSING} ORDER BY {SEQUENCE} LIMIT 1")
 }
 
 impl Sql<'_> {
-    /// [`PLACES`].
+    /// Returns the query of [`PLACES`].
     pub(super) fn places(&self) -> String {
         format!("SELECT *, {OLD_SESSION} >> {LOW_BITS} AS {HIGH} FROM {READ_PLACES}")
     }
 
-    /// [`MISSING`].
+    /// Returns the query of [`MISSING`].
     pub(super) fn missing(&self) -> String {
         format!(
             "SELECT p.{PARTITION}, p.{TIME}, p.{SEQUENCE} FROM (SELECT {KEY}, {TIME}, {HIGH} FROM {COMPUTED}) c \
@@ -58,8 +58,8 @@ impl Sql<'_> {
         )
     }
 
-    /// The computed columns in the order of the dataset, each sample with its place. Samples that the logs do not have are
-    /// left out of features, and have their labels of the dataset.
+    /// Returns the query of the computed columns in the order of the dataset, with the index of each sample. For
+    /// features, it leaves out samples that the logs do not have. For labels, such samples keep the dataset's values.
     pub(super) fn filled(&self) -> String {
         let columns = 0..self.columns.len();
         let wanted: Vec<String> = match self.task {
@@ -90,7 +90,7 @@ impl Sql<'_> {
     }
 }
 
-/// A label that the dataset has, and the computed one.
+/// Returns the expressions for a label of the dataset and for its computed value.
 fn label(number: usize) -> String {
     let (column, old) = (computed_column(number), float_column(number));
     format!("p.{old}, coalesce(c.{column}, p.{old}) AS {column}")

@@ -1,5 +1,5 @@
-//! Columns that are computed for samples that a dataset has: a dataset with features added is the one that was built with
-//! them, and one whose labels were computed anew the one that is built of the events of now.
+//! Tests of columns that are computed for existing samples. A dataset with added features must equal a dataset that was
+//! built with them. A dataset with recomputed labels must equal one that is built from the current events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn compute(
     })
 }
 
-/// The configuration without some features.
+/// Returns the configuration without the features `lacking`.
 fn without(setup: &Setup, log: &str, lacking: &[&str]) -> String {
     let timeline = setup.timeline && !lacking.contains(&"clicks");
     let text = Setup { timeline, ..setup.clone() }.text(log);
@@ -47,7 +47,7 @@ fn without(setup: &Setup, log: &str, lacking: &[&str]) -> String {
     text.lines().filter(is_left).map(|line| format!("{line}\n")).collect()
 }
 
-/// The samples of ranges in no order: samples of one time are ordered by what is read of them.
+/// Sorts the samples of each range by their values, because the order of samples with equal times is not compared.
 fn sorted(mut content: Content) -> Content {
     content.values_mut().for_each(|samples| samples.sort());
     content
@@ -58,8 +58,8 @@ fn digests(dir: &Dir, name: &str) -> Vec<String> {
     snapshot.partitions.iter().map(|partition| partition.digest.to_string()).collect()
 }
 
-/// Builds a dataset of the rows of part 0 and 2 without some features, adds these from a log of the parts 0 and 1, and
-/// compares with a build of all features.
+/// Builds a dataset of the rows of parts 0 and 2 without some features, adds these from a log of parts 0 and 1, and
+/// compares the dataset with a build with all features.
 fn check(setup: &Setup, rows: &[(Row, u8)], lacking: &[&str]) {
     let setup = &Setup { keyed: true, ..setup.clone() };
     let dir = Dir::new();
@@ -76,7 +76,7 @@ fn check(setup: &Setup, rows: &[(Row, u8)], lacking: &[&str]) {
     dir.write("first.toml", without(setup, "built.parquet", lacking));
     setup.works(&dir, "first", "filled", Commit::Create);
     let all = PartitionFilter::default;
-    // The log of all samples, one partition first.
+    // Add the features from a log of all samples, first to one partition.
     let one = Snapshot::load(&dir.path("filled")).unwrap().partitions[0].key.clone();
     if !one.columns().is_empty() {
         let summary = compute((&dir, "built", "filled"), false, PartitionFilter::of_keys([one]), false);
@@ -91,7 +91,7 @@ fn check(setup: &Setup, rows: &[(Row, u8)], lacking: &[&str]) {
     let again = compute((&dir, "built", "filled"), false, all(), false).unwrap();
     assert!(!again.changed && again.samples == 0 && again.columns.is_empty());
 
-    // The log of some of them, and of others.
+    // Add the features from a log that lacks some of the samples and has others.
     setup.works(&dir, "first", "partial", Commit::Create);
     let before = Snapshot::load(&dir.path("partial")).unwrap();
     if !lost.is_empty() {
@@ -192,7 +192,7 @@ weight = { kind = "weight" }
 item = { kind = "sparse", group = "item" }
 "#;
 
-/// 12 requests in each of three days, of one user.
+/// Writes a log with 12 requests of one user on each of three days.
 fn write_log(dir: &Dir) {
     let requests = || 0..36_i64;
     let time = |request: i64| DAY + request / 12 * 24 * HOUR + request % 12 * HOUR;
@@ -209,7 +209,7 @@ fn write_log(dir: &Dir) {
     dir.write("config.toml", CONFIG);
 }
 
-/// Writes events: the request, and hours from the request to the event.
+/// Writes a log of events, given as pairs of a request and the hours from the request to the event.
 fn write_events(dir: &Dir, events: &[(i64, i64)]) {
     let time = |(of, hours): &(i64, i64)| DAY + of / 12 * 24 * HOUR + (of % 12 + hours) * HOUR;
     let columns: Vec<(&str, ArrayRef)> = vec![
@@ -220,7 +220,7 @@ fn write_events(dir: &Dir, events: &[(i64, i64)]) {
     dir.write("events.parquet", parquet(columns));
 }
 
-/// The summary of a command.
+/// Runs a command that must succeed, and returns its JSON summary.
 #[track_caller]
 fn works(dir: &Dir, arguments: &[&str]) -> Value {
     let output = dir.command(arguments).arg("--json").output().unwrap();
@@ -240,7 +240,7 @@ fn labels_are_those_of_the_events_of_now() {
     write_log(&dir);
     write_events(&dir, &[(0, 1), (13, 2)]);
     works(&dir, &["build", "config.toml", "--out", "dataset"]);
-    // Late events of the first two days; one event is gone.
+    // Events of the first two days arrive late, and one event has been removed.
     write_events(&dir, &[(0, 1), (2, 30), (3, 2), (14, 60)]);
     let files = || -> BTreeMap<String, Vec<usize>> {
         let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
@@ -268,14 +268,14 @@ fn labels_are_those_of_the_events_of_now() {
         (&again["changed"], &again["files_written"], &again["snapshot"]),
         (&json!(false), &json!(0), &json!(3))
     );
-    // All else works on it, and what is no longer needed can be removed.
+    // Other commands accept the dataset, and `vacuum` can remove files that are no longer needed.
     works(&dir, &["verify", "dataset", "--against", "config.toml"]);
     works(&dir, &["report", "dataset"]);
     let append = works(&dir, &["append", "config.toml", "--out", "dataset"]);
     assert_eq!(append["changed"], json!(false));
     works(&dir, &["vacuum", "dataset", "--keep", "1", "--older-than", "0s"]);
     assert_eq!(digest(&dir, "dataset"), digest(&dir, "whole"));
-    // Features and labels one after the other.
+    // Features are added first, and labels recomputed afterwards.
     dir.write("more.toml", format!("{CONFIG}user = {{ kind = \"sparse\", group = \"user\" }}\n"));
     let added = works(&dir, &["add-features", "more.toml", "--out", "dataset"]);
     assert_eq!((&added["columns"], &added["labels_changed"]), (&json!(["user"]), &Value::Null));

@@ -1,4 +1,5 @@
-//! Late samples: a dataset of a part of a log, after a merge of the rest, equals the dataset of the whole log.
+//! Tests of late samples: a dataset of one part of a log must equal the dataset of the whole log after the rest is
+//! merged.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Features that are added to a dataset, and labels that are computed anew, by writers that are killed at any moment or
-//! at work at the same time.
+//! Tests of added features and recomputed labels, with writers that are killed at several moments or that run at the
+//! same time.
 
 use onefold_datasets::Snapshot;
 use onefold_tests::Dir;
@@ -11,7 +11,8 @@ const ADD: &str = "onefold-ingest add-features logs/dataset.toml --out dataset -
 const RELABEL: &str = "onefold-ingest relabel logs/dataset.toml --out dataset --threads 2";
 const VACUUM: &str = "onefold-ingest vacuum dataset --keep 1 --older-than 0s";
 
-/// A dataset without two of its features and with other labels, and one that always had them.
+/// Builds `dataset`, which lacks two features and has other labels, and `whole`, which has all features and the right
+/// labels.
 fn with_datasets() -> Dir {
     Dir::made_once("", |dir| {
         dir.command("onefold-data generate --workload rm3 --samples 12000 --seed 4 --out logs").works();
@@ -34,7 +35,7 @@ fn digest(dir: &Dir, dataset: &str) -> String {
     verified["digest"].as_str().unwrap().to_owned()
 }
 
-/// Runs a command again and again, and kills it at one moment after the other until it has committed.
+/// Runs a command repeatedly, and kills each run at a later moment, until a run has committed.
 fn kill_anywhere(dir: &Dir, command: &str) {
     let dataset = dir.path("dataset");
     let number = || Snapshot::load(&dataset).unwrap().snapshot;
@@ -59,10 +60,10 @@ fn killed_writers_of_columns_leave_the_old_dataset_whole() {
     kill_anywhere(&dir, ADD);
     kill_anywhere(&dir, RELABEL);
     assert_eq!(digest(&dir, "dataset"), digest(&dir, "whole"));
-    // Samples of one time may be in another order.
+    // Samples with equal times may be in another order.
     let [found, expected] = ["dataset", "whole"].map(|name| sorted(read_samples(&dir.path(name))));
     assert!(found == expected);
-    // What is left over goes with the older snapshots.
+    // A vacuum removes the older snapshots and the files that the killed runs left.
     dir.command(VACUUM).works();
     assert_only_named_files(&dir.path("dataset"));
     assert_eq!(digest(&dir, "dataset"), digest(&dir, "whole"));
@@ -77,9 +78,9 @@ fn the_bytes_written_are_those_of_the_columns() {
     let number = |of: &serde_json::Value, name: &str| of[name].as_u64().unwrap();
     assert_eq!((number(&added, "samples"), number(&labels, "samples")), (12_000, 12_000));
     assert_eq!(labels["labels_changed"]["label"].as_u64(), Some(12_000));
-    // The logs have the labels, so no event is known.
+    // The labels are columns of the log, so no events are known.
     assert_eq!(number(&labels, "samples_changed_without_event"), 12_000);
-    // Two of 39 features, and a bit of each sample.
+    // The commands write two of 39 features, and the labels.
     let bytes = number(&added, "bytes_written") + number(&labels, "bytes_written");
     assert!(bytes < whole / 4, "{bytes} of {whole}");
     assert_eq!(dir.command(ADD).json()["changed"], false);

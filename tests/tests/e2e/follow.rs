@@ -1,4 +1,4 @@
-//! Training that follows a dataset to which partitions are appended: kills in between, ranks, changed partitions.
+//! Tests of training that follows a dataset to which partitions are appended: kills, several ranks, changed partitions.
 
 use std::cell::Cell;
 use std::process::Command;
@@ -55,7 +55,7 @@ full_every = 2
 const FOLLOW: &str = "onefold-train follow train.toml --data dataset --threads 1 --look-every 50ms";
 /// 2024-05-01T00:00Z in microseconds since 1970.
 const DAY: i64 = 1_714_521_600_000_000;
-/// Sessions of an hour in each of two buckets, and samples of each.
+/// The number of sessions of an hour in each of two buckets, and the number of samples of each session.
 const SESSIONS: i64 = 4;
 const SAMPLES: i64 = 6;
 
@@ -63,12 +63,12 @@ fn name(hour: i64) -> String {
     format!("date=2024-05-01/hour={hour:02}")
 }
 
-/// Commits the samples of an hour: 48 of them, 3 batches. Another `seed` gives other ones.
+/// Commits the 48 samples (3 batches) of an hour. They depend on `seed`.
 fn commit_hour(dir: &Dir, hour: i64, seed: i64, commit: Commit) {
     commit_with(dir, hour, seed, commit, &[]);
 }
 
-/// The same with further features.
+/// Commits the samples of an hour, as [`commit_hour`] does, with additional features.
 fn commit_with(dir: &Dir, hour: i64, seed: i64, commit: Commit, further: &[&str]) {
     let group = |name: &str, deduplicated, kind| FeatureGroup {
         name: name.to_owned(),
@@ -86,7 +86,7 @@ fn commit_with(dir: &Dir, hour: i64, seed: i64, commit: Commit, further: &[&str]
         groups,
     };
     let samples = || 0..2 * SESSIONS * SAMPLES;
-    // A bucket follows from the 16 high bits of 63.
+    // The 16 highest of the 63 bits of a session's id determine the bucket.
     let session = |i: i64| {
         let (number, bucket) = (i / SAMPLES, i / (SESSIONS * SAMPLES));
         ((bucket * 65_536 + 65_535) / 2) << 47 | (100 * hour + number)
@@ -127,7 +127,7 @@ fn commit_with(dir: &Dir, hour: i64, seed: i64, commit: Commit, further: &[&str]
     writer.finish().unwrap();
 }
 
-/// A folder with the configuration, and a dataset of so many hours.
+/// Creates a directory with the configuration and a dataset of this number of hours.
 fn with_hours(hours: i64) -> Dir {
     let dir = Dir::new();
     dir.write("train.toml", CONFIG);
@@ -135,13 +135,13 @@ fn with_hours(hours: i64) -> Dir {
     dir
 }
 
-/// The lines of a run's `follow.jsonl`.
+/// Returns the lines of a run's `follow.jsonl`.
 fn lines(dir: &Dir, run: &str) -> Vec<Value> {
     let text = dir.text(format!("{run}/follow.jsonl"));
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Of every part in the order of the lines: its name, and its figures, which equal runs have.
+/// Returns the name of each partition in the order of the lines, with the figures that must be equal in equal runs.
 fn parts(dir: &Dir, run: &str) -> Vec<(String, Vec<Option<f64>>)> {
     let figures =
         ["step", "samples", "training_samples", "training_loss", "loss", "ne", "auc", "calibration", "psi"];
@@ -159,19 +159,19 @@ fn assert_same_parts(found: &[(String, Vec<Option<f64>>)], expected: &[(String, 
     for ((name, values), (expected_name, expected)) in found.iter().zip(expected) {
         assert_eq!(name, expected_name);
         for (a, b) in values.iter().zip(expected) {
-            // Figures of a checkpoint were rounded by JSON.
+            // Figures from a checkpoint were rounded by JSON.
             let same = a == b || a.zip(*b).is_some_and(|(a, b)| (a - b).abs() <= 1e-12 * b.abs());
             assert!(same, "{name}: {values:?} {expected:?}");
         }
     }
 }
 
-/// Whether a file of a run has a text.
+/// Returns whether a file exists and contains a text.
 fn has(dir: &Dir, file: &str, text: &str) -> bool {
     fs_err::read_to_string(dir.path(file)).is_ok_and(|found| found.contains(text))
 }
 
-/// The names of the checkpoints of a run.
+/// Returns the names of the checkpoints of a run.
 fn checkpoints(dir: &Dir, run: &str) -> Vec<String> {
     let Ok(entries) = fs_err::read_dir(dir.path(format!("{run}/checkpoints"))) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -187,7 +187,7 @@ fn a_dataset_is_followed_through_kills() {
     let follow = format!("{FOLLOW} --export-every 3 --out");
     let first = dir.command(&format!("{follow} run --stop-after 2")).json();
     assert_eq!((&first["ended"], first["steps"].as_u64()), (&"partitions".into(), Some(6)));
-    // Nothing is known before the first hour, and nothing was before it.
+    // The first hour has no evaluation before training, and no earlier hour to compute a PSI against.
     let second = &lines(&dir, "run")[1];
     assert!(second["ne"].is_f64() && second["psi_by_feature"]["age"].as_f64() > Some(0.0), "{second}");
     assert!(lines(&dir, "run")[0]["ne"].is_null() && lines(&dir, "run")[0]["psi"].is_null());
@@ -199,11 +199,11 @@ fn a_dataset_is_followed_through_kills() {
         }
         let moment = || {
             if !committed.replace(true) {
-                // It waits, or is about to.
+                // The training waits for a partition, or is about to wait.
                 commit_hour(&dir, hour, 0, Commit::Append);
             }
             match hour % 3 {
-                // Before it trains, while it does, and after that.
+                // Kill it before, during or after the training on this hour.
                 0 => has(&dir, "run/metrics.jsonl", &name(hour)),
                 1 => checkpoints(&dir, "run").last() > before.last(),
                 _ => has(&dir, "run/follow.jsonl", &name(hour)),
@@ -219,7 +219,7 @@ fn a_dataset_is_followed_through_kills() {
     let names: Vec<String> = parts(&dir, "run").into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, (0..HOURS).map(name).collect::<Vec<_>>());
 
-    // An export after every third hour, the last one named.
+    // The model is exported after every third hour, and `latest` names the last export.
     for run in ["run", "whole"] {
         assert_eq!(dir.text(format!("{run}/exports/latest")), "step-000000000027\n");
         let exported: Vec<_> =
@@ -234,7 +234,7 @@ fn a_dataset_is_followed_through_kills() {
             assert!(dir.read(format!("{folder}/model.safetensors")) == dir.read(whole), "{folder}");
         }
     }
-    // It is a run as others are.
+    // Other commands read the run like any other.
     dir.command("onefold-train eval run --data dataset --partitions hour=3").works();
     dir.command("onefold-train report run --html report.html").works();
     let page = dir.text("report.html");
@@ -254,7 +254,7 @@ fn ranks_follow_together() {
         assert!(started.elapsed() < Duration::from_secs(600), "nothing happened within ten minutes");
         std::thread::sleep(Duration::from_millis(20));
     }
-    // While it waits.
+    // The job waits for a partition when it is stopped.
     assert!(Command::new("kill").args(["-TERM", &job.id().to_string()]).status().unwrap().success());
     let output = job.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -297,7 +297,7 @@ fn a_partition_that_is_changed_is_reported_once_and_not_trained_on_again() {
     dir.command("onefold-train report run --html report.html").works();
     assert!(dir.text("report.html").contains("changed after"));
 
-    // A run that goes on from this one begins with what it has not seen.
+    // A run that starts from this one begins with the first partition that this one has not trained on.
     commit_hour(&dir, 5, 0, Commit::Append);
     let next = "--out next --warm-start run --new-partitions --stop-after 1";
     let next = dir.command(&format!("{FOLLOW} {next}")).json();
@@ -305,7 +305,8 @@ fn a_partition_that_is_changed_is_reported_once_and_not_trained_on_again() {
     assert_eq!(parts(&dir, "next")[0].0, name(5));
 }
 
-/// Features that the dataset gets later are not read, and snapshots that were trained on need not stay.
+/// Checks that features that are added to the dataset later are not read, and that snapshots of earlier training may be
+/// removed.
 #[test]
 fn a_run_goes_on_when_the_dataset_has_moved_on() {
     let (dir, other) = (with_hours(2), with_hours(4));
@@ -320,7 +321,7 @@ fn a_run_goes_on_when_the_dataset_has_moved_on() {
     let expected = follow(&other, "run", "--stop-after 4");
     assert_eq!(losses(&found), losses(&expected));
     assert_same_parts(&parts(&dir, "run"), &parts(&other, "run"));
-    // A new run has them.
+    // A new run reads the added features.
     follow(&dir, "new", "--stop-after 1");
     assert!(has(&dir, "new/run.json", "region") && !has(&dir, "run/run.json", "region"));
 }
@@ -353,7 +354,7 @@ fn a_store_is_followed_from_any_machine() {
         follow("s3://data/ds", "--out there --checkpoints s3://data/run --export-every 1 --stop-after 3");
     let expected = follow("local", "--out run --stop-after 3");
     assert!(found["resumed_from_step"].is_u64() && losses(&found) == losses(&expected), "{found}");
-    // The lines of the first machine are lost, but for that of the last checkpoint.
+    // The lines that the first machine wrote are lost, except the line of the last checkpoint.
     assert_eq!((parts(&dir, "here").len(), parts(&dir, "there").len()), (2, 2));
     assert!(has(&dir, "there/exports/latest", "step-"));
     dir.command("onefold-train eval s3://data/run --data local").with_s3(&server).works();
@@ -367,7 +368,7 @@ fn it_ends_where_it_is_told_and_waits_for_as_much_as_it_is_told() {
         parts(&dir, "run").len()
     };
     assert_eq!(until("/hour=01", ""), 2);
-    // Where the last hour is there, nothing is waited for.
+    // If the last hour exists already, the command does not wait.
     assert_eq!(until("/hour=02", "--min-samples 1000000"), 3);
     let waited = format!("{FOLLOW} --out run --min-samples 1000000 --max-wait 100ms --stop-after 4");
     dir.command(&waited).works();

@@ -1,4 +1,4 @@
-//! Users that are forgotten, and files that are merged, by the commands.
+//! Tests of the commands that forget users and merge files.
 
 use onefold_tests::Dir;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::samples::{assert_only_named_files, read_samples, snapshot_numbers};
 
 const JOINED: &str = "ON f.request = e.request";
 
-/// The hand-made log in `logs`, and a configuration that leaves out user 2.
+/// Creates a directory with the hand-made log in `logs`, and with a second configuration that leaves out user 2.
 fn with_logs() -> Dir {
     let dir = Dir::new();
     write_logs(&dir);
@@ -22,7 +22,7 @@ fn digest(dir: &Dir, dataset: &str) -> Value {
     dir.command(&format!("onefold-ingest verify {dataset}")).json()["digest"].clone()
 }
 
-/// The exit status, the summary and the error of looking for the users of a file.
+/// Runs `verify` with these arguments. Returns the exit status, the summary and the stderr.
 fn look(dir: &Dir, arguments: &str) -> (Option<i32>, Value, String) {
     let output = dir.command(&format!("onefold-ingest verify dataset --json {arguments}")).output();
     let stdout = String::from_utf8_lossy(&output.stdout);
@@ -61,7 +61,7 @@ fn forgotten_users_are_gone_and_the_others_stay() {
     let last = &history["snapshots"][1];
     assert_eq!((&last["operation"], &last["samples_gained"]), (&json!("forget"), &json!(-4)));
 
-    // The older snapshot still has the user.
+    // The older snapshot still contains the user.
     assert_eq!(look(&dir, "--absent users.txt --at 2").0, Some(0));
     assert_eq!(look(&dir, "--absent users.txt").0, Some(1));
     let purged = dir.command(&format!("{forget} --purge")).json();
@@ -70,7 +70,7 @@ fn forgotten_users_are_gone_and_the_others_stay() {
     assert_eq!((status, &found["absent"]["snapshots"]), (Some(0), &json!([2])), "{error}");
     assert_eq!(snapshot_numbers(&dir.path("dataset")), [2]);
     assert_only_named_files(&dir.path("dataset"));
-    // The user comes back with the logs.
+    // An append of the same logs adds the user again.
     dir.command("onefold-ingest append logs/dataset.toml --out dataset").works();
     assert_eq!(look(&dir, "--absent users.txt").0, Some(1));
 }
@@ -142,7 +142,7 @@ fn a_model_goes_on_after_users_were_forgotten() {
     assert_eq!(removed["vocabulary_entries_removed"], 1, "{removed}");
     assert_eq!(look(&dir, "--absent users.txt").0, Some(0));
     assert_eq!(eval(), before);
-    // The user comes back under a new id.
+    // An append of the same logs adds the user again, under a new id.
     dir.command("onefold-ingest append logs/dataset.toml --out dataset").works();
     assert_eq!(eval(), before);
     dir.command("onefold-ingest verify dataset").works();

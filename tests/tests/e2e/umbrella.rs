@@ -1,10 +1,10 @@
-//! `onefold`, which starts the other programs, and the completions and manual pages that it collects from them.
+//! Tests of `onefold`, which starts the other programs and collects their completions and manual pages.
 
 use std::process::Command;
 
 use onefold_tests::Dir;
 
-/// The programs of users.
+/// The programs that `onefold` lists, without `onefold-`.
 const PROGRAMS: [&str; 7] = ["data", "ingest", "cluster", "read", "serve", "shard", "train"];
 
 #[test]
@@ -37,7 +37,7 @@ fn every_program_has_manual_pages() {
     assert!(dir.path("pages/man1/onefold-train-run.1").is_file());
 }
 
-/// Returns what bash offers for the last word of a line.
+/// Returns the completions that bash offers for the last word of a line.
 fn completed(dir: &Dir, line: &str) -> Vec<String> {
     let words: Vec<_> = line.split(' ').collect();
     let (last, before) = (words[words.len() - 1], words[words.len() - 2]);
