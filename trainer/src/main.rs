@@ -152,7 +152,7 @@ struct FollowArguments {
     until: Option<PartitionKey>,
 }
 
-/// What both ways to train need.
+/// The arguments of `run` and of `follow`.
 #[derive(Debug, clap::Args)]
 struct JobArguments {
     /// The configuration: data, model, tables, optimizers
