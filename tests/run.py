@@ -3,19 +3,25 @@
 
     tests/run.py [rust] [python] [-- ARGUMENTS OF CARGO TEST]
 
-All test binaries run, also after one has failed. `make test` calls this script, with LIBTORCH and ONEFOLD_NVRTC set.
+All test binaries run, also after one has failed. Binaries that mostly wait for programs run beside the others, and the
+output of each binary is printed when it ends. `make test` calls this script, with LIBTORCH and ONEFOLD_NVRTC set.
 The exit status is 1 if a test failed or a binary did not finish.
 """
 
+import concurrent.futures
 import dataclasses
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import threading
 import time
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+# Integration tests that start programs and wait for them most of the time.
+WAITING = {"cluster", "distributed", "e2e", "service"}
 # Text of the summary about tests that need more than `make test` installs.
 FURTHER_TARGETS = """\
 Further targets:
@@ -49,15 +55,35 @@ class Binary:
     failures: list = dataclasses.field(default_factory=list)
 
 
-def output_of(command):
-    """Runs a command in the repository and prints its output. Yields its lines without colours, then the exit status."""
+printing = threading.Lock()
+
+
+def output_of(command, begins=None):
+    """Runs a command in the repository and prints its output. Yields its lines without colours, then the exit status.
+
+    Without `begins`, each line is printed at once. Otherwise, a line for which `begins` returns true begins a block of
+    lines, and each block is printed as a whole, so that several commands can run at the same time.
+    """
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
+    block = []
+
+    def print_block():
+        with printing:
+            sys.stdout.writelines(block)
+            sys.stdout.flush()
+        block.clear()
+
     for line in process.stdout:
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        yield STYLE.sub("", line.rstrip("\n"))
+        plain = STYLE.sub("", line.rstrip("\n"))
+        if begins and begins(plain):
+            print_block()
+        block.append(line)
+        if not begins:
+            print_block()
+        yield plain
+    print_block()
     yield process.wait()
 
 
@@ -67,12 +93,16 @@ def name_of(source, path):
     return f"{binary} ({source.removeprefix('unittests ')})"
 
 
-def run_rust(arguments):
+def cargo(*arguments):
+    """Returns the command that runs a subcommand of Cargo."""
+    return [os.environ.get("CARGO", "cargo"), *arguments]
+
+
+def cargo_test(arguments, begins=None):
     """Runs `cargo test` on the workspace; returns the binaries and whether Cargo succeeded."""
-    cargo = os.environ.get("CARGO", "cargo")
-    command = [cargo, "test", "--locked", "--release", "--workspace", "--no-fail-fast", *arguments]
     binaries, status = [], 1
-    for line in output_of(command):
+    command = cargo("test", "--locked", "--release", "--workspace", "--no-fail-fast", *arguments)
+    for line in output_of(command, begins):
         if isinstance(line, int):
             status = line
         elif found := BINARY.match(line):
@@ -90,6 +120,37 @@ def run_rust(arguments):
             binary.seconds += float(found["seconds"])
             binary.finished = True
     return binaries, status == 0
+
+
+def integration_tests():
+    """Returns the names of the integration tests of all packages."""
+    command = cargo("metadata", "--locked", "--no-deps", "--format-version", "1")
+    metadata = json.loads(subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE).stdout)
+    targets = [target for package in metadata["packages"] for target in package["targets"]]
+    return {target["name"] for target in targets if "test" in target["kind"] and target["test"]}
+
+
+def run_rust(arguments):
+    """Runs all tests of the workspace, or those that arguments of `cargo test` choose.
+
+    Returns the binaries that ran and whether all succeeded.
+    """
+    if arguments:
+        return cargo_test(arguments)
+    # Compiles everything at once, because Cargo's lock would let one of the two commands below wait for the other.
+    if not cargo_test(["--no-run"])[1]:
+        return [], False
+
+    def choose(names):
+        return [argument for name in sorted(names) for argument in ("--test", name)]
+
+    beside = ["--lib", "--bins", *choose(integration_tests() - WAITING)]
+    begins = re.compile(r"\s+Running ").match
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        running = [executor.submit(cargo_test, chosen, begins) for chosen in (beside, choose(WAITING))]
+        results = [each.result() for each in running]
+    results.append(cargo_test(["--doc"]))
+    return [binary for binaries, _ in results for binary in binaries], all(done for _, done in results)
 
 
 def run_python():
