@@ -196,7 +196,7 @@ pub(crate) fn check_scheme(location: &Path) -> Result<(), Problem> {
          local folder",
         rest.trim_start_matches('/')
     );
-    Err(problem(format!("after `{scheme}:` there are not the two slashes of a URL"), &hint))
+    Err(problem(format!("a URL needs two slashes after `{scheme}:`"), &hint))
 }
 
 /// Returns the key of an absolute folder in a store of the whole local disk.
