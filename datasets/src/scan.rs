@@ -161,11 +161,6 @@ impl OpenFiles {
         self.rows.len()
     }
 
-    /// Returns the number of rows of a row group.
-    pub fn rows(&self, row_group: usize) -> usize {
-        self.rows[row_group]
-    }
-
     /// Estimates the bytes of memory to [fetch](Self::fetch) a row group and to check it column by column:
     /// the largest column, compressed and decoded, and the other data per sample.
     pub(crate) fn checking_bytes(&self, row_group: usize) -> u64 {

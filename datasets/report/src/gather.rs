@@ -11,7 +11,7 @@ use super::encoded::{Encoded, Encoder, writer_options};
 use super::figures::{Measured, report};
 use super::gathered::{BATCH_SAMPLES, Gathered, Samples, sessions_and_lists};
 use super::pass::Pass;
-use super::plan::{RowGroup, choose, row_groups, spread};
+use super::plan::{Files, RowGroup, choose, row_groups, spread};
 use super::{BATCH_SIZES, Report, ReportOptions};
 use onefold_base::progress::Reporter;
 use onefold_datasets::scan::OpenFiles;
@@ -69,11 +69,8 @@ fn measure(
     options: &ReportOptions,
     reporter: &dyn Reporter,
 ) -> Result<Measured> {
-    let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-    let open = |set| OpenFiles::open(storage, snapshot, set);
-    let files = files.map(open).collect::<Result<Vec<_>>>()?;
-    let row_groups = row_groups(snapshot, &files);
-    let choice = choose(snapshot, &row_groups, options.memory)?;
+    let (mut files, row_groups) = (Files::new(storage, snapshot), row_groups(snapshot));
+    let choice = choose(&mut files, &row_groups, options.memory)?;
     let clustered = snapshot.order.is_clustered();
     let scratch = match &options.scratch {
         None => tempfile::tempdir(),
@@ -86,7 +83,7 @@ fn measure(
     reporter.begin("reading", Some(snapshot.statistics.samples), "samples");
     let mut times = (i64::MAX, i64::MIN);
     for (row_group, encoded) in row_groups.iter().zip(spread(&row_groups, options.encode_samples)) {
-        let samples = read(snapshot, row_group, encoded, &mut gathered)?;
+        let samples = read(snapshot, (files.of(row_group)?, row_group), encoded, &mut gathered)?;
         times = samples.times.iter().fold(times, |(from, to), time| (from.min(*time), to.max(*time)));
         own.pass.add(row_group.partition, &samples.sessions, &samples.lists);
         own.write(row_group.partition, &samples, encoded)?;
@@ -104,11 +101,11 @@ fn measure(
 /// samples that are gathered.
 fn read(
     snapshot: &Snapshot,
-    row_group: &RowGroup,
+    (file, row_group): (&OpenFiles, &RowGroup),
     encoded: usize,
     gathered: &mut Gathered,
 ) -> Result<Samples> {
-    let &RowGroup { partition, file, index, .. } = row_group;
+    let &RowGroup { partition, index, .. } = row_group;
     let schema = &snapshot.schema;
     let features = schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
     let features: Vec<_> = features.collect();
