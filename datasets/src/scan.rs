@@ -173,7 +173,7 @@ impl OpenFiles {
             all_compressed = all_compressed.saturating_add(compressed);
             largest = largest.max(compressed.saturating_add(decoding_bytes(column)));
         }
-        let fetched = if self.storage.local().is_some() { 0 } else { all_compressed };
+        let fetched = if self.storage.has_latency() { all_compressed } else { 0 };
         let samples = (self.rows[row_group] as u64).saturating_mul(SAMPLE_BYTES);
         largest.saturating_add(fetched).saturating_add(samples)
     }
@@ -186,7 +186,7 @@ impl OpenFiles {
     ///
     /// Returns the errors of [`Storage::read_ranges`].
     pub fn fetch(&self, row_group: usize) -> Result<Option<FetchedRowGroup<'_>>> {
-        if self.storage.local().is_some() {
+        if !self.storage.has_latency() {
             return Ok(None);
         }
         let mut fetched = Vec::with_capacity(self.files.len());

@@ -47,8 +47,9 @@ use onefold_base::fault::{Fault, Kind};
 use onefold_base::percent;
 
 pub use self::error::{Error, Result, write_hint};
-pub use self::folder::absolute;
 use self::folder::{Folder, wrong_location};
+pub use self::folder::{absolute, absolute_pattern, path_on_disk};
+pub use self::local::FolderOnDisk;
 pub use self::parts::UploadParts;
 pub use self::ranges::{RANGE_GAP, Ranges};
 use self::remote::LARGEST_REQUEST;
@@ -114,7 +115,7 @@ impl fmt::Debug for Storage {
 }
 
 /// Returns whether a location is a URL rather than a local path.
-pub fn is_url(location: &Path) -> bool {
+pub(crate) fn is_url(location: &Path) -> bool {
     location.to_str().is_some_and(|text| {
         text.split_once("://").is_some_and(|(scheme, _)| {
             scheme.len() > 1
@@ -252,15 +253,22 @@ impl Storage {
         &self.location
     }
 
-    /// Returns the folder if it is on a local disk: an absolute path without `.`, `..` and symbolic links.
-    pub fn local(&self) -> Option<&Path> {
-        self.local.as_deref()
-    }
-
     /// Returns the full path or URL of the object `path`, for messages.
     pub fn shown(&self, path: &str) -> PathBuf {
         let base = self.location.to_string_lossy();
         format!("{}/{path}", base.trim_end_matches('/')).into()
+    }
+
+    /// Returns the full path or URL of the object `path`, for other programs: a local path is absolute and has
+    /// no symbolic links.
+    pub fn full_path(&self, path: &str) -> PathBuf {
+        self.local.as_ref().map_or_else(|| self.shown(path), |local| local.join(path))
+    }
+
+    /// Returns whether requests wait for a network. If so, it pays to send several at a time, to fetch more
+    /// bytes with each, and to keep what they return.
+    pub fn has_latency(&self) -> bool {
+        self.local.is_none()
     }
 
     /// Reads a whole object; `None` if it does not exist.
@@ -439,11 +447,7 @@ impl Storage {
                 listed.try_collect().await
             }
         })?;
-        let prefix = self.prefix.as_ref();
-        let relative = |path: &ObjectPath| {
-            path.as_ref().strip_prefix(prefix).unwrap_or(path.as_ref()).trim_start_matches('/').to_owned()
-        };
-        let object = |meta: ObjectMeta| object_of(relative(&meta.location), meta);
+        let object = |meta: ObjectMeta| object_of(path_in(&self.prefix, &meta.location), meta);
         Ok(found.into_iter().map(object).collect())
     }
 
@@ -709,6 +713,12 @@ impl Storage {
     fn write_error(&self, path: &str, error: &object_store::Error) -> Error {
         Error::write(self.shown(path), self.service.io_error(error))
     }
+}
+
+/// Returns the path of a listed object in the folder `prefix`.
+fn path_in(prefix: &ObjectPath, object: &ObjectPath) -> String {
+    let key = object.as_ref();
+    key.strip_prefix(prefix.as_ref()).unwrap_or(key).trim_start_matches('/').to_owned()
 }
 
 /// Creates an object with the path `path` from the store's description.

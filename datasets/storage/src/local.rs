@@ -1,9 +1,27 @@
-//! Functions for local disks only: left-over files of killed writers, empty folders, and syncing.
+//! Files on local disks: left-over files of killed writers, files of others, empty folders, copies, and syncing.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::{Object, Result, Storage, commit};
+use futures::{StreamExt, TryStreamExt};
+use object_store::ObjectStoreExt;
+
+use crate::{Error, Object, Result, Storage, commit, path_in};
+
+/// A folder on a local disk with the objects of a folder of a storage. Copies of objects are removed when it is
+/// dropped.
+#[derive(Debug)]
+pub struct FolderOnDisk {
+    path: PathBuf,
+    _copies: Option<tempfile::TempDir>,
+}
+
+impl FolderOnDisk {
+    /// Returns the path of the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
 
 impl Storage {
     /// Finds files below the given `folders` of a local disk that a killed writer left incomplete. The store
@@ -20,6 +38,60 @@ impl Storage {
             }
         }
         Ok(found)
+    }
+
+    /// Returns the first files whose paths are wanted, at most `most`. The result is in order if the store lists
+    /// objects in order. Files and folders of operating systems are left out, and objects without content that
+    /// represent folders. In a path that is not UTF-8, other characters take the place of the invalid bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if the store cannot list the folder, [`Error::Io`] if a local folder cannot be listed.
+    pub fn find_files(&self, most: usize, is_wanted: fn(&str) -> bool) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        if let Some(local) = &self.local {
+            if local.exists() {
+                find_below(local, "", most, is_wanted, &mut found)?;
+            }
+            return Ok(found);
+        }
+        let (key, prefix) = (self.key("")?, self.prefix.clone());
+        self.ask("", move |store| {
+            let (key, prefix) = (key.clone(), prefix.clone());
+            async move {
+                let listed = store.list(Some(&key)).try_filter_map(|object| {
+                    let (store, path) = (store.clone(), path_in(&prefix, &object.location));
+                    async move {
+                        let is_file = object.size > 0 || store.head(&object.location).await.is_ok();
+                        Ok((is_file && is_wanted(&path)).then_some(path))
+                    }
+                });
+                listed.take(most).try_collect().await
+            }
+        })
+    }
+
+    /// Returns a local folder with the objects below `folder`: the folder itself, or a temporary copy.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if an object cannot be read, [`Error::Io`] if it cannot be copied.
+    pub fn on_disk(&self, folder: &str) -> Result<FolderOnDisk> {
+        if let Some(local) = &self.local {
+            return Ok(FolderOnDisk { path: local.join(folder), _copies: None });
+        }
+        let copies = tempfile::tempdir()?;
+        for object in self.list(folder, None)? {
+            let bytes = self.read(&object.path)?.ok_or_else(|| {
+                let message =
+                    format!("`{}` was removed while it was read", self.shown(&object.path).display());
+                Error::from(io::Error::new(io::ErrorKind::NotFound, message))
+            })?;
+            let path = copies.path().join(&object.path);
+            path.parent().map_or(Ok(()), fs_err::create_dir_all)?;
+            fs_err::write(path, bytes)?;
+        }
+        Ok(FolderOnDisk { path: copies.path().join(folder), _copies: Some(copies) })
     }
 
     /// Removes empty local folders below the given `folders`, these folders if they are empty, and then the
@@ -65,6 +137,57 @@ fn left_over_below(root: &Path, folder: &str, found: &mut Vec<Object>) -> io::Re
         }
     }
     Ok(())
+}
+
+/// Collects files in order. Folders that operating systems create may be unreadable, so they are not opened.
+fn find_below(
+    root: &Path,
+    folder: &str,
+    most: usize,
+    is_wanted: fn(&str) -> bool,
+    found: &mut Vec<String>,
+) -> io::Result<()> {
+    let mut names = Vec::new();
+    for entry in fs_err::read_dir(root.join(folder))? {
+        names.push(entry?.file_name());
+    }
+    names.sort();
+    for name in names {
+        if found.len() >= most {
+            return Ok(());
+        }
+        let shown = name.to_string_lossy();
+        if is_of_system(&shown) {
+            continue;
+        }
+        let path = if folder.is_empty() { shown.into_owned() } else { format!("{folder}/{shown}") };
+        // A link to a folder counts as a folder. Everything else counts as a file, including a broken link.
+        if !fs_err::metadata(root.join(folder).join(&name)).is_ok_and(|metadata| metadata.is_dir()) {
+            found.extend(Some(path).filter(|path| is_wanted(path)));
+        } else if name.to_str().is_some() {
+            find_below(root, &path, most, is_wanted, found)?;
+        } else {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether operating systems create files or folders with this name. Some of them are unreadable
+/// for most users.
+fn is_of_system(name: &str) -> bool {
+    let names = [
+        "lost+found",
+        "System Volume Information",
+        "$RECYCLE.BIN",
+        ".DS_Store",
+        ".Spotlight-V100",
+        ".Trashes",
+        ".fseventsd",
+        ".snapshot",
+    ];
+    // These are a user's trash, and files that an NFS client keeps until they are closed.
+    names.contains(&name) || name.starts_with(".Trash-") || name.starts_with(".nfs")
 }
 
 fn remove_empty_below(folder: &Path) {

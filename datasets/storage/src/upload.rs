@@ -99,7 +99,7 @@ impl Upload {
     /// uses the object's name.
     fn is_complete(&self) -> bool {
         let found = || self.storage.head(&self.path).ok().flatten();
-        self.storage.local().is_none() && found().is_some_and(|object| object.bytes == self.bytes)
+        self.storage.has_latency() && found().is_some_and(|object| object.bytes == self.bytes)
     }
 
     /// Starts sending the buffered bytes.

@@ -234,7 +234,7 @@ fn objects_of_others_stay() {
     for (place, object, shown) in [
         ("one", "data/log.csv", "`data/log.csv`"),
         ("two", "data/events/part-0.parquet", "`data/events/part-0.parquet`"),
-        ("three", "letters/dear.txt", "`letters/`"),
+        ("three", "letters/dear.txt", "`letters/dear.txt`"),
         ("four", "dear.txt", "`dear.txt`"),
     ] {
         server.put(BUCKET, &format!("{place}/{object}"), "dear");
