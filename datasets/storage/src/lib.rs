@@ -424,19 +424,18 @@ impl Storage {
     }
 
     /// Lists the objects below `folder` (all objects if it is empty), in no particular order. With `after`,
-    /// only objects with greater paths.
+    /// only objects with greater paths. On a local disk, links to folders below `folder` are not followed, and in a
+    /// path that is not UTF-8, other characters take the place of the invalid bytes.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`] if the store cannot list them.
     pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<Object>> {
         let key = self.key(folder)?;
-        let after = after.map(|after| self.key(after)).transpose()?;
-        if let Some(local) = &self.local
-            && !local.join(folder).exists()
-        {
-            return Ok(Vec::new());
+        if let Some(local) = &self.local {
+            return self.list_local(local, folder, after);
         }
+        let after = after.map(|after| self.key(after)).transpose()?;
         let found: Vec<_> = self.ask(folder, move |store| {
             let (key, after) = (key.clone(), after.clone());
             async move {
