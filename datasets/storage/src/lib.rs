@@ -36,7 +36,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -53,7 +53,8 @@ pub use self::local::FolderOnDisk;
 pub use self::parts::UploadParts;
 pub use self::ranges::{RANGE_GAP, Ranges};
 use self::remote::LARGEST_REQUEST;
-pub use self::remote::{Patience, RemoteStore, S3Settings};
+pub use self::remote::{RemoteStore, S3Settings};
+pub use self::retry::Patience;
 use self::runtime::Threads;
 use self::service::CHANGED;
 pub use self::service::{Explanation, Hints, Service};
@@ -63,8 +64,6 @@ pub use self::upload::{HashingWriter, Upload};
 const STREAMED_REQUEST: u64 = 4 << 20;
 /// The number of these requests in flight for an object: their answers take 16 MiB.
 const STREAMED_REQUESTS: usize = 4;
-/// The time limit for removing the objects of a failed writer from a store.
-const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// An object, as listed by the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -560,7 +559,7 @@ impl Storage {
         if self.local.is_some() {
             let _ = self.delete(paths);
         } else if let Ok(deletion) = self.deletion(&paths) {
-            let _ = runtime::wait(async move { tokio::time::timeout(CLEAN_UP_LIMIT, deletion).await });
+            Threads::Network.clean_up(deletion);
         }
     }
 
