@@ -16,7 +16,7 @@ use super::{BATCH_SIZES, Report, ReportOptions};
 use onefold_base::progress::Reporter;
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
-    Buckets, Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions,
+    Buckets, Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions, thread_pool,
 };
 use onefold_storage::Storage;
 
@@ -40,9 +40,8 @@ pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter)
     // Kept columns are neither folded nor used for training, so they are not written again.
     snapshot.schema.kept.clear();
     check(location, &snapshot, options)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
-    let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
-    let measured = pool.install(|| measure(&storage, &snapshot, options, reporter))?;
+    let measured =
+        thread_pool(options.threads)?.install(|| measure(&storage, &snapshot, options, reporter))?;
     let path = location.canonicalize().unwrap_or_else(|_| location.to_owned());
     let name =
         path.file_name().map_or_else(|| "dataset".to_owned(), |name| name.to_string_lossy().into_owned());

@@ -16,7 +16,7 @@ use super::{
     SampleStatistics,
 };
 use crate::digest::Digest;
-use crate::{DenseStatistics, Error, PartitionKey, Result, Schema};
+use crate::{DenseStatistics, Error, PartitionKey, Result, Schema, thread_pool};
 
 /// The largest number of manifests that are read in parallel.
 const MOST_THREADS: usize = 16;
@@ -226,8 +226,7 @@ fn of_each<T: Send>(
     entries: &[ManifestEntry],
     read: impl Fn(&ManifestEntry) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(entries.len().clamp(1, MOST_THREADS)).build();
-    let pool = pool.map_err(std::io::Error::other)?;
+    let pool = thread_pool(entries.len().min(MOST_THREADS))?;
     pool.install(|| entries.par_iter().map(&read).collect())
 }
 

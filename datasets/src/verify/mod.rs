@@ -44,7 +44,9 @@ use crate::digest::Digest;
 use crate::names::DATA;
 use crate::scan::OpenFiles;
 use crate::snapshot::RowGroupStatistics;
-use crate::{Buckets, Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
+use crate::{
+    Buckets, Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot, thread_pool,
+};
 
 /// The largest number of problems that are reported with their locations. All problems are counted.
 pub const MOST_PROBLEMS: usize = 100;
@@ -133,8 +135,7 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
     let started = Instant::now();
     let storage = Storage::open(location)?;
     let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
-    let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
+    let pool = thread_pool(options.threads)?;
     let memory_limit = options.memory_limit;
     let mut found = Found::default();
     let mut expected = Expected::new(&storage, &snapshot)?;

@@ -14,8 +14,8 @@ use super::count::Counter;
 use super::data_file::DataFileWriter;
 use super::encoders::Encoders;
 use super::order::SampleOrder;
-use super::{WAITING_PART, WriterOptions};
-use crate::names::{WRITTEN_FOLDERS, data_file};
+use super::{WAITING_PART, WriterOptions, discard};
+use crate::names::data_file;
 use crate::schema::with_sample_keys;
 use crate::{Buckets, Error, PartitionKey, Result, Schema, WrittenBucket};
 
@@ -68,9 +68,7 @@ impl Format {
             options,
         })
     }
-}
 
-impl Format {
     /// Returns the format of files that have only these `columns`. Statistics are not collected for the
     /// features in `lacks`, which no file of the set has.
     pub(super) fn of_some(&self, schema: &Schema, columns: FileColumns, lacks: &[String]) -> Self {
@@ -293,9 +291,6 @@ impl Drop for BucketWriter {
         // Incomplete files do not exist in the storage yet.
         drop(self.open.take());
         self.ending.clear();
-        if !self.started.is_empty() {
-            self.writers.storage.clean_up(std::mem::take(&mut self.started));
-            self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
-        }
+        discard(&self.writers.storage, std::mem::take(&mut self.started));
     }
 }
