@@ -65,7 +65,7 @@ impl<'a> ExpectedSamples<'a> {
             samples = self.as_known_to(key, &samples)?;
         }
         let (schema, lacks) = (&self.snapshot.schema, self.lacks(key));
-        let counter = self.counters.entry(lacks).or_insert_with_key(|lacks| Counter::without(schema, lacks));
+        let counter = self.counters.entry(lacks).or_insert_with_key(|lacks| Counter::new(schema, lacks));
         let counts = self.threads.install(|| counter.count(std::slice::from_ref(&samples)));
         let (number, digest) = self.partitions.entry(key.clone()).or_default();
         *number += samples.num_rows() as u64;

@@ -161,7 +161,7 @@ impl Dataset {
 
     /// Updates the digests and statistics of the file's row groups in the manifest, for the layout `rows`.
     fn recount(&self) {
-        let counter = Counter::new(&schema());
+        let counter = Counter::new(&schema(), &[]);
         let counts: Vec<_> =
             self.row_groups().iter().map(|rows| counter.count(std::slice::from_ref(rows))).collect();
         self.edit_manifest(|manifest| {
