@@ -80,10 +80,8 @@ fn measure(
     let mut gathered = Gathered::new(&snapshot.schema, choice, !clustered);
 
     reporter.begin("reading", Some(snapshot.statistics.samples), "samples");
-    let mut times = (i64::MAX, i64::MIN);
     for (row_group, encoded) in row_groups.iter().zip(spread(&row_groups, options.encode_samples)) {
         let samples = read(snapshot, (files.of(row_group)?, row_group), encoded, &mut gathered)?;
-        times = samples.times.iter().fold(times, |(from, to), time| (from.min(*time), to.max(*time)));
         own.pass.add(row_group.partition, &samples.sessions, &samples.lists);
         own.write(row_group.partition, &samples, encoded)?;
         reporter.advance(row_group.rows as u64);
@@ -93,7 +91,7 @@ fn measure(
     reorder(snapshot, gathered, &mut other, reporter)?;
     let (clustered, arrival) = if clustered { (own, other) } else { (other, own) };
     let (clustered, arrival) = (clustered.finish()?, arrival.finish()?);
-    Ok(Measured { times, clustered, arrival })
+    Ok(Measured { clustered, arrival })
 }
 
 /// Reads a row group. Its floats are read only if samples of it are written again: its first `encoded` samples, or

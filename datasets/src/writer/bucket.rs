@@ -82,8 +82,8 @@ impl BucketWriters {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if no dataset can have the schema or the buckets, or if the column order contains an
-    /// unknown column.
+    /// [`Error::Fault`](crate::Error::Fault) if no dataset can have the schema or the buckets, or if the column
+    /// order contains an unknown column.
     pub fn new(storage: Storage, schema: Schema, options: WriterOptions, encoders: Encoders) -> Result<Self> {
         schema.validate()?;
         options.check_buckets()?;
@@ -183,8 +183,8 @@ impl BucketWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`](crate::Error::Storage) and [`Error::Fault`](crate::Error::Fault) if a file cannot be written, and the errors of decoding. They
-    /// may concern an earlier row group.
+    /// [`Error::Storage`](crate::Error::Storage) and [`Error::Fault`](crate::Error::Fault) if a file cannot be
+    /// written, and the errors of decoding. They may concern an earlier row group.
     pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
         let pushed = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.pushed));
         self.append_encoded()?;
