@@ -184,7 +184,7 @@ pub(crate) fn fault_of(error: &object_store::Error) -> Option<&Fault> {
 /// Returns the first error of a type among `error` and its causes.
 pub(crate) fn find_cause<E: Error + 'static>(error: &object_store::Error) -> Option<&E> {
     let first: &(dyn Error + 'static) = error;
-    iter::successors(Some(first), |error| error.source()).find_map(|error| error.downcast_ref())
+    iter::successors(Some(first), |error| Error::source(*error)).find_map(|error| error.downcast_ref())
 }
 
 fn explained(fault: &Fault) -> Explanation {
