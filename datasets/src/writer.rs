@@ -407,11 +407,12 @@ impl Drop for DatasetWriter {
         drop(self.open.take());
         let _ = self.closing.finish();
         self.add_closed();
-        discard(&self.writers.storage, std::mem::take(&mut self.paths));
+        self.writers.storage.clean_up(std::mem::take(&mut self.paths));
+        self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
     }
 }
 
-/// Removes the files of a writer that did not commit, and then empty folders.
+/// Removes the files of a failed writer of some ranges or columns, and then empty folders.
 fn discard(storage: &Storage, paths: Vec<String>) {
     if !paths.is_empty() {
         storage.clean_up(paths);
