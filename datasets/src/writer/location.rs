@@ -36,7 +36,6 @@ pub fn check_new_location(storage: &Storage) -> Result<()> {
 mod tests {
     use std::path::Path;
 
-    use super::*;
     use crate::folded::samples::schema;
     use crate::{Commit, DatasetWriter, Order, WriterOptions};
 
