@@ -53,6 +53,16 @@ pub mod verify;
 pub mod vocabulary;
 mod writer;
 
+/// Starts `threads` threads, at least one.
+///
+/// # Errors
+///
+/// Returns the operating system's error if they cannot be started.
+pub fn thread_pool(threads: usize) -> std::io::Result<rayon::ThreadPool> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+    pool.map_err(std::io::Error::other)
+}
+
 pub use dense::{DENSE_QUANTILES, DenseStatistics};
 pub use error::{Error, Result};
 pub use identity::{

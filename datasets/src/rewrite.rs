@@ -24,7 +24,7 @@ use crate::vocabulary::FormerOriginals;
 use crate::writer::SampleWriter;
 use crate::{
     Commit, DatasetWriter, Error, FileSet, Order, PartitionKey, Result, RowGroup, SESSION_COLUMN, Snapshot,
-    Vocabulary, WriterOptions, Written, WrittenBucket,
+    Vocabulary, WriterOptions, Written, WrittenBucket, thread_pool,
 };
 
 /// The options for rewriting files. The new files have the form that they would have in a new dataset with
@@ -108,9 +108,7 @@ impl<'a> Rewriter<'a> {
         threads: usize,
         reporter: &'a dyn Reporter,
     ) -> Result<Self> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
-        let pool = pool.map_err(std::io::Error::other)?;
-        Ok(Self { storage, snapshot, writer, pool, reporter })
+        Ok(Self { storage, snapshot, writer, pool: thread_pool(threads)?, reporter })
     }
 
     /// Rewrites the `chosen` sets of a range with the samples of the sessions for which `is_kept` returns

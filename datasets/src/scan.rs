@@ -161,11 +161,6 @@ impl OpenFiles {
         self.rows.len()
     }
 
-    /// Returns the number of rows of a row group.
-    pub fn rows(&self, row_group: usize) -> usize {
-        self.rows[row_group]
-    }
-
     /// Estimates the bytes of memory to [fetch](Self::fetch) a row group and to check it column by column:
     /// the largest column, compressed and decoded, and the other data per sample.
     pub(crate) fn checking_bytes(&self, row_group: usize) -> u64 {
@@ -178,7 +173,7 @@ impl OpenFiles {
             all_compressed = all_compressed.saturating_add(compressed);
             largest = largest.max(compressed.saturating_add(decoding_bytes(column)));
         }
-        let fetched = if self.storage.local().is_some() { 0 } else { all_compressed };
+        let fetched = if self.storage.has_latency() { all_compressed } else { 0 };
         let samples = (self.rows[row_group] as u64).saturating_mul(SAMPLE_BYTES);
         largest.saturating_add(fetched).saturating_add(samples)
     }
@@ -191,7 +186,7 @@ impl OpenFiles {
     ///
     /// Returns the errors of [`Storage::read_ranges`].
     pub fn fetch(&self, row_group: usize) -> Result<Option<FetchedRowGroup<'_>>> {
-        if self.storage.local().is_some() {
+        if !self.storage.has_latency() {
             return Ok(None);
         }
         let mut fetched = Vec::with_capacity(self.files.len());

@@ -96,23 +96,12 @@ impl Vocabulary {
     ///
     /// Panics if the originals of the vocabulary are texts.
     pub fn extend(&mut self, counts: impl IntoIterator<Item = (i64, u64)>, min_count: u64) -> usize {
-        let mut new: Vec<(i64, u64)> = Vec::new();
-        for (original, count) in counts {
-            let id = self.id(original);
-            if !self.add_to_count(id, count) {
-                new.push((original, count));
-            }
-        }
-        let ranked = rank(new, min_count);
+        let ranked = self.rank_new(counts, min_count, Self::id);
         let Originals::Integers(originals) = &mut self.originals else {
             panic!("the originals of this vocabulary are texts");
         };
-        if !ranked.is_empty() {
-            originals.extend(ranked.iter().map(|(original, _)| original));
-            self.counts.extend(ranked.iter().map(|(_, count)| count));
-            self.ids = Arc::new(integer_keys(originals, &self.counts));
-        }
-        ranked.len()
+        originals.extend(ranked.iter().map(|(original, _)| original));
+        self.add_counts(&ranked)
     }
 
     /// Works like [`extend`](Self::extend) for text originals.
@@ -125,24 +114,46 @@ impl Vocabulary {
         counts: impl IntoIterator<Item = (&'t str, u64)>,
         min_count: u64,
     ) -> usize {
-        let mut new: Vec<(&str, u64)> = Vec::new();
+        let ranked = self.rank_new(counts, min_count, |known, text| known.id_of_text(text));
+        let Originals::Texts(originals) = &mut self.originals else {
+            panic!("the originals of this vocabulary are integers");
+        };
+        ranked.iter().for_each(|(original, _)| originals.push(original));
+        self.add_counts(&ranked)
+    }
+
+    /// Adds the counts of originals that have an id, and returns the ranked others.
+    fn rank_new<T: Ord + Copy>(
+        &mut self,
+        counts: impl IntoIterator<Item = (T, u64)>,
+        min_count: u64,
+        id: impl Fn(&Self, T) -> i64,
+    ) -> Vec<(T, u64)> {
+        let mut new = Vec::new();
         for (original, count) in counts {
-            let id = self.id_of_text(original);
+            let id = id(self, original);
             if !self.add_to_count(id, count) {
                 new.push((original, count));
             }
         }
-        let ranked = rank(new, min_count);
-        let Originals::Texts(originals) = &mut self.originals else {
-            panic!("the originals of this vocabulary are integers");
-        };
+        rank(new, min_count)
+    }
+
+    /// Adds the counts of new originals, and returns their number.
+    fn add_counts<T>(&mut self, ranked: &[(T, u64)]) -> usize {
         if !ranked.is_empty() {
-            ranked.iter().for_each(|(original, _)| originals.push(original));
             self.counts.extend(ranked.iter().map(|(_, count)| count));
-            let (ids, _) = text_keys(originals, &self.counts, self.hash);
-            self.ids = Arc::new(ids);
+            self.assign_keys();
         }
         ranked.len()
+    }
+
+    /// Assigns keys to the originals that were not removed.
+    fn assign_keys(&mut self) {
+        self.ids = Arc::new(match &self.originals {
+            Originals::Integers(integers) => integer_keys(integers, &self.counts),
+            Originals::Texts(texts) => text_keys(texts, &self.counts, self.hash).0,
+        });
     }
 
     /// Adds to the count of `id`; returns `false` if the id does not exist.
@@ -178,21 +189,16 @@ impl Vocabulary {
         let places = ids.into_iter().filter_map(position).filter(|place| *place < self.counts.len());
         let places: Vec<usize> = places.collect();
         places.iter().for_each(|place| self.counts[*place] = 0);
-        let counts = &self.counts;
-        let ids = match &mut self.originals {
-            Originals::Integers(integers) => {
-                places.iter().for_each(|place| integers[*place] = 0);
-                integer_keys(integers, counts)
-            }
+        match &mut self.originals {
+            Originals::Integers(integers) => places.iter().for_each(|place| integers[*place] = 0),
             Originals::Texts(texts) => {
                 let mut left = TextColumn::default();
-                let live = texts.iter().zip(counts).map(|(text, count)| if *count > 0 { text } else { "" });
-                live.for_each(|text| left.push(text));
+                let live = texts.iter().zip(&self.counts);
+                live.for_each(|(text, count)| left.push(if *count > 0 { text } else { "" }));
                 *texts = left;
-                text_keys(texts, counts, self.hash).0
             }
-        };
-        self.ids = Arc::new(ids);
+        }
+        self.assign_keys();
     }
 
     /// Returns whether the originals are integers or texts.

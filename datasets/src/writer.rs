@@ -412,6 +412,14 @@ impl Drop for DatasetWriter {
     }
 }
 
+/// Removes the files of a failed writer of some ranges or columns, and then empty folders.
+fn discard(storage: &Storage, paths: Vec<String>) {
+    if !paths.is_empty() {
+        storage.clean_up(paths);
+        storage.remove_empty_folders(&WRITTEN_FOLDERS);
+    }
+}
+
 /// Returns the newest snapshot if there is one, after checking that the options allow to replace or extend
 /// it.
 fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<Option<Snapshot>> {
@@ -422,21 +430,13 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             Err(onefold_storage::Error::exists(storage.location(), hint).into())
         }
         (Some(base), Commit::Overwrite) => Ok(Some(base)),
-        (
-            Some(base),
-            Commit::Append
-            | Commit::Replace
-            | Commit::Merge
-            | Commit::Columns
-            | Commit::Forget
-            | Commit::Compact,
-        ) => {
-            check_appendable(storage, &base, schema, options)?;
-            Ok(Some(base))
-        }
         (Some(_), Commit::Alter) => {
             let hint = "use `append`, `replace` or `merge`";
             Err(Error::schema("a writer of samples does not alter features", hint))
+        }
+        (Some(base), _) => {
+            check_appendable(storage, &base, schema, options)?;
+            Ok(Some(base))
         }
         (None, Commit::Columns | Commit::Forget | Commit::Compact) => Err(not_a_dataset(storage)),
         (None, _) => check_new_location(storage).map(|()| None),

@@ -30,10 +30,7 @@ fn list(location: &Path, partitions: &str, at: Option<u64>) -> onefold_ikjt::Res
     let filter = PartitionFilter::parse(partitions)?;
     let storage = Storage::open(&stored_at(location)?)?;
     let snapshot = Snapshot::load_from(&storage, at)?;
-    let place = |path: &str| {
-        let place = storage.local().map_or_else(|| storage.shown(path), |folder| folder.join(path));
-        place.to_string_lossy().into_owned()
-    };
+    let place = |path: &str| storage.full_path(path).to_string_lossy().into_owned();
     let mut sets = Vec::new();
     for partition in snapshot.select(&filter)? {
         for set in &partition.files {

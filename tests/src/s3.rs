@@ -58,6 +58,9 @@ pub enum Fault {
     InternalError,
     /// The answer is `403 AccessDenied`; the request is not executed.
     Denied,
+    /// The answer is `400 AuthorizationHeaderMalformed`, as if the bucket was in another region; the request is not
+    /// executed.
+    OtherRegion,
     /// The answer is `409 ConditionalRequestConflict`, as if another writer was creating the object; the request is
     /// not executed.
     Conflict,
@@ -433,6 +436,7 @@ impl Shared {
             Some(Fault::SlowDown) => Some((StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
             Some(Fault::InternalError) => Some((StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
             Some(Fault::Denied) => Some((StatusCode::FORBIDDEN, "AccessDenied")),
+            Some(Fault::OtherRegion) => Some((StatusCode::BAD_REQUEST, "AuthorizationHeaderMalformed")),
             Some(Fault::Conflict) => Some((StatusCode::CONFLICT, "ConditionalRequestConflict")),
             _ => None,
         };

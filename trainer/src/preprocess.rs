@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use onefold_datasets::Schema;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
-use onefold_storage::Storage;
+use onefold_storage::{FolderOnDisk, Storage};
 
 use crate::{Result, TrainConfig};
 
 /// The path of the stored steps in a run.
 const STORED: &str = "preprocess/preprocess.toml";
+/// The name of the stored steps in their folder.
+const STORED_NAME: &str = "preprocess.toml";
 /// The folder of the stored steps and of the files that they use.
 pub(crate) const FOLDER: &str = "preprocess";
 /// The key of a step that names a file.
@@ -22,8 +24,8 @@ const TABLE_FILE: &str = "table_file";
 pub(crate) struct Preprocessing {
     pub(crate) config: PreprocessConfig,
     path: PathBuf,
-    /// The folder with local copies of files of an object store, kept as long as they are needed.
-    _copies: Option<Arc<tempfile::TempDir>>,
+    /// The folder of the files of a run, which may be local copies that are kept as long as they are needed.
+    _files: Option<Arc<FolderOnDisk>>,
 }
 
 impl Preprocessing {
@@ -38,25 +40,13 @@ impl Preprocessing {
         if config.data.preprocess.is_none() {
             return Ok(None);
         }
-        if let Some(local) = run.local() {
-            return Self::load(local.join(STORED)).map(Some);
-        }
-        let copies = tempfile::tempdir()?;
-        fs_err::create_dir(copies.path().join(FOLDER))?;
-        for object in run.list(FOLDER, None)? {
-            let bytes = run.read(&object.path)?.ok_or_else(|| {
-                let message =
-                    format!("`{}` was removed while it was read", run.shown(&object.path).display());
-                std::io::Error::new(std::io::ErrorKind::NotFound, message)
-            })?;
-            fs_err::write(copies.path().join(&object.path), bytes)?;
-        }
-        let path = copies.path().join(STORED);
-        Ok(Some(Self { config: PreprocessConfig::load(&path)?, path, _copies: Some(Arc::new(copies)) }))
+        let files = run.on_disk(FOLDER)?;
+        let loaded = Self::load(files.path().join(STORED_NAME))?;
+        Ok(Some(Self { _files: Some(Arc::new(files)), ..loaded }))
     }
 
     fn load(path: PathBuf) -> Result<Self> {
-        Ok(Self { config: PreprocessConfig::load(&path)?, path, _copies: None })
+        Ok(Self { config: PreprocessConfig::load(&path)?, path, _files: None })
     }
 
     /// Returns the steps for evaluation and prediction. They lack `sampling`, which drops samples and is only

@@ -34,6 +34,7 @@ use self::wheel::{CachedWheel, Wheel};
 use crate::Result;
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TIME, TRAIN_CONFIG_FILE, schema};
 use onefold_base::progress::Reporter;
+use onefold_storage::path_on_disk;
 
 /// The wheel that contains the files.
 const WHEEL: Wheel = Wheel {
@@ -92,7 +93,7 @@ pub fn fetch(
     // This is checked first, to avoid a useless download.
     let writer = RawLogWriter::create(out, overwrite)?;
     let cache = match cache {
-        Some(cache) => cache.to_owned(),
+        Some(cache) => path_on_disk(cache, "downloads are kept on a local disk", "give a local path")?,
         None => wheel::default_cache(|name| std::env::var_os(name))?,
     };
     let cached = wheel::fetch(&WHEEL, &cache.join(CACHE_FOLDER), OsStr::new("python3"), reporter)?;
@@ -337,6 +338,17 @@ mod tests {
             downloaded: false,
         };
         assert_eq!(summary, expected);
+    }
+
+    #[test]
+    fn a_cache_that_is_no_local_folder_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        for (cache, message) in [("~/cache", "did not expand `~`"), ("s3://bucket/cache", "on a local disk")]
+        {
+            let fetched = fetch(&directory.path().join("out"), Some(Path::new(cache)), false, &Silent);
+            let error = fetched.unwrap_err().to_string();
+            assert!(error.contains(message) && error.contains(cache), "{error}");
+        }
     }
 
     fn at(timestamps: &[i64]) -> Vec<Rating> {

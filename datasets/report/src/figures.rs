@@ -19,8 +19,6 @@ const BARS: u64 = 40;
 /// All measurements of a report.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// The times of the earliest and the latest sample.
-    pub(super) times: (i64, i64),
     pub(super) clustered: MeasuredCourse,
     pub(super) arrival: MeasuredCourse,
 }
@@ -42,6 +40,8 @@ pub(super) fn report(
     };
     let groups = passes.groups(schema);
     let storage = storage(schema, &measured);
+    let sets = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+    let row_groups = || sets.clone().flat_map(|set| &set.row_groups);
     Report {
         dataset: name,
         onefold_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -54,8 +54,8 @@ pub(super) fn report(
         sessions: statistics.sessions,
         bytes_on_disk: statistics.bytes_on_disk,
         bytes_per_sample: ratio(statistics.bytes_on_disk, statistics.samples),
-        first_timestamp_micros: measured.times.0,
-        last_timestamp_micros: measured.times.1,
+        first_timestamp_micros: row_groups().map(|row_group| row_group.first_time).min().unwrap_or(0),
+        last_timestamp_micros: row_groups().map(|row_group| row_group.last_time).max().unwrap_or(0),
         dedupe_factor: groups
             .iter()
             .map(|group| {

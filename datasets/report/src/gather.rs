@@ -11,12 +11,12 @@ use super::encoded::{Encoded, Encoder, writer_options};
 use super::figures::{Measured, report};
 use super::gathered::{BATCH_SAMPLES, Gathered, Samples, sessions_and_lists};
 use super::pass::Pass;
-use super::plan::{RowGroup, choose, row_groups, spread};
+use super::plan::{Files, RowGroup, choose, row_groups, spread};
 use super::{BATCH_SIZES, Report, ReportOptions};
 use onefold_base::progress::Reporter;
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
-    Buckets, Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions,
+    Buckets, Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions, thread_pool,
 };
 use onefold_storage::Storage;
 
@@ -40,9 +40,8 @@ pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter)
     // Kept columns are neither folded nor used for training, so they are not written again.
     snapshot.schema.kept.clear();
     check(location, &snapshot, options)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
-    let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
-    let measured = pool.install(|| measure(&storage, &snapshot, options, reporter))?;
+    let measured =
+        thread_pool(options.threads)?.install(|| measure(&storage, &snapshot, options, reporter))?;
     let path = location.canonicalize().unwrap_or_else(|_| location.to_owned());
     let name =
         path.file_name().map_or_else(|| "dataset".to_owned(), |name| name.to_string_lossy().into_owned());
@@ -69,11 +68,8 @@ fn measure(
     options: &ReportOptions,
     reporter: &dyn Reporter,
 ) -> Result<Measured> {
-    let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-    let open = |set| OpenFiles::open(storage, snapshot, set);
-    let files = files.map(open).collect::<Result<Vec<_>>>()?;
-    let row_groups = row_groups(snapshot, &files);
-    let choice = choose(snapshot, &row_groups, options.memory)?;
+    let (mut files, row_groups) = (Files::new(storage, snapshot), row_groups(snapshot));
+    let choice = choose(&mut files, &row_groups, options.memory)?;
     let clustered = snapshot.order.is_clustered();
     let scratch = match &options.scratch {
         None => tempfile::tempdir(),
@@ -84,10 +80,8 @@ fn measure(
     let mut gathered = Gathered::new(&snapshot.schema, choice, !clustered);
 
     reporter.begin("reading", Some(snapshot.statistics.samples), "samples");
-    let mut times = (i64::MAX, i64::MIN);
     for (row_group, encoded) in row_groups.iter().zip(spread(&row_groups, options.encode_samples)) {
-        let samples = read(snapshot, row_group, encoded, &mut gathered)?;
-        times = samples.times.iter().fold(times, |(from, to), time| (from.min(*time), to.max(*time)));
+        let samples = read(snapshot, (files.of(row_group)?, row_group), encoded, &mut gathered)?;
         own.pass.add(row_group.partition, &samples.sessions, &samples.lists);
         own.write(row_group.partition, &samples, encoded)?;
         reporter.advance(row_group.rows as u64);
@@ -97,18 +91,18 @@ fn measure(
     reorder(snapshot, gathered, &mut other, reporter)?;
     let (clustered, arrival) = if clustered { (own, other) } else { (other, own) };
     let (clustered, arrival) = (clustered.finish()?, arrival.finish()?);
-    Ok(Measured { times, clustered, arrival })
+    Ok(Measured { clustered, arrival })
 }
 
 /// Reads a row group. Its floats are read only if samples of it are written again: its first `encoded` samples, or
 /// samples that are gathered.
 fn read(
     snapshot: &Snapshot,
-    row_group: &RowGroup,
+    (file, row_group): (&OpenFiles, &RowGroup),
     encoded: usize,
     gathered: &mut Gathered,
 ) -> Result<Samples> {
-    let &RowGroup { partition, file, index, .. } = row_group;
+    let &RowGroup { partition, index, .. } = row_group;
     let schema = &snapshot.schema;
     let features = schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
     let features: Vec<_> = features.collect();

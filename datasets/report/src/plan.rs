@@ -6,7 +6,8 @@ use arrow::datatypes::TimestampMicrosecondType;
 
 use super::gathered::{Choice, Stretch};
 use onefold_datasets::scan::OpenFiles;
-use onefold_datasets::{Result, Snapshot, TIME_COLUMN};
+use onefold_datasets::{FileSet, Result, Snapshot, TIME_COLUMN};
+use onefold_storage::Storage;
 
 /// The least number of places in the dataset from which samples are written again, if it has enough row groups.
 const PLACES: usize = 8;
@@ -24,19 +25,53 @@ const TIMES_HELD: u64 = 1 << 20;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowGroup<'a> {
     pub(super) partition: usize,
-    pub(super) file: &'a OpenFiles,
+    pub(super) set: &'a FileSet,
     pub(super) index: usize,
     pub(super) rows: usize,
 }
 
-/// Returns all row groups in the order of the samples. `files` are the files of `snapshot`, in its order.
-pub(super) fn row_groups<'a>(snapshot: &Snapshot, files: &'a [OpenFiles]) -> Vec<RowGroup<'a>> {
+/// Returns all row groups in the order of the samples, as the manifests describe them.
+pub(super) fn row_groups<'a>(snapshot: &'a Snapshot) -> Vec<RowGroup<'a>> {
     let partitions = snapshot.partitions.iter().enumerate();
-    let partitions = partitions.flat_map(|(number, partition)| partition.files.iter().map(move |_| number));
-    let of_file = |(partition, file): (usize, &'a OpenFiles)| {
-        (0..file.row_groups()).map(move |index| RowGroup { partition, file, index, rows: file.rows(index) })
+    let sets =
+        partitions.flat_map(|(number, partition)| partition.files.iter().map(move |set| (number, set)));
+    let of_set = |(partition, set): (usize, &'a FileSet)| {
+        let numbered = set.row_groups.iter().enumerate();
+        numbered.map(move |(index, row_group)| RowGroup {
+            partition,
+            set,
+            index,
+            rows: row_group.samples as usize,
+        })
     };
-    partitions.zip(files).flat_map(of_file).collect()
+    sets.flat_map(of_set).collect()
+}
+
+/// Opens the files of row groups when they are read. Row groups are read in order, so only the files of one set are
+/// open at a time.
+pub(super) struct Files<'a> {
+    storage: &'a Storage,
+    snapshot: &'a Snapshot,
+    open: Option<OpenFiles>,
+}
+
+impl<'a> Files<'a> {
+    pub(super) fn new(storage: &'a Storage, snapshot: &'a Snapshot) -> Self {
+        Self { storage, snapshot, open: None }
+    }
+
+    /// Returns the files of a row group.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`OpenFiles::open`].
+    pub(super) fn of(&mut self, row_group: &RowGroup) -> Result<&OpenFiles> {
+        let open = match self.open.take().filter(|open| open.path == row_group.set.path()) {
+            Some(open) => open,
+            None => OpenFiles::open(self.storage, self.snapshot, row_group.set)?,
+        };
+        Ok(self.open.insert(open))
+    }
 }
 
 /// Returns the number of first samples of each row group that are written again: about `samples` in total, from row
@@ -67,7 +102,8 @@ fn bytes_per_sample(snapshot: &Snapshot) -> u64 {
 
 /// Selects the samples that are sorted into the order that the dataset does not have. They take at most `memory`
 /// bytes.
-pub(super) fn choose(snapshot: &Snapshot, row_groups: &[RowGroup], memory: u64) -> Result<Choice> {
+pub(super) fn choose(files: &mut Files, row_groups: &[RowGroup], memory: u64) -> Result<Choice> {
+    let snapshot = files.snapshot;
     let samples = snapshot.statistics.samples;
     let most = (memory / bytes_per_sample(snapshot)).max(1);
     if samples <= most {
@@ -98,7 +134,7 @@ pub(super) fn choose(snapshot: &Snapshot, row_groups: &[RowGroup], memory: u64) 
             stretches.push(Stretch { partition, from: i64::MIN, until: None });
             continue;
         }
-        let (times, every) = some_times(row_groups, partition, samples)?;
+        let (times, every) = some_times(files, row_groups, partition, samples)?;
         stretches.extend(
             places
                 .into_iter()
@@ -109,12 +145,18 @@ pub(super) fn choose(snapshot: &Snapshot, row_groups: &[RowGroup], memory: u64) 
 }
 
 /// Returns the times of every n-th sample of a partition, in order, and n.
-fn some_times(row_groups: &[RowGroup], partition: usize, samples: u64) -> Result<(Vec<i64>, u64)> {
+fn some_times(
+    files: &mut Files,
+    row_groups: &[RowGroup],
+    partition: usize,
+    samples: u64,
+) -> Result<(Vec<i64>, u64)> {
     let every = samples.div_ceil(TIMES_HELD).max(1);
     let mut times = Vec::new();
     let mut next = 0;
     for row_group in row_groups.iter().filter(|row_group| row_group.partition == partition) {
-        let column = row_group.file.numbers::<TimestampMicrosecondType>(row_group.index, TIME_COLUMN)?;
+        let column =
+            files.of(row_group)?.numbers::<TimestampMicrosecondType>(row_group.index, TIME_COLUMN)?;
         times.extend(column.iter().skip(next).step_by(every as usize));
         next = (next + every as usize - column.len() % every as usize) % every as usize;
     }

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
 
 use super::*;
-use onefold_base::progress::Silent;
+use onefold_base::progress::{Reporter, Silent};
 use onefold_datasets::{
     DatasetWriter, Error, FeatureGroup, PartitionKey, SESSION_COLUMN, Schema, SparseFeature, TIME_COLUMN,
     WriterOptions,
@@ -66,7 +67,12 @@ fn dataset(directory: &Path, name: &str, layout: Layout, order: Order) {
     if order == Order::Arrival {
         places.sort_by_key(|(_, time, _)| *time);
     }
-    let options = WriterOptions { layout, row_group_bytes: 200_000, ..WriterOptions::new(order) };
+    let options = WriterOptions {
+        layout,
+        row_group_bytes: 200_000,
+        file_bytes: 1_000_000,
+        ..WriterOptions::new(order)
+    };
     let mut writer = DatasetWriter::create(directory, schema(name), options).unwrap();
     for places in places.chunks(1_000) {
         let floats = || Arc::new(Float32Array::from(vec![0.5; places.len()])) as ArrayRef;
@@ -219,6 +225,19 @@ fn batches_of_a_sample_of_sessions_span_the_same_time() {
     assert_eq!(few.groups[0].figures.batches[2].arrival_dedupe_factor, None);
 }
 
+/// The number of samples that were read.
+#[derive(Debug, Default)]
+struct Read(AtomicU64);
+
+impl Reporter for Read {
+    fn begin(&self, _: &str, _: Option<u64>, _: &str) {}
+    fn advance(&self, samples: u64) {
+        self.0.fetch_add(samples, Ordering::Relaxed);
+    }
+    fn note(&self, _: &str) {}
+    fn end(&self) {}
+}
+
 #[test]
 fn what_cannot_be_reported_on_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
@@ -227,11 +246,14 @@ fn what_cannot_be_reported_on_is_an_error() {
     let error = refused(ReportOptions { sampled: Some(0.0), ..ReportOptions::new(1) }).to_string();
     assert!(error.contains("0 is not a share of the sessions\n  hint: "), "{error}");
     let snapshot = onefold_datasets::Snapshot::load(directory.path()).unwrap();
-    let file = snapshot.file_paths().next().unwrap();
+    let file = snapshot.file_paths().last().unwrap();
     fs_err::remove_file(directory.path().join(file)).unwrap();
-    let error = refused(ReportOptions::new(1));
+    let (read, options) = (Read::default(), ReportOptions::new(1));
+    let error = gather(directory.path(), &options, &read).unwrap_err();
     assert!(matches!(error, Error::Damaged(_)), "{error}");
     assert!(error.to_string().contains(&format!("`{file}`: it is missing")), "{error}");
+    // The files before it are read before it is opened.
+    assert!(read.0.into_inner() > 0);
 }
 
 #[test]

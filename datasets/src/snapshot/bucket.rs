@@ -1,11 +1,14 @@
 //! One written range of buckets of a partition, and the manifest of several ranges.
 
+use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{Manifest, Names, Row, RowFile, StatisticsRow};
+use super::manifests::{ManifestEntry, checksum};
 use super::{ColumnChanges, DataFile, FeatureStatistics, FileSet, RowGroup, RowGroupStatistics};
 use crate::digest::Digest;
-use crate::{PartitionKey, Schema};
+use crate::names::manifest_file;
+use crate::{PartitionKey, Result, Schema};
 
 /// The files and statistics of one [range of buckets](crate::Buckets) of a partition: the data that a commit
 /// needs.
@@ -78,9 +81,40 @@ pub(super) fn features(row_groups: &[RowGroupStatistics]) -> Vec<FeatureStatisti
 /// Row groups that a manifest describes: their partition, files and statistics.
 pub(super) type Written<'b> = (&'b PartitionKey, &'b FileSet, &'b [RowGroupStatistics]);
 
-/// Creates the manifest of row groups in files with these changes. `sets` must be ordered by partition and
+/// Writes the manifest of row groups in files with these changes. `sets` must be ordered by partition and
 /// bucket.
-pub(super) fn manifest(schema: &Schema, changes: &ColumnChanges, sets: &[Written<'_>]) -> Manifest {
+///
+/// # Errors
+///
+/// [`Error::Storage`](crate::Error::Storage) if the storage fails.
+pub(super) fn write_manifest(
+    storage: &Storage,
+    schema: &Schema,
+    changes: &ColumnChanges,
+    sets: &[Written<'_>],
+) -> Result<ManifestEntry> {
+    let ends = sets.first().zip(sets.last()).map(|((first, ..), (last, ..))| (*first, *last));
+    let (first, last) = ends.map(|(first, last)| (first.clone(), last.clone())).unwrap_or_default();
+    let manifest = manifest(schema, changes, sets);
+    let rows = u32::try_from(manifest.rows.len()).map_err(std::io::Error::other)?;
+    let encoded = manifest.encode().map_err(std::io::Error::other)?;
+    let (statistics, rest) = encoded.bytes.split_at(encoded.statistics_bytes as usize);
+    let entry = ManifestEntry {
+        path: manifest_file(),
+        bytes: encoded.bytes.len() as u64,
+        statistics_bytes: encoded.statistics_bytes,
+        statistics_checksum: checksum(statistics),
+        checksum: checksum(rest),
+        first,
+        last,
+        rows: vec![(0, rows)],
+        changes: changes.clone(),
+    };
+    storage.create(&entry.path, encoded.bytes)?;
+    Ok(entry)
+}
+
+fn manifest(schema: &Schema, changes: &ColumnChanges, sets: &[Written<'_>]) -> Manifest {
     let in_files = |feature: &str| (!changes.lacks(feature)).then(|| changes.in_files(feature).to_owned());
     let sparse = schema.sparse_features().map(|feature| feature.name.as_str());
     let dense = schema.dense.iter().map(String::as_str);

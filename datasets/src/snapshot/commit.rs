@@ -7,21 +7,21 @@
 //! snapshot and tries the next number. As a result, writers of different partitions all succeed unless two of
 //! them extend the same vocabulary. If several writers write the same partition, only the first succeeds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::SystemTime;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use onefold_base::fault::{Fault, Kind};
 use onefold_storage::{Created, Storage, random_name};
 
-use super::bucket::{Written, WrittenBucket, features, manifest};
-use super::manifest::Manifest;
-use super::manifests::{self, Listed, checksum};
+use super::bucket::{Written, WrittenBucket, features, write_manifest};
+use super::manifests::{self, Listed, RowStatistics};
+use super::merge::{merge_small, only_live_rows};
 use super::{
-    ColumnChanges, Commit, FORMAT_VERSION, FileSet, Layout, ManifestEntry, Operation, Order, Sessions,
-    Snapshot, Statistics, heads_after,
+    ColumnChanges, Commit, FORMAT_VERSION, FeatureStatistics, FileSet, Layout, ManifestEntry, Operation,
+    Order, Sessions, Snapshot, Statistics, heads_after,
 };
-use crate::names::{HINT, manifest_file, snapshot_path};
+use crate::names::{HINT, snapshot_path};
 use crate::{Buckets, Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
 
 /// The changes of one writer: a new dataset, or partitions of an existing one.
@@ -104,53 +104,6 @@ fn write_manifests(storage: &Storage, changes: &Changes) -> Result<Vec<ManifestE
         .collect()
 }
 
-fn write_manifest(
-    storage: &Storage,
-    schema: &Schema,
-    changes: &ColumnChanges,
-    written: &[Written<'_>],
-) -> Result<ManifestEntry> {
-    let ends = written.first().zip(written.last()).map(|((first, ..), (last, ..))| (*first, *last));
-    let (first, last) = ends.map(|(first, last)| (first.clone(), last.clone())).unwrap_or_default();
-    store_manifest(storage, &manifest(schema, changes, written), (first, last), changes.clone())
-}
-
-/// Writes a manifest whose row groups all belong to the new snapshot. `first` and `last` are the smallest
-/// and largest partition keys of the row groups.
-fn store_manifest(
-    storage: &Storage,
-    manifest: &Manifest,
-    (first, last): (PartitionKey, PartitionKey),
-    changes: ColumnChanges,
-) -> Result<ManifestEntry> {
-    let rows = u32::try_from(manifest.rows.len()).map_err(std::io::Error::other)?;
-    let encoded = manifest.encode().map_err(std::io::Error::other)?;
-    let (statistics, rest) = encoded.bytes.split_at(encoded.statistics_bytes as usize);
-    let entry = ManifestEntry {
-        path: manifest_file(),
-        bytes: encoded.bytes.len() as u64,
-        statistics_bytes: encoded.statistics_bytes,
-        statistics_checksum: checksum(statistics),
-        checksum: checksum(rest),
-        first,
-        last,
-        rows: vec![(0, rows)],
-        changes,
-    };
-    storage.create(&entry.path, encoded.bytes)?;
-    Ok(entry)
-}
-
-/// Rewrites manifests that contain row groups which no longer belong to the snapshot, because their
-/// statistics may contain ids of forgotten users.
-fn only_live_rows(storage: &Storage, entries: Vec<ManifestEntry>) -> Result<Vec<ManifestEntry>> {
-    let only_live = |entry: ManifestEntry| -> Result<ManifestEntry> {
-        let Some(manifest) = entry.live_part(storage)? else { return Ok(entry) };
-        store_manifest(storage, &manifest, (entry.first, entry.last), entry.changes)
-    };
-    entries.into_iter().map(only_live).collect()
-}
-
 /// Creates the next snapshot, which lists the manifests of the written row groups.
 fn commit_manifests(
     storage: &Storage,
@@ -164,6 +117,11 @@ fn commit_manifests(
         if create(storage, &next)? {
             return Ok(next);
         }
+        // Another writer was faster. Manifests that were rewritten for this snapshot belong to none.
+        let known = base.iter().flat_map(|base| &base.manifests).chain(written);
+        let known: HashSet<&str> = known.map(|entry| entry.path.as_str()).collect();
+        let paths = next.manifests.into_iter().map(|entry| entry.path);
+        storage.clean_up(paths.filter(|path| !known.contains(path.as_str())).collect());
         let since = heads_after(storage, base.as_ref().map_or(0, |base| base.snapshot))?;
         if let Some(other) = since.iter().find_map(|other| conflict(storage, base.as_ref(), changes, other)) {
             return Err(other);
@@ -242,21 +200,22 @@ fn apply(
 ) -> Result<Snapshot> {
     let kept = base.filter(|_| !changes.replaces_everything());
     let Left { mut manifests, mut statistics, removed } = left_of(storage, kept, changes)?;
-    if changes.kind == Commit::Forget {
-        manifests = only_live_rows(storage, manifests)?;
-    }
     let number = base.map_or(0, |base| base.snapshot) + 1;
     let mut features_since = kept.map(|base| base.features_since.clone()).unwrap_or_default();
     let added = kept.map(|base| changes.schema.further_features(&base.schema)).unwrap_or_default();
     manifests.iter_mut().for_each(|entry| entry.changes.add_features(&added));
     features_since.extend(added.into_iter().map(|feature| (feature, number)));
-    manifests.extend(written.iter().cloned());
-    add_written(&mut statistics, changes);
-    if removed {
-        // The smallest and largest ids of the remaining samples cannot be computed from the old totals.
-        let all = manifests::statistics(storage, &changes.schema, &manifests, |_| true, false)?;
-        statistics.features = all.features;
+    if changes.kind == Commit::Forget {
+        // The statistics of removed row groups may contain ids of forgotten users.
+        let only_live = |entry| only_live_rows(storage, (&changes.schema, changes.order), entry);
+        manifests = manifests.into_iter().map(only_live).collect::<Result<_>>()?;
     }
+    manifests = merge_small(storage, (&changes.schema, changes.order), manifests)?;
+    add_written(&mut statistics, changes);
+    if let Some(base) = kept {
+        correct_ends(storage, &mut statistics, (&base.statistics, &removed), changes, &manifests)?;
+    }
+    manifests.extend(written.iter().cloned());
     let samples_before = base.map_or(0, |base| base.statistics.samples);
     let gained = i128::from(statistics.samples) - i128::from(samples_before);
     let mut vocabularies = kept.map(|base| base.vocabularies.clone()).unwrap_or_default();
@@ -291,10 +250,10 @@ fn apply(
 #[derive(Debug, Default)]
 struct Left {
     manifests: Vec<ManifestEntry>,
+    /// The smallest and largest ids and lengths of the features still include the removed samples.
     statistics: Statistics,
-    /// Whether row groups were removed. If so, the statistics of the features still include the removed
-    /// samples.
-    removed: bool,
+    /// The statistics of the features in the removed samples.
+    removed: BTreeMap<String, FeatureStatistics>,
 }
 
 /// Returns the row groups of `base` that `changes` do not replace. The number of partitions includes the
@@ -304,20 +263,22 @@ fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Res
     let mut left = Left { statistics, ..Left::default() };
     let keys: BTreeSet<PartitionKey> = changes.written.keys().cloned().collect();
     let (mut before, mut after) = (BTreeSet::new(), BTreeSet::new());
-    for entry in base.into_iter().flat_map(|base| &base.manifests) {
+    for (base, entry) in
+        base.into_iter().flat_map(|base| base.manifests.iter().map(move |entry| (base, entry)))
+    {
         if !entry.may_have(&keys) {
             left.manifests.push(entry.clone());
             continue;
         }
-        let (mut kept, mut all_kept) = (Vec::new(), true);
+        let (mut kept, mut removed) = (Vec::new(), Vec::new());
         for listed in entry.listed(storage)? {
             let is_written = keys.contains(&listed.key);
             if is_written {
                 before.insert(listed.key.clone());
             }
             if changes.replaces(&listed.key, &listed.set) {
-                all_kept = false;
                 subtract(&mut left.statistics, &listed.set);
+                removed.push(listed);
                 continue;
             }
             if is_written {
@@ -325,8 +286,18 @@ fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Res
             }
             kept.push(listed);
         }
-        left.removed |= !all_kept;
-        left.manifests.extend(if all_kept { Some(entry.clone()) } else { part_of(entry, &kept) });
+        if removed.is_empty() {
+            left.manifests.push(entry.clone());
+            continue;
+        }
+        left.manifests.extend(part_of(entry, &kept));
+        let features = RowStatistics::open(storage, entry, &base.schema)?.sum(&removed, false)?.features;
+        for (name, feature) in features {
+            if let Some(total) = left.statistics.features.get_mut(&name) {
+                total.values = total.values.saturating_sub(feature.values);
+            }
+            left.removed.entry(name).or_default().merge(&feature);
+        }
     }
     let written = changes.ranges_written().filter(|range| range.samples() > 0);
     after.extend(written.map(|range| range.key.clone()));
@@ -357,6 +328,48 @@ fn subtract(statistics: &mut Statistics, set: &FileSet) {
     statistics.sessions = statistics.sessions.saturating_sub(set.sessions());
     statistics.files = statistics.files.saturating_sub(set.files.len() as u64);
     statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_sub(set.bytes_on_disk());
+}
+
+/// Corrects the smallest and largest ids and lengths of the features in `statistics` after samples with the
+/// statistics `removed` were removed from samples with the statistics `before`. Manifests of the other row groups
+/// are read only if the removed samples may alone have had such an id or length. The newest are read first, until
+/// some have them too.
+fn correct_ends(
+    storage: &Storage,
+    statistics: &mut Statistics,
+    (before, removed): (&Statistics, &BTreeMap<String, FeatureStatistics>),
+    changes: &Changes,
+    manifests: &[ManifestEntry],
+) -> Result<()> {
+    let is_at_end = |(name, before): &(&String, &FeatureStatistics)| {
+        removed.get(*name).is_some_and(|removed| {
+            removed.min_id.is_some_and(|id| before.min_id == Some(id))
+                || removed.max_id.is_some_and(|id| before.max_id == Some(id))
+                || removed.max_length > 0 && removed.max_length == before.max_length
+        })
+    };
+    let uncertain: Vec<_> = before.features.iter().filter(is_at_end).collect();
+    let mut found = Statistics::default();
+    add_written(&mut found, changes);
+    let (mut rest, mut number) = (manifests, 1);
+    while !rest.is_empty()
+        && !uncertain
+            .iter()
+            .all(|(name, before)| found.features.get(*name).is_some_and(|found| found.contains_ends(before)))
+    {
+        let (older, newest) = rest.split_at(rest.len().saturating_sub(number));
+        let all = manifests::statistics(storage, &changes.schema, newest, |_| true, false)?;
+        for (name, feature) in all.features {
+            found.features.entry(name).or_default().merge(&feature);
+        }
+        (rest, number) = (older, 2 * number);
+    }
+    for (name, _) in uncertain {
+        if let Some((feature, found)) = statistics.features.get_mut(name).zip(found.features.get(name)) {
+            *feature = FeatureStatistics { values: feature.values, ..*found };
+        }
+    }
+    Ok(())
 }
 
 /// Adds the written row groups to the totals, except to the number of partitions.

@@ -10,13 +10,13 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::manifest::{Manifest, ManifestFile, Parts, Row, StatisticsRow};
+use super::manifest::{ManifestFile, Parts, Row, StatisticsRow};
 use super::{
     ColumnChanges, DataFile, FileSet, MISSING_DENSE, Order, Partition, RowGroup, RowGroupStatistics,
     SampleStatistics,
 };
 use crate::digest::Digest;
-use crate::{DenseStatistics, Error, PartitionKey, Result, Schema};
+use crate::{DenseStatistics, Error, PartitionKey, Result, Schema, thread_pool};
 
 /// The largest number of manifests that are read in parallel.
 const MOST_THREADS: usize = 16;
@@ -105,35 +105,6 @@ impl ManifestEntry {
             }
         }
         ManifestFile::open(ranges).map_err(wrong)
-    }
-
-    /// Returns a manifest with only the row groups that belong to the snapshot; `None` if all row groups of
-    /// the file do.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`listed`](Self::listed).
-    pub(super) fn live_part(&self, storage: &Storage) -> Result<Option<Manifest>> {
-        let wrong = |message: String| self.wrong(storage, message);
-        let live: usize = self.rows.iter().map(|(first, next)| next.saturating_sub(*first) as usize).sum();
-        if self.open(storage, false)?.len() == live {
-            return Ok(None);
-        }
-        let file = self.open(storage, true)?;
-        let is_live = |number: &usize| {
-            self.rows.iter().any(|(first, next)| (*first as usize..*next as usize).contains(number))
-        };
-        let mut manifest = Manifest { names: file.names().clone(), ..Manifest::default() };
-        let rows = file.rows().map_err(wrong)?.into_iter().enumerate();
-        manifest.rows.extend(rows.filter(|(number, _)| is_live(number)).map(|(_, row)| row));
-        let (mut parts, mut number) = (file.statistics().map_err(wrong)?, 0);
-        while let Some(part) = parts.next().map_err(wrong)? {
-            let (first, rows) = (number, part.len());
-            let live = (first..).zip(part).filter(|(number, _)| is_live(number));
-            manifest.statistics.extend(live.map(|(_, statistics)| statistics));
-            number += rows;
-        }
-        Ok(Some(manifest))
     }
 
     /// Returns the row groups that belong to the snapshot, in manifest order.
@@ -255,8 +226,7 @@ fn of_each<T: Send>(
     entries: &[ManifestEntry],
     read: impl Fn(&ManifestEntry) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(entries.len().clamp(1, MOST_THREADS)).build();
-    let pool = pool.map_err(std::io::Error::other)?;
+    let pool = thread_pool(entries.len().min(MOST_THREADS))?;
     pool.install(|| entries.par_iter().map(&read).collect())
 }
 
@@ -287,7 +257,7 @@ pub(super) fn partitions(
 /// A manifest lists the sets of a range of buckets in order. If some files of a range were rewritten, the
 /// range has sets in several manifests. These sets are ordered by their first bucket, and then by their
 /// first sample.
-fn in_order(mut sets: Vec<(usize, FileSet)>, order: Order) -> Vec<FileSet> {
+pub(super) fn in_order(mut sets: Vec<(usize, FileSet)>, order: Order) -> Vec<FileSet> {
     sets.sort_by_key(|(_, set)| set.bucket);
     if sets.windows(2).all(|pair| pair[0].0 == pair[1].0) || has_divided_sessions(&sets) {
         return sets.into_iter().map(|(_, set)| set).collect();
@@ -391,6 +361,21 @@ impl<'a> RowStatistics<'a> {
         self.decode(number, dense).map_err(|message| entry.wrong(storage, message))
     }
 
+    /// Returns the statistics of the row group in row `number` as a manifest stores them: without those of
+    /// features that the files lack.
+    pub(super) fn stored(&mut self, number: usize) -> Result<RowGroupStatistics> {
+        let RowGroupStatistics { mut features, mut dense } = self.get(number, true)?;
+        let (mut sparse_places, mut dense_places) = (self.sparse.iter(), self.dense.iter());
+        features.retain(|_| sparse_places.next().is_some_and(Option::is_some));
+        dense.retain(|_| dense_places.next().is_some_and(Option::is_some));
+        Ok(RowGroupStatistics { features, dense })
+    }
+
+    /// Returns the row groups that belong to the snapshot, as [`ManifestEntry::listed`].
+    pub(super) fn listed(&self) -> Result<Vec<Listed>> {
+        self.entry.list(&self.file).map_err(|message| self.entry.wrong(self.storage, message))
+    }
+
     fn decode(&mut self, number: usize, dense: bool) -> Result<RowGroupStatistics, String> {
         if number < self.numbers.start {
             (self.parts, self.rows, self.numbers) = (self.file.statistics()?, Vec::new(), 0..0);
@@ -417,7 +402,11 @@ impl<'a> RowStatistics<'a> {
     }
 
     /// Returns the sum over all row groups of these sets.
-    fn sum<'l>(&mut self, listed: impl Iterator<Item = &'l Listed>, dense: bool) -> Result<SampleStatistics> {
+    pub(super) fn sum<'l>(
+        &mut self,
+        listed: impl IntoIterator<Item = &'l Listed>,
+        dense: bool,
+    ) -> Result<SampleStatistics> {
         let (mut sum, mut samples) = (RowGroupStatistics::default(), 0_u64);
         for set in listed {
             samples = samples.saturating_add(set.set.samples);
@@ -468,7 +457,7 @@ pub(super) fn statistics(
     let all = Mutex::new(SampleStatistics::none(schema));
     of_each(entries, |entry| {
         let mut statistics = RowStatistics::open(storage, entry, schema)?;
-        let listed = entry.list(&statistics.file).map_err(|message| entry.wrong(storage, message))?;
+        let listed = statistics.listed()?;
         let mut wanted = listed.iter().filter(|listed| is_wanted(&listed.key)).peekable();
         if wanted.peek().is_some() {
             let sum = statistics.sum(wanted, dense)?;

@@ -10,9 +10,9 @@
 //! A snapshot and the files that it lists never change, so no commit affects a reader that holds a snapshot.
 //! [`commit()`] creates the next snapshot, and [`vacuum`](crate::vacuum) removes old ones.
 //!
-//! A commit writes one manifest, which describes only the new row groups. The cost of a commit therefore does
-//! not depend on earlier commits, apart from one entry for each of their manifests. Opening a dataset reads
-//! the manifests, but no data file.
+//! A commit writes one manifest, which describes only the new row groups, and merges manifests of earlier
+//! commits if there are many small ones. The cost of a commit therefore hardly depends on the number of earlier
+//! commits. Opening a dataset reads the manifests, but no data file.
 
 mod alter;
 mod bucket;
@@ -23,6 +23,7 @@ pub(crate) mod editing;
 mod files;
 mod manifest;
 mod manifests;
+mod merge;
 mod statistics;
 mod store;
 #[cfg(test)]

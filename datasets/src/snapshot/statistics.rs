@@ -66,6 +66,13 @@ impl FeatureStatistics {
         self.max_id = self.max_id.max(other.max_id);
         self.max_length = self.max_length.max(other.max_length);
     }
+
+    /// Returns whether the ids and lengths of other samples are between those of these samples.
+    pub(super) fn contains_ends(&self, other: &Self) -> bool {
+        let mut both = *self;
+        both.merge(other);
+        both == Self { values: both.values, ..*self }
+    }
 }
 
 impl RowGroupStatistics {

@@ -1,5 +1,6 @@
 //! Tests of loading valid and damaged snapshots.
 
+use onefold_base::progress::Silent;
 use serde_json::{Value, json};
 
 use super::editing::{edit_manifest, edit_snapshot};
@@ -8,6 +9,7 @@ use crate::folded::samples::{rows, schema};
 use crate::names::HINT;
 use crate::partition_column::tests::of_texts;
 use crate::vacuum::{VacuumOptions, vacuum};
+use crate::verify::{VerifyOptions, verify};
 use crate::{Commit, DatasetWriter, PartitionType, WriterOptions};
 
 /// Writes a partition of `samples` equal samples and returns the snapshot.
@@ -215,6 +217,50 @@ fn a_vacuum_keeps_what_kept_snapshots_name() {
     assert!(matches!(Snapshot::load_at(root, Some(1)), Err(Error::NoSnapshot(_))));
     // The next commit continues the numbering.
     assert_eq!(write(root, Commit::Append, "day=4", 1).snapshot, 4);
+}
+
+#[test]
+fn many_small_manifests_are_merged() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    for day in 0..100 {
+        let snapshot = write(root, Commit::Append, &format!("day={day:03}"), 2 + day % 3);
+        assert!(snapshot.manifests.len() <= 40, "{} manifests", snapshot.manifests.len());
+    }
+    let all = Snapshot::load(root).unwrap();
+    assert_eq!(all.partitions.len(), 100);
+    assert_eq!(Snapshot::load_at(root, Some(30)).unwrap().partitions, all.partitions[..30]);
+    // A part of a merged manifest is replaced.
+    let replaced = write(root, Commit::Replace, "day=001", 1);
+    assert_eq!(replaced.statistics.samples, all.statistics.samples - 2);
+    assert_eq!(replaced.partitions[2..], all.partitions[2..]);
+    let verified = verify(root, &VerifyOptions::new(1), &Silent).unwrap();
+    assert_eq!((verified.problems, verified.partitions), (vec![], 100));
+}
+
+#[test]
+fn a_replaced_partition_needs_the_statistics_of_few_others() {
+    let item = |snapshot: &Snapshot| snapshot.statistics.features["item"];
+    let dataset = || {
+        let directory = tempfile::tempdir().unwrap();
+        (1..=3).for_each(|day| drop(write(directory.path(), Commit::Append, &format!("day={day}"), 3)));
+        directory
+    };
+    let expected =
+        |values, max_id| FeatureStatistics { values, min_id: Some(2), max_id: Some(max_id), max_length: 1 };
+    let directory = dataset();
+    let entry = Snapshot::load_head(directory.path()).unwrap().manifests.remove(0);
+    let path = directory.path().join(&entry.path);
+    let mut bytes = fs_err::read(&path).unwrap();
+    bytes[entry.statistics_bytes as usize / 2] ^= 1;
+    fs_err::write(&path, bytes).unwrap();
+    // The second partition has the same ids as the third one had.
+    assert_eq!(item(&write(directory.path(), Commit::Replace, "day=3", 2)), expected(8, 3));
+    // Only the third partition has the largest id.
+    let directory = dataset();
+    write(directory.path(), Commit::Replace, "day=2", 2);
+    assert_eq!(item(&write(directory.path(), Commit::Replace, "day=3", 7)), expected(12, 7));
+    assert_eq!(item(&write(directory.path(), Commit::Replace, "day=3", 1)).max_id, Some(3));
 }
 
 #[test]

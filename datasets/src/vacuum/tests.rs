@@ -183,3 +183,28 @@ fn a_dry_run_says_why() {
     assert!([file, left].iter().all(|path| root.join(path).exists()), "a dry run removes nothing");
     assert_eq!(run(root).would_remove, []);
 }
+
+/// Files that others may have put into the dataset's folders do not disturb a vacuum, and it follows no links.
+#[cfg(unix)]
+#[test]
+fn odd_names_and_linked_folders_are_kept() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let (directory, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let root = directory.path();
+    let written = write(root, Commit::Create, "day=1", 3);
+    let file = "day=2/part-00000-0123456789abcdef.parquet";
+    put(other.path(), file, DAY * 30);
+    fs_err::create_dir(other.path().join("day=2/empty")).unwrap();
+    fs_err::os::unix::fs::symlink(other.path().join("day=2"), root.join("data/day=2")).unwrap();
+    fs_err::os::unix::fs::symlink(root, root.join("data/loop")).unwrap();
+    for name in [&b"caf\xe9.txt"[..], b"a\tb"] {
+        fs_err::write(root.join("data").join(OsStr::from_bytes(name)), b"1").unwrap();
+    }
+    let options = VacuumOptions { older_than: Duration::ZERO, ..VacuumOptions::default() };
+    let vacuumed = vacuum(&Storage::open(root).unwrap(), &options).unwrap();
+    assert_eq!((vacuumed.files_removed, vacuumed.foreign_files_kept), (0, 2));
+    assert!(other.path().join(file).exists() && other.path().join("day=2/empty").exists());
+    assert_eq!(Snapshot::load(root).unwrap(), written);
+}

@@ -106,8 +106,8 @@ impl Work<'_> {
     }
 
     fn look(&mut self, snapshot: &Snapshot, users: &Users, absence: &mut Absence) -> Result<()> {
-        let looking = Looking { storage: self.storage, snapshot, users, reporter: self.reporter };
-        looking.look(&mut self.read, absence)?;
+        let search = Search { storage: self.storage, snapshot, users, reporter: self.reporter };
+        search.look(&mut self.read, absence)?;
         absence.snapshots.push(snapshot.snapshot);
         Ok(())
     }
@@ -126,18 +126,11 @@ impl Absence {
     }
 }
 
-/// Searches one snapshot for users.
-struct Looking<'a> {
-    storage: &'a Storage,
-    snapshot: &'a Snapshot,
-    users: &'a Users,
-    reporter: &'a dyn Reporter,
-}
-
 /// The feature that identifies users, and the users by their ids.
 type OfFeature<'a> = (&'a SparseFeature, HashMap<i64, usize>);
 
-impl Looking<'_> {
+/// The search of one snapshot.
+impl Search<'_> {
     /// Searches everything that is not in `read` yet, and adds it to `read`.
     fn look(&self, read: &mut HashSet<String>, absence: &mut Absence) -> Result<()> {
         let feature = self.feature(read, absence)?;
@@ -197,13 +190,12 @@ impl Looking<'_> {
         read: &HashSet<String>,
         absence: &mut Absence,
     ) -> Result<()> {
-        let Self { storage, snapshot, users, reporter } = *self;
         // If a kept column identifies users, `columns` searches it.
-        if matches!(users.told(), Told::ByColumn(..)) {
+        if matches!(self.users.told(), Told::ByColumn(..)) {
             return Ok(());
         }
-        let found = Search { storage, snapshot, users, reporter }.in_range(&partition.key, sets)?;
-        let mut names: Vec<String> = found.users.iter().map(|user| users.shown(*user)).collect();
+        let found = self.in_range(&partition.key, sets)?;
+        let mut names: Vec<String> = found.users.iter().map(|user| self.users.shown(*user)).collect();
         names.sort();
         let more = if names.len() > MOST_NAMES { ", …" } else { "" };
         names.truncate(MOST_NAMES);

@@ -14,7 +14,7 @@ use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::with_values;
 use crate::writer::Counter;
-use crate::{Error, Partition, PartitionFilter, PartitionKey, Problem, Result, Snapshot};
+use crate::{Partition, PartitionFilter, PartitionKey, Problem, Result, Snapshot, thread_pool};
 
 /// Counts samples from another source to compare them with a dataset.
 #[derive(Debug)]
@@ -35,15 +35,14 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if threads cannot be started.
+    /// [`Error::Io`](crate::Error::Io) if threads cannot be started.
     pub fn new(storage: &Storage, snapshot: &'a Snapshot, threads: usize) -> Result<Self> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
         Ok(Self {
             storage: storage.clone(),
             snapshot,
             columns: snapshot.schema.to_arrow(),
             counters: BTreeMap::new(),
-            threads: pool.map_err(|error| Error::Io(std::io::Error::other(error)))?,
+            threads: thread_pool(threads)?,
             partitions: BTreeMap::new(),
             highest: BTreeMap::new(),
         })
@@ -55,7 +54,8 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the columns differ, [`Error::Snapshot`] and [`Error::Storage`] if a manifest
+    /// [`Error::Fault`](crate::Error::Fault) if the columns differ, [`Error::Snapshot`](crate::Error::Snapshot) and
+    /// [`Error::Storage`](crate::Error::Storage) if a manifest
     /// cannot be read.
     pub fn add(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<()> {
         let mut samples = conform(samples, &self.columns)?;
@@ -65,7 +65,7 @@ impl<'a> ExpectedSamples<'a> {
             samples = self.as_known_to(key, &samples)?;
         }
         let (schema, lacks) = (&self.snapshot.schema, self.lacks(key));
-        let counter = self.counters.entry(lacks).or_insert_with_key(|lacks| Counter::without(schema, lacks));
+        let counter = self.counters.entry(lacks).or_insert_with_key(|lacks| Counter::new(schema, lacks));
         let counts = self.threads.install(|| counter.count(std::slice::from_ref(&samples)));
         let (number, digest) = self.partitions.entry(key.clone()).or_default();
         *number += samples.num_rows() as u64;
@@ -120,7 +120,7 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] under the conditions of [`Snapshot::matching`].
+    /// [`Error::Fault`](crate::Error::Fault) under the conditions of [`Snapshot::matching`].
     pub fn problems(&self, filter: &PartitionFilter) -> Result<Vec<Problem>> {
         let mut problems = Vec::new();
         for partition in self.snapshot.matching(filter)? {

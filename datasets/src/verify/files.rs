@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use onefold_storage::Storage;
 
+use super::memory::Memory;
 use crate::names::{DATA, MANIFESTS, VOCABULARIES, is_written};
 use crate::snapshot::{NamedFiles, numbers};
 use crate::{Error, Problem, Result, Snapshot, Vocabulary};
@@ -12,10 +13,17 @@ use crate::{Error, Problem, Result, Snapshot, Vocabulary};
 ///
 /// # Errors
 ///
-/// Returns the errors of [`Vocabulary::read`], except problems of a file.
-pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
+/// Returns the errors of [`Vocabulary::read`], except problems of a file, and an error if a vocabulary does not
+/// fit into `memory_limit` bytes.
+pub(super) fn vocabulary_problems(
+    storage: &Storage,
+    snapshot: &Snapshot,
+    memory_limit: u64,
+) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
     for file in snapshot.vocabularies.values() {
+        let room = Memory::new(memory_limit, 0).wait_for(Vocabulary::reading_bytes(storage, file)).map(drop);
+        room.map_err(|fault| fault.within(&format!("`{}`", storage.shown(&file.path).display())))?;
         match Vocabulary::read(storage, file) {
             Ok(_) => {}
             Err(Error::Vocabulary { message, .. }) => problems.push(Problem::new(&file.path, message)),

@@ -12,13 +12,16 @@ const UNIT: u64 = 1 << 10;
 #[derive(Debug)]
 pub(super) struct Memory {
     limit: u64,
+    /// The bytes that are in use already.
+    held: u64,
     /// The free memory, in units.
     free: Semaphore,
 }
 
 impl Memory {
-    pub(super) fn new(limit: u64) -> Self {
-        Self { limit, free: Semaphore::new(in_units(limit) as usize) }
+    /// Creates a memory of `limit` bytes, of which `held` bytes are in use.
+    pub(super) fn new(limit: u64, held: u64) -> Self {
+        Self { limit, held, free: Semaphore::new(in_units(limit.saturating_sub(held)) as usize) }
     }
 
     /// Waits until `bytes` bytes are free, and takes them until the returned permit is dropped. A thread that
@@ -26,12 +29,18 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Returns an error if `bytes` exceeds the limit.
+    /// Returns an error if the limit does not allow `bytes` beside the bytes that are in use already.
     pub(super) fn wait_for(&self, bytes: u64) -> Result<SemaphorePermit<'_>, Fault> {
-        if bytes > self.limit {
-            let (needed, limit) = (format_bytes(bytes), format_bytes(self.limit));
-            let message = format!("checking it takes up to {needed}, and the memory limit is {limit}");
-            let hint = format!("; it must be at least {}", format_least_bytes(bytes));
+        let needed = bytes.saturating_add(self.held);
+        if needed > self.limit {
+            let sessions = match self.held {
+                0 => String::new(),
+                held => format!(" with the {} of the sessions around it", format_bytes(held)),
+            };
+            let (total, limit) = (format_bytes(needed), format_bytes(self.limit));
+            let message =
+                format!("checking it takes up to {total}{sessions}, and the memory limit is {limit}");
+            let hint = format!("; it must be at least {}", format_least_bytes(needed));
             return Err(Fault::new(Kind::Options, message).hint(text![
                 "raise ",
                 option("memory_limit"),
@@ -55,7 +64,7 @@ mod tests {
 
     #[test]
     fn no_more_is_taken_than_there_is() {
-        let (memory, taken) = (Memory::new(100 * UNIT), AtomicU64::new(0));
+        let (memory, taken) = (Memory::new(107 * UNIT, 7 * UNIT), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for thread in 0..8 {
                 let (memory, taken) = (&memory, &taken);
@@ -77,10 +86,12 @@ mod tests {
     #[test]
     fn what_will_never_fit_is_refused() {
         for limit in [1, 1000, 5 << 20] {
-            let memory = Memory::new(limit);
-            assert!(memory.wait_for(limit).is_ok());
-            let error = memory.wait_for(limit + 1).unwrap_err();
-            assert_eq!(error.kind, Kind::Options);
+            for held in [0, limit / 2] {
+                let memory = Memory::new(limit, held);
+                assert!(memory.wait_for(limit - held).is_ok());
+                let error = memory.wait_for(limit - held + 1).unwrap_err();
+                assert_eq!(error.kind, Kind::Options);
+            }
         }
     }
 }

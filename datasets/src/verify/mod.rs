@@ -11,8 +11,8 @@
 //! A problem does not stop the verification. However, a column chunk with a wrong checksum is not decoded,
 //! and a total that depends on an unreadable row group is not compared. Enough files are open at a time to
 //! keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one
-//! decoded column and 16 bytes per sample, and waits until the memory limit allows this. In addition, a range
-//! of buckets takes 8 bytes per session, or 16 in arrival order.
+//! decoded column and 16 bytes per sample, and waits until the memory limit allows this. The limit includes the
+//! sessions of the current bucket, which take up to 16 bytes each, and each vocabulary while it is checked.
 
 mod absent;
 mod against;
@@ -44,7 +44,9 @@ use crate::digest::Digest;
 use crate::names::DATA;
 use crate::scan::OpenFiles;
 use crate::snapshot::RowGroupStatistics;
-use crate::{Buckets, Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
+use crate::{
+    Buckets, Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot, thread_pool,
+};
 
 /// The largest number of problems that are reported with their locations. All problems are counted.
 pub const MOST_PROBLEMS: usize = 100;
@@ -52,6 +54,12 @@ pub const MOST_PROBLEMS: usize = 100;
 /// The number of row groups per thread whose files are open at a time. Files with more row groups are opened
 /// alone.
 const ROW_GROUPS_OF_THREAD: usize = 8;
+/// The memory in bytes that a run of samples of one session takes: 8 in the result of its row group, and up to
+/// 16 among the sessions of its bucket.
+const RUN_BYTES: u64 = 24;
+/// The divisor that gives the part of the memory limit for the runs of row groups whose files are open at a
+/// time.
+const RUNS_SHARE: u64 = 4;
 
 /// Options of a verification.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +68,8 @@ pub struct VerifyOptions {
     pub threads: usize,
     /// The number of the snapshot; `None` for the newest one.
     pub snapshot: Option<u64>,
-    /// The memory limit, in bytes, of the row groups that are read in parallel.
+    /// The memory limit, in bytes, of the row groups that are read in parallel, of the sessions of a bucket,
+    /// and of a vocabulary.
     pub memory_limit: u64,
 }
 
@@ -121,20 +130,19 @@ impl Verification {
 ///
 /// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no valid snapshot, [`Error::Storage`] if a file
 /// cannot be read or is replaced by another one meanwhile, [`Error::Io`] if threads cannot be started,
-/// [`Error::Fault`] if a row group does not fit into the memory limit.
+/// [`Error::Fault`] if a row group, the sessions of a bucket or a vocabulary do not fit into the memory limit.
 pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter) -> Result<Verification> {
     let started = Instant::now();
     let storage = Storage::open(location)?;
     let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
-    let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
-    let memory = Memory::new(options.memory_limit);
+    let pool = thread_pool(options.threads)?;
+    let memory_limit = options.memory_limit;
     let mut found = Found::default();
     let mut expected = Expected::new(&storage, &snapshot)?;
-    let work = Work { storage: &storage, snapshot: &snapshot, pool: &pool, memory: &memory, reporter };
+    let work = Work { storage: &storage, snapshot: &snapshot, pool: &pool, memory_limit, reporter };
     work.check_partitions(&mut expected, &mut found)?;
     found.add(snapshot_problems(&snapshot, expected.features()));
-    found.add(vocabulary_problems(&storage, &snapshot)?);
+    found.add(vocabulary_problems(&storage, &snapshot, memory_limit)?);
     let mut warnings = unnamed_files(&storage, &snapshot)?;
     warnings.truncate(MOST_PROBLEMS);
     let sets = || snapshot.partitions.iter().flat_map(|partition| &partition.files);
@@ -204,7 +212,7 @@ struct Work<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
     pool: &'a rayon::ThreadPool,
-    memory: &'a Memory,
+    memory_limit: u64,
     reporter: &'a dyn Reporter,
 }
 
@@ -224,10 +232,11 @@ impl<'a> Work<'a> {
         let (mut rest, mut open) = (&sets[..], None);
         let mut checked = Ok(());
         while !rest.is_empty() && checked.is_ok() {
-            let mut row_groups = 0;
+            let (mut row_groups, mut bytes) = (0, 0_u64);
             let fits = rest.iter().take_while(|(_, set)| {
                 row_groups += set.row_groups.len();
-                row_groups <= most
+                bytes = bytes.saturating_add(run_bytes(set));
+                row_groups <= most && bytes <= self.memory_limit / RUNS_SHARE
             });
             let (together, others) = rest.split_at(fits.count().max(1));
             rest = others;
@@ -246,7 +255,10 @@ impl<'a> Work<'a> {
         open: &mut Option<OpenRange<'a>>,
         found: &mut Found<'a>,
     ) -> Result<()> {
-        let Self { storage, snapshot, pool, memory, reporter } = *self;
+        let Self { storage, snapshot, pool, memory_limit, reporter } = *self;
+        let open_bucket = open.as_ref().map_or(0, |open| open.order.bytes());
+        let held = sets.iter().fold(open_bucket, |sum, (_, set)| sum.saturating_add(run_bytes(set)));
+        let memory = Memory::new(memory_limit, held);
         let open_files = |set: &FileSet| -> Result<OpenFiles> {
             let files = OpenFiles::open(storage, snapshot, set)?;
             files.check_columns(&snapshot.columns_of(set))?;
@@ -291,6 +303,12 @@ impl<'a> Work<'a> {
     }
 }
 
+/// Returns the memory in bytes that the runs of a set take after its row groups were checked.
+fn run_bytes(set: &FileSet) -> u64 {
+    let runs = set.row_groups.iter().map(|row_group| row_group.runs.min(row_group.samples));
+    runs.fold(0, |sum, runs| sum.saturating_add(runs.saturating_mul(RUN_BYTES)))
+}
+
 /// Returns the name of a row group for errors.
 fn row_group_of(storage: &Storage, files: &OpenFiles, index: usize) -> String {
     format!("row group {index} of `{}`", storage.shown(&files.path).display())
@@ -326,7 +344,7 @@ impl<'a> OpenRange<'a> {
 
     /// Checks the range as a whole. Its sessions are checked only if all row groups were read.
     fn end(self, found: &mut Found<'a>) {
-        let Self { range: BucketRange { partition, sets }, buckets, order, whole, .. } = self;
+        let Self { range: BucketRange { partition, sets }, buckets, mut order, whole, .. } = self;
         if !whole {
             found.unread.insert(&partition.key);
         }

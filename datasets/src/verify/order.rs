@@ -1,7 +1,5 @@
 //! Checks the order of samples and sessions, within and between row groups.
 
-use std::collections::HashSet;
-
 use crate::{Buckets, Order, Problem, SESSION_COLUMN, TIME_COLUMN};
 
 /// Returns a message if the order does not allow session `now` after session `before`.
@@ -50,11 +48,7 @@ pub(super) fn check_row_group(
     span.last = (sessions[sessions.len() - 1], *last);
     match order.is_clustered() {
         true => span.runs.push(sessions[0]),
-        false => {
-            span.runs.extend_from_slice(sessions);
-            span.runs.sort_unstable();
-            span.runs.dedup();
-        }
+        false => span.runs = distinct(sessions.to_vec()),
     }
     let mut numbers = Finding::default();
     let mut descending = Finding::default();
@@ -93,8 +87,16 @@ pub(super) fn check_row_group(
         }
         span.last_start = Some(times[row]);
     }
+    span.runs.shrink_to_fit();
     let found = [(SESSION_COLUMN, numbers), (TIME_COLUMN, descending), (TIME_COLUMN, starts)];
     (span, found.into_iter().filter_map(|(column, finding)| finding.told(column)).collect())
+}
+
+/// Returns the distinct sessions in ascending order.
+fn distinct(mut sessions: Vec<i64>) -> Vec<i64> {
+    sessions.sort_unstable();
+    sessions.dedup();
+    sessions
 }
 
 const STARTS_EARLIER: &str = "the session starts earlier than the one before it";
@@ -134,10 +136,15 @@ impl Finding {
 pub(super) struct OrderCheck {
     order: Order,
     buckets: Buckets,
-    /// The session of each run of samples so far, in clustered order: 8 bytes per session.
+    /// The session of each run of samples of the last bucket so far. In arrival order, a session may be in
+    /// it several times, but at most half of it are repetitions.
     runs: Vec<i64>,
-    /// The sessions so far, in arrival order: about 16 bytes per session.
-    seen: HashSet<i64>,
+    /// The number of distinct sessions at the start of `runs`, in arrival order.
+    distinct: usize,
+    /// The number of sessions of earlier buckets.
+    sessions: u64,
+    /// A session whose samples are not contiguous, in clustered order.
+    split: Option<i64>,
     /// The session and time of the last row; `None` before the first row group and after an unreadable one.
     last: Option<(i64, i64)>,
     /// The start time of the session of the last row, if it is known.
@@ -161,7 +168,9 @@ impl OrderCheck {
             order,
             buckets,
             runs: Vec::new(),
-            seen: HashSet::new(),
+            distinct: 0,
+            sessions: 0,
+            split: None,
             last: None,
             session_start: None,
             row_groups: Vec::new(),
@@ -212,26 +221,53 @@ impl OrderCheck {
             self.session_start = span.last_start.or(self.session_start);
         }
         self.last = Some(span.last);
-        match self.order.is_clustered() {
-            true => self.runs.extend(span.runs.iter().skip(usize::from(continues))),
-            false => self.seen.extend(span.runs),
-        }
+        self.add_runs(&span.runs[usize::from(continues)..]);
         let (path, decoded_bytes) = (path.to_owned(), span.decoded_bytes);
         self.row_groups.push(Ended { path, index, decoded_bytes, inside_session: false });
         problems
     }
 
+    /// Adds runs of samples. A session belongs to one bucket, so the sessions of a bucket are counted when the
+    /// next bucket begins.
+    fn add_runs(&mut self, runs: &[i64]) {
+        let buckets = self.buckets;
+        for of_bucket in runs.chunk_by(|a, b| buckets.bucket_of(*a) == buckets.bucket_of(*b)) {
+            let bucket = buckets.bucket_of(of_bucket[0]);
+            if self.runs.last().is_some_and(|last| buckets.bucket_of(*last) != bucket) {
+                self.end_bucket();
+            }
+            self.runs.extend_from_slice(of_bucket);
+        }
+        if !self.order.is_clustered() && self.runs.len() > 2 * self.distinct {
+            self.runs = distinct(std::mem::take(&mut self.runs));
+            self.distinct = self.runs.len();
+        }
+    }
+
+    /// Counts the sessions of the last bucket and forgets them.
+    fn end_bucket(&mut self) {
+        let mut runs = std::mem::take(&mut self.runs);
+        runs.sort_unstable();
+        if self.order.is_clustered() {
+            let split = runs.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
+            self.split = self.split.or(split);
+        }
+        runs.dedup();
+        self.sessions += runs.len() as u64;
+        self.distinct = 0;
+    }
+
+    /// Returns the memory in bytes that the sessions of the last bucket take at most after some more were
+    /// added, apart from the memory of those: a vector at most doubles.
+    pub(super) fn bytes(&self) -> u64 {
+        2 * size_of::<i64>() as u64 * self.runs.len() as u64
+    }
+
     /// Returns the number of sessions of the range, and in clustered order a session whose samples are not
     /// contiguous, if there is one.
-    pub(super) fn sessions(&self) -> (u64, Option<i64>) {
-        if !self.order.is_clustered() {
-            return (self.seen.len() as u64, None);
-        }
-        let mut sessions = self.runs.clone();
-        sessions.sort_unstable();
-        let split = sessions.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
-        sessions.dedup();
-        (sessions.len() as u64, split)
+    pub(super) fn sessions(&mut self) -> (u64, Option<i64>) {
+        self.end_bucket();
+        (self.sessions, self.split)
     }
 
     /// Returns the number of row groups that begin inside a session.

@@ -161,7 +161,7 @@ impl Dataset {
 
     /// Updates the digests and statistics of the file's row groups in the manifest, for the layout `rows`.
     fn recount(&self) {
-        let counter = Counter::new(&schema());
+        let counter = Counter::new(&schema(), &[]);
         let counts: Vec<_> =
             self.row_groups().iter().map(|rows| counter.count(std::slice::from_ref(rows))).collect();
         self.edit_manifest(|manifest| {
@@ -297,8 +297,8 @@ fn a_sound_dataset_has_no_problem() {
     }
 }
 
-/// A limit that suffices for each single row group suffices for any number of threads. With a lower limit, the
-/// verification fails instead of skipping a row group.
+/// A limit that suffices for the sessions and for each single row group suffices for any number of threads. With
+/// a limit below a row group, the verification fails instead of skipping it.
 #[test]
 fn a_small_limit_finds_the_same() {
     for layout in [Layout::Rows, Layout::Folded] {
@@ -311,17 +311,53 @@ fn a_small_limit_finds_the_same() {
         };
         let most =
             snapshot.partitions.iter().flat_map(|partition| &partition.files).map(needed).max().unwrap();
+        let sessions = 40 * snapshot.statistics.samples;
         for threads in [1, 4] {
             let with = |memory_limit| {
                 let options = VerifyOptions { memory_limit, ..VerifyOptions::new(threads) };
                 verify(dataset.root(), &options, &Silent)
             };
-            let verification = with(most).unwrap();
+            let verification = with(most + sessions).unwrap();
             assert_eq!((verification.problems, verification.digest), (vec![], dataset.verify().digest));
             let error = with(most - 1).unwrap_err().to_string();
             let hint = "hint: raise the option `memory_limit`";
             assert!(error.contains("row group ") && error.contains(hint), "{error}");
         }
+    }
+}
+
+/// Each sample is a session. The sessions of one bucket are in memory at a time.
+#[test]
+fn sessions_and_vocabularies_count_towards_the_limit() {
+    const SAMPLES: i64 = 8_000;
+    let check = |buckets: u32, entries: i64| {
+        let (directory, mut schema) = (tempfile::tempdir().unwrap(), schema());
+        schema.groups[1].features[0].vocabulary = Some("items".to_owned());
+        let buckets = Buckets { number: buckets, in_range: buckets };
+        let options = WriterOptions {
+            buckets,
+            row_group_bytes: 1_500,
+            file_bytes: 6_000,
+            ..WriterOptions::new(Order::SessionHash)
+        };
+        let mut writer = DatasetWriter::create(directory.path(), schema, options).unwrap();
+        let rows = rows(&vec![[vec![1], vec![], vec![2], vec![1]]; SAMPLES as usize]);
+        let mut columns = rows.columns().to_vec();
+        let sessions = (0..SAMPLES).map(|number| number * (i64::MAX / SAMPLES));
+        columns[0] = Arc::new(Int64Array::from_iter_values(sessions));
+        let rows = RecordBatch::try_new(rows.schema(), columns).unwrap();
+        writer.write(&PartitionKey::default(), &rows).unwrap();
+        let vocabulary = Vocabulary::from_counts((0..entries).map(|original| (original, 1)), 1);
+        writer.add_vocabulary("items", &vocabulary).unwrap();
+        writer.finish().unwrap();
+        let options = VerifyOptions { memory_limit: 64 << 10, ..VerifyOptions::new(1) };
+        verify(directory.path(), &options, &Silent).map_err(|error| error.to_string())
+    };
+    let verification = check(64, 1).unwrap();
+    assert_eq!((verification.problems, verification.sessions), (vec![], SAMPLES as u64));
+    for (error, place) in [(check(1, 1), "row group "), (check(64, 1_000), "vocabularies/items-")] {
+        let error = error.unwrap_err();
+        assert!(error.contains(place) && error.contains("hint: raise the option `memory_limit`"), "{error}");
     }
 }
 

@@ -35,6 +35,17 @@ impl CountBudget {
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
+    /// Grows a full table; returns `false` if there is not enough memory left.
+    pub(super) fn grow(&self, table: &mut IdTable) -> bool {
+        let (old, new) = (table.memory_bytes(), table.grown_bytes());
+        let fits = self.take(new);
+        if fits {
+            table.grow();
+            self.give_back(old + new - table.memory_bytes());
+        }
+        fits
+    }
+
     pub(super) fn give_back(&self, bytes: usize) {
         self.left.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -99,17 +110,14 @@ impl VocabularyCounter {
 
     #[cold]
     fn grow(&mut self) -> Result<()> {
-        let (old, new) = (self.counts.memory_bytes(), self.counts.grown_bytes());
-        if !self.budget.take(new) {
-            return Err(Error::TooManyIds {
-                feature: self.feature.clone(),
-                distinct: self.counts.len() as u64,
-                limit: self.budget.limit,
-            });
+        if self.budget.grow(&mut self.counts) {
+            return Ok(());
         }
-        self.counts.grow();
-        self.budget.give_back(old + new - self.counts.memory_bytes());
-        Ok(())
+        Err(Error::TooManyIds {
+            feature: self.feature.clone(),
+            distinct: self.counts.len() as u64,
+            limit: self.budget.limit,
+        })
     }
 }
 

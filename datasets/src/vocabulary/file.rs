@@ -14,6 +14,7 @@ use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
 use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::properties::WriterProperties;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -29,6 +30,9 @@ const BATCH_ROWS: usize = 64 << 10;
 const ROW_GROUP_ROWS: usize = 1 << 20;
 /// More bytes than the footer of a file takes: less than 1 KiB per row group.
 const FOOTER_BYTES: u64 = 1 << 20;
+/// The memory in bytes that an entry takes in addition to its text: up to 39 in the map of ids, and up to 16 each
+/// in the columns of counts and originals, which grow by doubling.
+const ENTRY_BYTES: u64 = 72;
 
 /// The description of a vocabulary's file in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,16 +122,21 @@ impl Vocabulary {
     ///
     /// [`Error::Storage`] if the file cannot be read, [`Error::Vocabulary`] if it is not a vocabulary.
     pub fn read_kind(storage: &Storage, file: &VocabularyFile) -> Result<OriginalKind> {
-        let length = file.bytes_on_disk;
-        let start = length.saturating_sub(FOOTER_BYTES);
-        let ranges =
-            storage.read_ranges(&file.path, length, std::iter::once(start..length).collect(), None)?;
-        // The Parquet decoder panics on some damaged bytes.
-        let kind = catch_panic(|| {
-            let footer = ArrowReaderMetadata::load(&ranges, ArrowReaderOptions::new());
-            kind_of(footer.map_err(|error| error.to_string())?.schema())
-        });
+        let kind = kind_of(read_footer(storage, file)?.schema());
         kind.map_err(|message| Error::Vocabulary { path: storage.shown(&file.path), message })
+    }
+
+    /// Estimates the largest number of bytes of memory that [`read`](Self::read) takes, from the end of the
+    /// file.
+    pub(crate) fn reading_bytes(storage: &Storage, file: &VocabularyFile) -> u64 {
+        // Without a valid footer, `read` decodes nothing.
+        let decoded = read_footer(storage, file).map_or(0, |footer| {
+            let sizes = footer.metadata().row_groups().iter().map(RowGroupMetaData::total_byte_size);
+            sizes.fold(0_u64, |sum, bytes| sum.saturating_add(u64::try_from(bytes).unwrap_or(0)))
+        });
+        let entries = file.entries.saturating_mul(ENTRY_BYTES);
+        // The buffer of the texts at most doubles.
+        file.bytes_on_disk.saturating_add(decoded.saturating_mul(2)).saturating_add(entries)
     }
 
     /// Reads and fully checks the vocabulary in `file`, as recorded by a snapshot of the dataset in
@@ -155,6 +164,18 @@ impl Vocabulary {
         // The Parquet decoder panics on some damaged bytes.
         catch_panic(|| decode(content, file.entries)).map_err(wrong)
     }
+}
+
+/// Reads the Parquet metadata of the vocabulary in `file`.
+fn read_footer(storage: &Storage, file: &VocabularyFile) -> Result<ArrowReaderMetadata> {
+    let length = file.bytes_on_disk;
+    let start = length.saturating_sub(FOOTER_BYTES);
+    let ranges = storage.read_ranges(&file.path, length, std::iter::once(start..length).collect(), None)?;
+    // The Parquet decoder panics on some damaged bytes.
+    let footer = catch_panic(|| {
+        ArrowReaderMetadata::load(&ranges, ArrowReaderOptions::new()).map_err(|error| error.to_string())
+    });
+    footer.map_err(|message| Error::Vocabulary { path: storage.shown(&file.path), message })
 }
 
 /// Returns the columns of a file with originals of this kind.

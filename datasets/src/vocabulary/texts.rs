@@ -98,17 +98,16 @@ impl TextIds {
 
     /// Adds a text that has no number yet.
     fn add(&self, shard: &mut Shard, number: i64, text: &str) -> Result<i64> {
-        if shard.places.is_full() {
-            let (old, new) = (shard.places.memory_bytes(), shard.places.grown_bytes());
-            self.take(new)?;
-            shard.places.grow();
-            self.budget.give_back(old + new - shard.places.memory_bytes());
+        if shard.places.is_full() && !self.budget.grow(&mut shard.places) {
+            return Err(self.too_many());
         }
         let bytes = shard.texts.len() + LENGTH_BYTES + text.len();
         let old = shard.texts.capacity();
         if bytes > old {
             let new = bytes.max(2 * old).max(FEWEST_TEXT_BYTES);
-            self.take(new)?;
+            if !self.budget.take(new) {
+                return Err(self.too_many());
+            }
             shard.texts.reserve_exact(new - shard.texts.len());
             self.budget.give_back(old);
         }
@@ -118,10 +117,6 @@ impl TextIds {
         shard.places.add(number, place);
         self.distinct.fetch_add(1, Ordering::Relaxed);
         Ok(number)
-    }
-
-    fn take(&self, bytes: usize) -> Result<()> {
-        if self.budget.take(bytes) { Ok(()) } else { Err(self.too_many()) }
     }
 
     fn too_many(&self) -> Error {

@@ -18,8 +18,8 @@ use onefold_storage::random_name;
 
 use super::bucket::{BucketWriters, Pushed};
 use super::data_file::DataFileWriter;
-use super::{DatasetWriter, WAITING_PART};
-use crate::names::{WRITTEN_FOLDERS, data_file};
+use super::{DatasetWriter, WAITING_PART, discard};
+use crate::names::data_file;
 use crate::scan::OpenFiles;
 use crate::snapshot::not_a_dataset;
 use crate::{ColumnChanges, DataFile, Error, FileSet, PartitionKey, Result, Schema, Snapshot, WrittenBucket};
@@ -198,11 +198,8 @@ impl Drop for ColumnsWriter {
     fn drop(&mut self) {
         // An incomplete file does not exist in the storage yet.
         drop(self.open.take());
-        if !self.files.is_empty() {
-            let paths = std::mem::take(&mut self.files).into_iter().map(|file| file.path);
-            self.writers.storage.clean_up(paths.collect());
-            self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
-        }
+        let paths = std::mem::take(&mut self.files).into_iter().map(|file| file.path);
+        discard(&self.writers.storage, paths.collect());
     }
 }
 

@@ -1,23 +1,21 @@
 //! Writes the samples of a range of buckets of a partition: cuts them into row groups and files.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use onefold_storage::{Storage, random_name};
-use parquet::basic::ZstdLevel;
 
 use super::columns::FileColumns;
 use super::count::Counter;
 use super::data_file::DataFileWriter;
 use super::encoders::Encoders;
 use super::order::SampleOrder;
-use super::{WAITING_PART, WriterOptions};
-use crate::names::{WRITTEN_FOLDERS, data_file};
+use super::{WAITING_PART, WriterOptions, discard};
+use crate::names::data_file;
 use crate::schema::with_sample_keys;
-use crate::{Buckets, Error, PartitionKey, Result, Schema, WrittenBucket};
+use crate::{Buckets, PartitionKey, Result, Schema, WrittenBucket};
 
 /// The largest target size of a row group in decoded bytes. A row group can reach twice this size, for which
 /// 32-bit offsets still suffice.
@@ -39,61 +37,29 @@ pub(super) struct Format {
     pub(super) counter: Counter,
     /// The indices of the dense features among the samples' columns.
     pub(super) dense: Vec<usize>,
-    pub(super) level: ZstdLevel,
     pub(super) encoders: Encoders,
 }
 
 impl Format {
-    /// Creates the format of the files of a dataset at `location`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] if the column order contains an unknown column.
-    pub(super) fn new(
-        location: &Path,
+    /// Creates the format of files with these columns. Statistics are not collected for the features in `lacks`,
+    /// which no file of the set has.
+    fn new(
         schema: &Schema,
+        columns: FileColumns,
+        lacks: &[String],
         options: WriterOptions,
         encoders: Encoders,
-    ) -> Result<Self> {
-        let columns = FileColumns::new(schema, &options)?;
-        let level =
-            ZstdLevel::try_new(options.zstd_level).map_err(|error| Error::write_parquet(location, error))?;
-        Ok(Self {
-            columns_of_samples: with_sample_keys(schema.to_arrow(), options.sample_keys),
-            columns,
-            counter: Counter::new(schema),
-            dense: dense_columns(schema),
-            level,
-            encoders,
-            options,
-        })
+    ) -> Self {
+        let columns_of_samples = with_sample_keys(schema.to_arrow(), options.sample_keys);
+        let counted = schema.dense.iter().filter(|name| !lacks.contains(name));
+        let dense = counted.filter_map(|name| columns_of_samples.index_of(name).ok()).collect();
+        Self { columns_of_samples, options, columns, counter: Counter::new(schema, lacks), dense, encoders }
     }
-}
 
-impl Format {
-    /// Returns the format of files that have only these `columns`. Statistics are not collected for the
-    /// features in `lacks`, which no file of the set has.
+    /// Returns the format of files that have only these `columns`, beside files that lack some features.
     pub(super) fn of_some(&self, schema: &Schema, columns: FileColumns, lacks: &[String]) -> Self {
-        let counted = self
-            .dense
-            .iter()
-            .filter(|place| !lacks.iter().any(|name| name == self.columns_of_samples.field(**place).name()));
-        Self {
-            columns_of_samples: Arc::clone(&self.columns_of_samples),
-            columns,
-            counter: Counter::without(schema, lacks),
-            dense: counted.copied().collect(),
-            level: self.level,
-            encoders: self.encoders.clone(),
-            options: self.options.clone(),
-        }
+        Self::new(schema, columns, lacks, self.options.clone(), self.encoders.clone())
     }
-}
-
-/// Returns the indices of the dense features among the columns of [`Schema::to_arrow`].
-fn dense_columns(schema: &Schema) -> Vec<usize> {
-    let columns = schema.to_arrow();
-    schema.dense.iter().filter_map(|name| columns.index_of(name).ok()).collect()
 }
 
 /// Creates the writers of a dataset's ranges of buckets, which can run in parallel.
@@ -116,14 +82,15 @@ impl BucketWriters {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if no dataset can have the schema or the buckets, or if the column order contains an
-    /// unknown column.
+    /// [`Error::Fault`](crate::Error::Fault) if no dataset can have the schema or the buckets, or if the column
+    /// order contains an unknown column.
     pub fn new(storage: Storage, schema: Schema, options: WriterOptions, encoders: Encoders) -> Result<Self> {
         schema.validate()?;
         options.check_buckets()?;
         let (buckets, threads) = (options.buckets, encoders.threads());
         let storage = storage.with_upload_parts(encoders.upload_parts.clone());
-        let format = Arc::new(Format::new(storage.location(), &schema, options, encoders)?);
+        let columns = FileColumns::new(&schema, &options)?;
+        let format = Arc::new(Format::new(&schema, columns, &[], options, encoders));
         Ok(Self { storage, attempt: random_name(), format, buckets, threads })
     }
 
@@ -189,7 +156,7 @@ impl BucketWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the sample belongs before the previous one.
+    /// [`Error::Fault`](crate::Error::Fault) if the sample belongs before the previous one.
     pub fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
         let sessions = self.order.sessions();
         let starts_run = self.order.sample(session, time)?;
@@ -216,8 +183,8 @@ impl BucketWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] and [`Error::Fault`] if a file cannot be written, and the errors of decoding. They
-    /// may concern an earlier row group.
+    /// [`Error::Storage`](crate::Error::Storage) and [`Error::Fault`](crate::Error::Fault) if a file cannot be
+    /// written, and the errors of decoding. They may concern an earlier row group.
     pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
         let pushed = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.pushed));
         self.append_encoded()?;
@@ -293,9 +260,6 @@ impl Drop for BucketWriter {
         // Incomplete files do not exist in the storage yet.
         drop(self.open.take());
         self.ending.clear();
-        if !self.started.is_empty() {
-            self.writers.storage.clean_up(std::mem::take(&mut self.started));
-            self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
-        }
+        discard(&self.writers.storage, std::mem::take(&mut self.started));
     }
 }

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
-use super::{BucketWriter, BucketWriters};
-use crate::names::WRITTEN_FOLDERS;
+use super::{BucketWriter, BucketWriters, discard};
 use crate::{Result, WrittenBucket};
 
 /// Closes ranges of buckets on separate threads, so that the caller does not wait until the last files are
@@ -77,11 +76,7 @@ impl Drop for ClosingBuckets {
             // Ignores further errors; the caller reports the first one.
             self.ended.extend(thread.join().into_iter().flatten());
         }
-        let paths: Vec<String> =
-            self.ended.iter().flat_map(WrittenBucket::paths).map(str::to_owned).collect();
-        if !paths.is_empty() {
-            self.writers.storage.clean_up(paths);
-            self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
-        }
+        let paths = self.ended.iter().flat_map(WrittenBucket::paths).map(str::to_owned).collect();
+        discard(&self.writers.storage, paths);
     }
 }

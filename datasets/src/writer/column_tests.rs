@@ -175,7 +175,7 @@ fn kept_columns_come_back_and_are_part_of_the_digest() {
                     let values = open.kept(group, column).unwrap();
                     assert_eq!(&values, &expected[column.name.as_str()].slice(first, values.len()));
                 }
-                first += open.rows(group);
+                first += file.row_groups[group].samples as usize;
             }
         }
         assert_eq!(first, samples.len());

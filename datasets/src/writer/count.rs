@@ -32,12 +32,8 @@ pub(crate) struct Counts {
 }
 
 impl Counter {
-    pub(crate) fn new(schema: &Schema) -> Self {
-        Self::without(schema, &[])
-    }
-
     /// Creates a counter of samples from files that lack some features.
-    pub(crate) fn without(schema: &Schema, lacks: &[String]) -> Self {
+    pub(crate) fn new(schema: &Schema, lacks: &[String]) -> Self {
         let columns = schema.to_arrow();
         let is_counted = |name: &String| name != SESSION_COLUMN && !lacks.contains(name);
         let seed = |name: &String| is_counted(name).then(|| ColumnSeed::new(name));
@@ -155,7 +151,7 @@ mod tests {
 
     #[test]
     fn counts_are_those_of_the_lists_however_they_are_cut() {
-        let (all, counter) = (rows(&samples()), Counter::new(&schema()));
+        let (all, counter) = (rows(&samples()), Counter::new(&schema(), &[]));
         let counts = counter.count(std::slice::from_ref(&all));
         let of =
             |values, min_id, max_id, max_length| FeatureStatistics { values, min_id, max_id, max_length };
@@ -187,7 +183,7 @@ mod tests {
             (name, column)
         });
         let viewed = RecordBatch::try_from_iter(columns).unwrap();
-        let counter = Counter::new(&schema());
+        let counter = Counter::new(&schema(), &[]);
         assert_eq!(counter.count(&[viewed]), counter.count(&[all]));
     }
 }

@@ -24,7 +24,6 @@ use futures::future::Shared;
 use onefold_storage::Storage;
 use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory};
 use parquet::arrow::{ArrowSchemaConverter, add_encoded_arrow_schema_to_metadata};
-use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
@@ -33,7 +32,7 @@ use rayon::prelude::*;
 use super::bucket::{Decode, Format, Pushed};
 use super::checksums::ChecksumWriter;
 use super::columns::{FileColumns, leaf_path};
-use super::encodings::Encoded;
+use super::encodings::{Encoded, compression};
 use super::row_group::{choose_encodings, encode};
 use super::{session_ids, times};
 use crate::conform::conform;
@@ -213,8 +212,8 @@ fn encode_row_group(
     let (columns, pool) = (&format.columns, &format.encoders.pool);
     let mut file = None;
     if let Some((empty, chosen)) = empty {
-        let encodings = pool.install(|| choose_encodings(path, columns, &rows, format.level))?;
-        let (begun, factory) = begin(empty, columns, format.level, &encodings).map_err(wrong)?;
+        let encodings = pool.install(|| choose_encodings(path, columns, &rows))?;
+        let (begun, factory) = begin(empty, columns, &encodings).map_err(wrong)?;
         file = Some(Box::new(begun));
         // If there is only one row group, no other thread receives this.
         let _ = chosen.send(Arc::new(factory));
@@ -248,11 +247,10 @@ fn dense_statistics(dense: &[usize], rows: &[RecordBatch]) -> Vec<DenseStatistic
 fn begin(
     file: ChecksumWriter,
     columns: &FileColumns,
-    level: ZstdLevel,
     encodings: &[Encoded],
 ) -> Result<(SerializedFileWriter<ChecksumWriter>, ArrowRowGroupWriterFactory), ParquetError> {
     let mut properties = WriterProperties::builder()
-        .set_compression(Compression::ZSTD(level))
+        .set_compression(compression()?)
         .set_max_row_group_row_count(None)
         .set_sorting_columns(Some(columns.sorting.clone()))
         .set_dictionary_enabled(false);

@@ -50,6 +50,11 @@ pub(super) enum Encoded {
     Values(Encoding),
 }
 
+/// Returns the compression of pages.
+pub(super) fn compression() -> ParquetResult<Compression> {
+    Ok(Compression::ZSTD(ZstdLevel::try_new(3)?))
+}
+
 /// A sample of a column's values, without nulls.
 #[derive(Debug)]
 pub(super) struct Sample {
@@ -112,12 +117,12 @@ impl Sample {
         Self { distinct: (count_distinct(&values), distinct.estimate()), values, total }
     }
 
-    /// Chooses the encoding, for pages that zstd compresses at `level`.
+    /// Chooses the encoding.
     ///
     /// # Errors
     ///
     /// Returns the Parquet writer's error if it cannot encode the values.
-    pub(super) fn choose(&self, level: ZstdLevel) -> ParquetResult<Encoded> {
+    pub(super) fn choose(&self) -> ParquetResult<Encoded> {
         let candidates = match self.values.data_type() {
             DataType::Float32 => &[Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT][..],
             DataType::Utf8 => &[Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY],
@@ -131,14 +136,14 @@ impl Sample {
         if self.values.is_empty() {
             return Ok(Encoded::Values(candidates[0]));
         }
-        let size = |encoding: &Encoding| Ok((*encoding, self.size(Encoded::Values(*encoding), level)?.0));
+        let size = |encoding: &Encoding| Ok((*encoding, self.size(Encoded::Values(*encoding))?.0));
         let values = candidates.iter().map(size).collect::<ParquetResult<_>>()?;
-        Ok(Tried { values, dictionary: self.dictionary_size(level)? }.best())
+        Ok(Tried { values, dictionary: self.dictionary_size()? }.best())
     }
 
     /// Estimates the size of the sample with a dictionary: its share of the row group's dictionary, and its
     /// indices.
-    fn dictionary_size(&self, level: ZstdLevel) -> ParquetResult<f64> {
+    fn dictionary_size(&self) -> ParquetResult<f64> {
         let (here, all) = (self.distinct.0.max(1.0), self.distinct.1.max(1.0));
         let value_bytes = match self.values.as_string_opt::<i32>() {
             // Each text is stored with a length of 4 bytes.
@@ -148,7 +153,7 @@ impl Sample {
         if all * value_bytes > DICTIONARY_BYTES {
             return Ok(f64::INFINITY);
         }
-        let (size, page) = self.size(Encoded::Dictionary, level)?;
+        let (size, page) = self.size(Encoded::Dictionary)?;
         let share = self.values.len() as f64 / self.total as f64;
         let bits = |distinct: f64| distinct.log2().ceil().max(1.0);
         let indices = (size - page) as f64 * bits(all) / bits(here);
@@ -157,9 +162,9 @@ impl Sample {
 
     /// Returns the size of the encoded sample in bytes, and the size of its dictionary page, which is
     /// included.
-    fn size(&self, encoded: Encoded, level: ZstdLevel) -> ParquetResult<(u64, u64)> {
+    fn size(&self, encoded: Encoded) -> ParquetResult<(u64, u64)> {
         let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(level))
+            .set_compression(compression()?)
             .set_statistics_enabled(EnabledStatistics::None)
             .set_dictionary_enabled(encoded == Encoded::Dictionary);
         let properties = match encoded {
@@ -273,13 +278,9 @@ mod tests {
 
     use super::*;
 
-    fn level() -> ZstdLevel {
-        ZstdLevel::try_new(3).unwrap()
-    }
-
     fn chosen(numbers: impl Array + 'static) -> Encoded {
         let numbers: ArrayRef = Arc::new(numbers);
-        Sample::of_values(&numbers).unwrap().choose(level()).unwrap()
+        Sample::of_values(&numbers).unwrap().choose().unwrap()
     }
 
     fn hash(number: i64) -> i64 {
@@ -338,8 +339,7 @@ mod tests {
         let ids = (0..200_000).map(|i| hash(i % 100_000)).collect::<Vec<i64>>();
         let sample = Sample::of_values(&(Arc::new(Int64Array::from(ids)) as ArrayRef)).unwrap();
         assert_eq!(sample.values.len(), 50_000);
-        let (part, whole) =
-            (sample.dictionary_size(level()).unwrap(), 100_000.0 * 8.0 + 200_000.0 * 17.0 / 8.0);
+        let (part, whole) = (sample.dictionary_size().unwrap(), 100_000.0 * 8.0 + 200_000.0 * 17.0 / 8.0);
         assert!((part * 4.0 / whole - 1.0).abs() < 0.1, "{part} for a quarter of {whole}");
     }
 

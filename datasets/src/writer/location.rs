@@ -1,11 +1,9 @@
 //! Checks locations without a dataset. A dataset may be created there only if there are no foreign files.
 
-use std::path::Path;
-
 use onefold_storage::Storage;
 
 use crate::Result;
-use crate::names::{WRITTEN_FOLDERS, is_written};
+use crate::names::is_written;
 
 /// The largest number of files that the error lists.
 const MOST_LISTED: usize = 5;
@@ -19,10 +17,8 @@ const MOST_LISTED: usize = 5;
 /// [`Error::Storage`](crate::Error::Storage) if there is another file in any folder, or if the storage cannot
 /// be listed.
 pub fn check_new_location(storage: &Storage) -> Result<()> {
-    let mut found = match storage.local() {
-        Some(root) => local_files(root)?,
-        None => stored_files(storage)?,
-    };
+    let mut found = storage.find_files(MOST_LISTED + 1, |path| !is_written(path))?;
+    found.sort();
     if found.is_empty() {
         return Ok(());
     }
@@ -36,99 +32,10 @@ pub fn check_new_location(storage: &Storage) -> Result<()> {
     Err(onefold_storage::Error::exists(storage.location(), hint).into())
 }
 
-/// Returns files of a local folder whose names no writer creates: the first ones in order, and at most one
-/// more than the error lists.
-fn local_files(root: &Path) -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    if root.exists() {
-        local_files_below(root, "", &mut found)?;
-    }
-    Ok(found)
-}
-
-fn local_files_below(root: &Path, folder: &str, found: &mut Vec<String>) -> Result<()> {
-    let mut names = Vec::new();
-    for entry in fs_err::read_dir(root.join(folder))? {
-        // A name that is not UTF-8 is foreign, and stays foreign when its invalid bytes are replaced.
-        names.push(entry?.file_name());
-    }
-    names.sort();
-    for name in names {
-        if found.len() > MOST_LISTED {
-            return Ok(());
-        }
-        let shown = name.to_string_lossy();
-        if is_of_system(&shown) {
-            continue;
-        }
-        let path = if folder.is_empty() { shown.into_owned() } else { format!("{folder}/{shown}") };
-        // A link to a folder counts as a folder. Everything else counts as a file, including a broken link.
-        if !fs_err::metadata(root.join(folder).join(&name)).is_ok_and(|metadata| metadata.is_dir()) {
-            found.extend(Some(path).filter(|path| !is_written(path)));
-        } else if name.to_str().is_some() {
-            local_files_below(root, &path, found)?;
-        } else {
-            found.push(path);
-        }
-    }
-    Ok(())
-}
-
-/// Works like [`local_files`] for an object store. A folder that no writer uses is returned by its name only,
-/// because it may contain any number of objects.
-fn stored_files(storage: &Storage) -> Result<Vec<String>> {
-    let mut names = storage.entries("")?;
-    names.sort();
-    names.dedup();
-    let mut found = Vec::new();
-    for name in names.iter().filter(|name| !is_written_folder(name)) {
-        if found.len() > MOST_LISTED {
-            return Ok(found);
-        }
-        if !storage.entries(name)?.is_empty() {
-            found.push(format!("{name}/"));
-        } else if storage.head(name)?.is_some() {
-            found.push(name.clone());
-        }
-    }
-    if found.is_empty() && !names.is_empty() {
-        // Some tools represent an empty folder by an object without content.
-        let objects = storage.list("", None)?.into_iter().filter(|object| object.bytes > 0);
-        let paths = objects.map(|object| object.path);
-        let is_foreign = |path: &String| {
-            is_written_folder(path.split('/').next().unwrap_or_default()) && !is_written(path)
-        };
-        found.extend(paths.filter(is_foreign));
-        found.sort();
-    }
-    Ok(found)
-}
-
-/// Returns whether operating systems create files or folders with this name. Some of them are unreadable
-/// for most users.
-fn is_of_system(name: &str) -> bool {
-    let names = [
-        "lost+found",
-        "System Volume Information",
-        "$RECYCLE.BIN",
-        ".DS_Store",
-        ".Spotlight-V100",
-        ".Trashes",
-        ".fseventsd",
-        ".snapshot",
-    ];
-    // These are a user's trash, and files that an NFS client keeps until they are closed.
-    names.contains(&name) || name.starts_with(".Trash-") || name.starts_with(".nfs")
-}
-
-/// Returns whether writers write to the folder `name` of a dataset.
-fn is_written_folder(name: &str) -> bool {
-    WRITTEN_FOLDERS.contains(&name)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::path::Path;
+
     use crate::folded::samples::schema;
     use crate::{Commit, DatasetWriter, Order, WriterOptions};
 

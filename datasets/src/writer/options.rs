@@ -35,14 +35,11 @@ pub struct WriterOptions {
     pub row_group_bytes: usize,
     /// The decoded size in bytes after which a file ends with the current row group.
     pub file_bytes: usize,
-    /// The zstd compression level of the pages.
-    pub zstd_level: i32,
 }
 
 impl WriterOptions {
     /// Creates options for a new dataset with samples in this order: one bucket, layout `rows`, no sample
-    /// keys, one thread, columns in schema order, row groups of 64 MiB and files of 2 GiB decoded size, zstd
-    /// level 3.
+    /// keys, one thread, columns in schema order, row groups of 64 MiB and files of 2 GiB decoded size.
     pub fn new(order: Order) -> Self {
         Self {
             layout: Layout::Rows,
@@ -55,7 +52,6 @@ impl WriterOptions {
             column_order: Vec::new(),
             row_group_bytes: 64 << 20,
             file_bytes: 2 << 30,
-            zstd_level: 3,
         }
     }
 

@@ -10,7 +10,6 @@ use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::compute::concat;
 use arrow::datatypes::{DataType, FieldRef};
 use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowColumnWriter, compute_leaves};
-use parquet::basic::ZstdLevel;
 use rayon::prelude::*;
 
 use super::columns::{FileColumns, Source};
@@ -57,7 +56,6 @@ pub(super) fn choose_encodings(
     path: &Path,
     columns: &FileColumns,
     rows: &[RecordBatch],
-    level: ZstdLevel,
 ) -> Result<Vec<Encoded>> {
     let chosen = columns.sources.par_iter().with_max_len(1).map(|source| {
         let parts = parts(source, rows);
@@ -71,8 +69,7 @@ pub(super) fn choose_encodings(
             };
             stored.iter().map(sample).collect::<Result<_>>()?
         };
-        let choose =
-            |sample: &Sample| sample.choose(level).map_err(|error| Error::write_parquet(path, error));
+        let choose = |sample: &Sample| sample.choose().map_err(|error| Error::write_parquet(path, error));
         samples.iter().map(choose).collect::<Result<Vec<_>>>()
     });
     let chosen: Vec<Vec<Encoded>> = chosen.collect::<Result<_>>()?;

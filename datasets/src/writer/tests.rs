@@ -395,7 +395,7 @@ fn buckets_of_a_range_share_files_and_row_groups() {
 fn layouts_have_the_same_figures_and_digest() {
     let (rows, _) = written_row_groups(Layout::Rows);
     let (folded, _) = written_row_groups(Layout::Folded);
-    let all = Counter::new(&schema()).count(&[samples()]);
+    let all = Counter::new(&schema(), &[]).count(&[samples()]);
     for snapshot in [rows, folded] {
         let (partition, statistics) = (&snapshot.partitions[0], &snapshot.statistics);
         assert_eq!((partition.samples, partition.sessions), (samples().num_rows() as u64, 60));
@@ -409,7 +409,7 @@ fn layouts_have_the_same_figures_and_digest() {
 fn samples_that_are_not_those_expected_are_not_committed() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("dataset");
-    let digest = Counter::new(&schema()).count(&[samples()]).digest;
+    let digest = Counter::new(&schema(), &[]).count(&[samples()]).digest;
     let count = samples().num_rows() as u64;
     for (samples_, digest_) in [(count, Digest::default()), (count + 1, digest), (count, digest)] {
         let mut writer = DatasetWriter::create(&root, schema(), WriterOptions::new(Order::Session)).unwrap();

@@ -355,12 +355,8 @@ impl StagedDirectory {
     /// [`absolute`](crate::absolute)); [`Error::Locked`] if another process writes the same directory.
     pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
         // Missing folders are created, so this must first reject a `~` that the shell did not expand.
-        crate::absolute(target)?;
-        if crate::is_url(target) {
-            let message = "this folder is written to a local disk";
-            let hint = "give a local path, and copy the folder to the store afterwards";
-            return Err(Error::location(target.display(), message, hint));
-        }
+        let hint = "give a local path, and copy the folder to the store afterwards";
+        crate::path_on_disk(target, "this folder is written to a local disk", hint)?;
         let created = CreatedDirectories::create(parent(target))?;
         let lock = DirectoryLock::take_file(sibling(target, "lock"), target)?;
         restore(target)?;

@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
+use onefold_base::fault::Text;
 use onefold_base::percent;
 
 use crate::{Error, Result, is_url};
@@ -43,6 +44,29 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
     }
     // The components omit trailing slashes.
     Ok(std::path::absolute(location)?.components().collect())
+}
+
+/// Returns the [absolute] form of a location that must be a local path. `message` and `hint` are those of the
+/// error for a URL.
+///
+/// # Errors
+///
+/// The errors of [`absolute`], and [`Error::Fault`] for a URL.
+pub fn path_on_disk(location: &Path, message: &str, hint: impl Into<Text>) -> Result<PathBuf> {
+    match is_url(location) {
+        true => Err(Error::location(location.display(), message, hint)),
+        false => absolute(location),
+    }
+}
+
+/// Returns the absolute form of a local path that may have wildcards; `None` for a URL, which does not depend on
+/// the working directory.
+///
+/// # Errors
+///
+/// Returns the operating system's error if the path is empty or there is no working directory.
+pub fn absolute_pattern(pattern: &str) -> std::io::Result<Option<PathBuf>> {
+    if is_url(Path::new(pattern)) { Ok(None) } else { std::path::absolute(pattern).map(Some) }
 }
 
 impl Folder {
@@ -196,7 +220,7 @@ pub(crate) fn check_scheme(location: &Path) -> Result<(), Problem> {
          local folder",
         rest.trim_start_matches('/')
     );
-    Err(problem(format!("after `{scheme}:` there are not the two slashes of a URL"), &hint))
+    Err(problem(format!("a URL needs two slashes after `{scheme}:`"), &hint))
 }
 
 /// Returns the key of an absolute folder in a store of the whole local disk.

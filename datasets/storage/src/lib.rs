@@ -36,7 +36,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -47,12 +47,14 @@ use onefold_base::fault::{Fault, Kind};
 use onefold_base::percent;
 
 pub use self::error::{Error, Result, write_hint};
-pub use self::folder::absolute;
 use self::folder::{Folder, wrong_location};
+pub use self::folder::{absolute, absolute_pattern, path_on_disk};
+pub use self::local::FolderOnDisk;
 pub use self::parts::UploadParts;
 pub use self::ranges::{RANGE_GAP, Ranges};
 use self::remote::LARGEST_REQUEST;
-pub use self::remote::{Patience, RemoteStore, S3Settings};
+pub use self::remote::{RemoteStore, S3Settings};
+pub use self::retry::Patience;
 use self::runtime::Threads;
 use self::service::CHANGED;
 pub use self::service::{Explanation, Hints, Service};
@@ -62,8 +64,6 @@ pub use self::upload::{HashingWriter, Upload};
 const STREAMED_REQUEST: u64 = 4 << 20;
 /// The number of these requests in flight for an object: their answers take 16 MiB.
 const STREAMED_REQUESTS: usize = 4;
-/// The time limit for removing the objects of a failed writer from a store.
-const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// An object, as listed by the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl fmt::Debug for Storage {
 }
 
 /// Returns whether a location is a URL rather than a local path.
-pub fn is_url(location: &Path) -> bool {
+pub(crate) fn is_url(location: &Path) -> bool {
     location.to_str().is_some_and(|text| {
         text.split_once("://").is_some_and(|(scheme, _)| {
             scheme.len() > 1
@@ -252,15 +252,22 @@ impl Storage {
         &self.location
     }
 
-    /// Returns the folder if it is on a local disk: an absolute path without `.`, `..` and symbolic links.
-    pub fn local(&self) -> Option<&Path> {
-        self.local.as_deref()
-    }
-
     /// Returns the full path or URL of the object `path`, for messages.
     pub fn shown(&self, path: &str) -> PathBuf {
         let base = self.location.to_string_lossy();
         format!("{}/{path}", base.trim_end_matches('/')).into()
+    }
+
+    /// Returns the full path or URL of the object `path`, for other programs: a local path is absolute and has
+    /// no symbolic links.
+    pub fn full_path(&self, path: &str) -> PathBuf {
+        self.local.as_ref().map_or_else(|| self.shown(path), |local| local.join(path))
+    }
+
+    /// Returns whether requests wait for a network. If so, it pays to send several at a time, to fetch more
+    /// bytes with each, and to keep what they return.
+    pub fn has_latency(&self) -> bool {
+        self.local.is_none()
     }
 
     /// Reads a whole object; `None` if it does not exist.
@@ -416,19 +423,18 @@ impl Storage {
     }
 
     /// Lists the objects below `folder` (all objects if it is empty), in no particular order. With `after`,
-    /// only objects with greater paths.
+    /// only objects with greater paths. On a local disk, links to folders below `folder` are not followed, and in a
+    /// path that is not UTF-8, other characters take the place of the invalid bytes.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`] if the store cannot list them.
     pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<Object>> {
         let key = self.key(folder)?;
-        let after = after.map(|after| self.key(after)).transpose()?;
-        if let Some(local) = &self.local
-            && !local.join(folder).exists()
-        {
-            return Ok(Vec::new());
+        if let Some(local) = &self.local {
+            return self.list_local(local, folder, after);
         }
+        let after = after.map(|after| self.key(after)).transpose()?;
         let found: Vec<_> = self.ask(folder, move |store| {
             let (key, after) = (key.clone(), after.clone());
             async move {
@@ -439,11 +445,7 @@ impl Storage {
                 listed.try_collect().await
             }
         })?;
-        let prefix = self.prefix.as_ref();
-        let relative = |path: &ObjectPath| {
-            path.as_ref().strip_prefix(prefix).unwrap_or(path.as_ref()).trim_start_matches('/').to_owned()
-        };
-        let object = |meta: ObjectMeta| object_of(relative(&meta.location), meta);
+        let object = |meta: ObjectMeta| object_of(path_in(&self.prefix, &meta.location), meta);
         Ok(found.into_iter().map(object).collect())
     }
 
@@ -557,7 +559,7 @@ impl Storage {
         if self.local.is_some() {
             let _ = self.delete(paths);
         } else if let Ok(deletion) = self.deletion(&paths) {
-            let _ = runtime::wait(async move { tokio::time::timeout(CLEAN_UP_LIMIT, deletion).await });
+            Threads::Network.clean_up(deletion);
         }
     }
 
@@ -709,6 +711,12 @@ impl Storage {
     fn write_error(&self, path: &str, error: &object_store::Error) -> Error {
         Error::write(self.shown(path), self.service.io_error(error))
     }
+}
+
+/// Returns the path of a listed object in the folder `prefix`.
+fn path_in(prefix: &ObjectPath, object: &ObjectPath) -> String {
+    let key = object.as_ref();
+    key.strip_prefix(prefix.as_ref()).unwrap_or(key).trim_start_matches('/').to_owned()
 }
 
 /// Creates an object with the path `path` from the store's description.

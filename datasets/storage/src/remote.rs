@@ -1,19 +1,19 @@
 //! Connections to object stores: S3 and compatible stores, Google Cloud Storage, and Azure Blob Storage.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
-use object_store::{ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig};
+use object_store::{ClientConfigKey, ObjectStore, ObjectStoreScheme};
 use onefold_base::fault::{self, Fault};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use crate::Service;
 use crate::aws::{self, Profile};
-use crate::{Service, retry};
+use crate::retry::Patience;
 
 /// Settings for an S3 bucket that take precedence over those in the environment and in AWS profiles. They
 /// contain no credentials.
@@ -33,36 +33,6 @@ pub struct S3Settings {
     /// Whether requests are sent without a signature, which public buckets allow.
     #[serde(default)]
     pub anonymous: bool,
-}
-
-/// How long a client keeps trying.
-///
-/// The environment variables `AWS_TIMEOUT`, `GOOGLE_TIMEOUT` and `AZURE_TIMEOUT` (for example `30 seconds`)
-/// set the timeout of an attempt for both variants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
-    /// For reading and writing data: an attempt may take 15 seconds plus one second per MiB, and a failed
-    /// request is repeated for three minutes.
-    Long,
-    /// For the first requests to a store: a wrong endpoint is reported after about ten seconds.
-    Short,
-}
-
-impl Patience {
-    /// Returns the timeout of an attempt that transfers up to `bytes` bytes.
-    fn try_timeout(self, bytes: u64) -> Duration {
-        match self {
-            Self::Long => retry::try_timeout(bytes),
-            Self::Short => retry::first_try_timeout(),
-        }
-    }
-
-    fn retries(self) -> RetryConfig {
-        retry::of_client(match self {
-            Self::Long => retry::BUDGET,
-            Self::Short => retry::FIRST_REQUEST_BUDGET,
-        })
-    }
 }
 
 /// The largest number of bytes of a request, except by a client for [larger

@@ -8,7 +8,6 @@
 //! repeats a request that the store rejects (no permission, no such bucket, another region); that error is
 //! reported immediately.
 
-use std::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,9 +18,10 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, PutMode, RetryConfig};
 
 use crate::Created;
+use crate::service::find_cause;
 
 /// The time after which a failed request is not repeated. The signatures of requests are valid for longer.
-pub(super) const BUDGET: Duration = Duration::from_secs(180);
+const BUDGET: Duration = Duration::from_secs(180);
 /// The budget of the first request to a store, which may be unreachable.
 pub(super) const FIRST_REQUEST_BUDGET: Duration = Duration::from_secs(8);
 /// The part of an attempt's timeout that does not depend on the number of bytes.
@@ -37,23 +37,40 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// The largest number of tolerated conflicts, in which creating an object fails although it does not exist.
 const MOST_CONFLICTS: u32 = 10;
 
-/// Returns the timeout of an attempt that transfers up to `bytes` bytes.
-pub(super) fn try_timeout(bytes: u64) -> Duration {
-    LATENCY + Duration::from_secs(bytes.div_ceil(SLOWEST))
+/// How long a client keeps trying.
+///
+/// The environment variables `AWS_TIMEOUT`, `GOOGLE_TIMEOUT` and `AZURE_TIMEOUT` (for example `30 seconds`)
+/// set the timeout of an attempt for both variants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// For reading and writing data: an attempt may take 15 seconds plus one second per MiB, and a failed
+    /// request is repeated for three minutes.
+    Long,
+    /// For the first requests to a store: a wrong endpoint is reported after about ten seconds.
+    Short,
 }
 
-/// Returns the timeout of an attempt of the first request to a store.
-pub(super) fn first_try_timeout() -> Duration {
-    FIRST_REQUEST_LATENCY
-}
+impl Patience {
+    /// Returns the timeout of an attempt that transfers up to `bytes` bytes.
+    pub(super) fn try_timeout(self, bytes: u64) -> Duration {
+        match self {
+            Self::Long => LATENCY + Duration::from_secs(bytes.div_ceil(SLOWEST)),
+            Self::Short => FIRST_REQUEST_LATENCY,
+        }
+    }
 
-/// Returns the retry configuration of a client of [`object_store`].
-pub(super) fn of_client(budget: Duration) -> RetryConfig {
-    // Each wait is random, at most three times the previous one, so waits grow.
-    let backoff = BackoffConfig { init_backoff: FIRST_WAIT, max_backoff: LONGEST_WAIT, base: 3.0 };
-    // Only time limits the retries. A limit of ten attempts could be reached after two seconds, because the
-    // waits between them are random.
-    RetryConfig { backoff, max_retries: 1000, retry_timeout: budget }
+    /// Returns the retry configuration of a client of [`object_store`].
+    pub(super) fn retries(self) -> RetryConfig {
+        // Each wait is random, at most three times the previous one, so waits grow.
+        let backoff = BackoffConfig { init_backoff: FIRST_WAIT, max_backoff: LONGEST_WAIT, base: 3.0 };
+        let retry_timeout = match self {
+            Self::Long => BUDGET,
+            Self::Short => FIRST_REQUEST_BUDGET,
+        };
+        // Only time limits the retries. A limit of ten attempts could be reached after two seconds, because the
+        // waits between them are random.
+        RetryConfig { backoff, max_retries: 1000, retry_timeout }
+    }
 }
 
 /// Repeats a request while its answer is lost. The request must be idempotent.
@@ -123,14 +140,7 @@ pub(super) fn is_unreachable(error: &object_store::Error) -> bool {
 
 /// Returns the kind of an HTTP failure; `None` if there was an answer, or no request.
 fn kind_of(error: &object_store::Error) -> Option<HttpErrorKind> {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<HttpError>() {
-            return Some(error.kind());
-        }
-        cause = error.source();
-    }
-    None
+    find_cause::<HttpError>(error).map(HttpError::kind)
 }
 
 #[cfg(test)]
@@ -173,12 +183,13 @@ mod tests {
     /// A stalled request is one failed attempt, and the budget allows several of them.
     #[test]
     fn the_budget_has_room_for_several_stalled_tries() {
-        assert!(try_timeout(LARGEST_REQUEST) * 4 < BUDGET);
+        let timeout = |bytes| Patience::Long.try_timeout(bytes);
+        assert!(timeout(LARGEST_REQUEST) * 4 < BUDGET);
         // A store that is busy for a minute gets another attempt afterwards.
         assert!(Duration::from_secs(60) + LONGEST_WAIT < BUDGET);
-        assert!(first_try_timeout() < FIRST_REQUEST_BUDGET);
-        assert_eq!(try_timeout(0), LATENCY);
-        assert_eq!(try_timeout((525 << 20) - 1), LATENCY + Duration::from_secs(525));
+        assert!(Patience::Short.try_timeout(0) < FIRST_REQUEST_BUDGET);
+        assert_eq!(timeout(0), LATENCY);
+        assert_eq!(timeout((525 << 20) - 1), LATENCY + Duration::from_secs(525));
     }
 
     #[test]

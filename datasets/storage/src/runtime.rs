@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
@@ -36,6 +37,8 @@ const DISK_THREADS: usize = 16;
 /// The number of threads per driver for blocking calls of a client: resolving host names, or running a
 /// program for credentials.
 const BLOCKING_THREADS: usize = 8;
+/// The time limit for removing the objects of a failed writer from a store.
+const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 /// The name of all these threads.
 const NAME: &str = "onefold-storage";
 
@@ -193,6 +196,17 @@ impl Threads {
             let _ = sender.send(request.await);
         })?;
         receiver.recv().map_err(|_| io::Error::other("a storage request ended without a result"))
+    }
+
+    /// Runs a request that removes what a failed writer wrote, on the network within a time limit. Errors are
+    /// ignored, because the writer's own error is reported, and should be reported soon.
+    pub(crate) fn clean_up(self, request: impl Future<Output: Send> + Send + 'static) {
+        let _ = match self {
+            Self::Network => {
+                self.wait(async move { drop(tokio::time::timeout(CLEAN_UP_LIMIT, request).await) })
+            }
+            Self::Disk => self.wait(request.map(drop)),
+        };
     }
 }
 

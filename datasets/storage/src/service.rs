@@ -1,6 +1,7 @@
 //! Explains failed requests in plain words.
 
-use std::io;
+use std::error::Error;
+use std::{io, iter};
 
 use onefold_base::fault::{Fault, Kind};
 
@@ -105,7 +106,7 @@ impl Service {
             return explanation("it was changed while it was read".to_owned(), &self.hints.changed);
         }
         if self.is_local {
-            let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
+            let cause = Error::source(error).map_or(error.to_string(), ToString::to_string);
             return explanation(cause, &self.hints.settings);
         }
         let code = between(&cause, "<Code>", "</Code>");
@@ -155,7 +156,7 @@ impl Service {
         if let Some(fault) = fault_of(error) {
             return explained(fault);
         }
-        let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
+        let cause = Error::source(error).map_or(error.to_string(), ToString::to_string);
         let message = format!("the settings in the environment cannot be used: {cause}");
         (message, self.hints.credentials.clone())
     }
@@ -177,14 +178,13 @@ impl Service {
 /// Returns the [`Fault`] among the causes of `error`. A fault comes from this project's code in a client, for
 /// example if a profile gives no credentials.
 pub(crate) fn fault_of(error: &object_store::Error) -> Option<&Fault> {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(fault) = error.downcast_ref() {
-            return Some(fault);
-        }
-        cause = error.source();
-    }
-    None
+    find_cause(error)
+}
+
+/// Returns the first error of a type among `error` and its causes.
+pub(crate) fn find_cause<E: Error + 'static>(error: &object_store::Error) -> Option<&E> {
+    let first: &(dyn Error + 'static) = error;
+    iter::successors(Some(first), |error| Error::source(*error)).find_map(|error| error.downcast_ref())
 }
 
 fn explained(fault: &Fault) -> Explanation {
@@ -194,19 +194,15 @@ fn explained(fault: &Fault) -> Explanation {
 
 /// Returns the operating system's error that caused `error`.
 fn operating_system_error(error: &object_store::Error) -> io::Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return io::Error::new(error.kind(), error.to_string());
-        }
-        cause = error.source();
+    match find_cause::<io::Error>(error) {
+        Some(system) => io::Error::new(system.kind(), system.to_string()),
+        None => io::Error::other(error.to_string()),
     }
-    io::Error::other(error.to_string())
 }
 
 /// Returns the innermost cause that has a text.
 fn root_cause(error: &object_store::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
+    let mut cause: &dyn Error = error;
     let mut text = error.to_string();
     while let Some(source) = cause.source() {
         cause = source;
@@ -231,8 +227,7 @@ fn is_denied(answer: &str) -> bool {
         "InvalidToken",
         "SignatureDoesNotMatch",
     ];
-    let codes = codes.iter().any(|code| answer.contains(&format!("<Code>{code}</Code>")));
-    codes || answer.contains("403 Forbidden") || answer.contains("401 Unauthorized")
+    has_code(answer, &codes) || answer.contains("403 Forbidden") || answer.contains("401 Unauthorized")
 }
 
 /// Returns whether the store reports that the bucket is in another region than the one in the request.
@@ -244,10 +239,13 @@ fn is_of_another_region(answer: &str) -> bool {
         "PermanentRedirect",
         "TemporaryRedirect",
     ];
-    let codes = codes.iter().any(|code| answer.contains(&format!("<Code>{code}</Code>")));
     // This is the error text of `object_store` for a response with status 301, which has no body if an
     // object was requested.
-    codes || answer.contains("incorrectly configured region")
+    has_code(answer, &codes) || answer.contains("incorrectly configured region")
+}
+
+fn has_code(answer: &str, codes: &[&str]) -> bool {
+    between(answer, "<Code>", "</Code>").is_some_and(|code| codes.contains(&code))
 }
 
 fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {

@@ -95,12 +95,12 @@ fn a_location_that_cannot_be_opened_says_what_to_write() {
         assert!(error.contains(message) && error.contains("hint: "), "{error}");
     }
     for path in ["folder", "./a:b", "/c://d", "C://x"] {
-        assert!(Storage::open(Path::new(path)).unwrap().local().is_some(), "{path}");
+        assert!(Storage::open(Path::new(path)).unwrap().local.is_some(), "{path}");
     }
     let folder = tempfile::tempdir().unwrap();
     let root = fs_err::canonicalize(folder.path()).unwrap();
     let url = Storage::open(Path::new(&format!("file://{}/a%20b", root.display()))).unwrap();
-    assert_eq!(url.local(), Some(&*root.join("a b")));
+    assert_eq!(url.local.as_deref(), Some(&*root.join("a b")));
 }
 
 /// The store and the local paths refer to the same folder, and nothing is written elsewhere.
@@ -144,18 +144,18 @@ fn a_file_is_in_the_folder_that_its_path_names() {
     ] {
         let (storage, found) = Storage::of_file(&root.join(location)).unwrap();
         let place = if place.is_empty() { root.clone() } else { root.join(place) };
-        assert_eq!((storage.local(), &*found), (Some(&*place), name), "{location}");
+        assert_eq!((storage.local.as_deref(), &*found), (Some(&*place), name), "{location}");
     }
     for location in ["/file", "file:///file"] {
         let (storage, name) = Storage::of_file(Path::new(location)).unwrap();
-        assert_eq!((storage.local(), &*name), (Some(Path::new("/")), "file"), "{location}");
+        assert_eq!((storage.local.as_deref(), &*name), (Some(Path::new("/")), "file"), "{location}");
     }
     let url = format!("file://{}/work/a%20b", root.display());
     let (storage, name) = Storage::of_file(Path::new(&url)).unwrap();
-    assert_eq!((storage.local(), &*name), (Some(&*root.join("work")), "a b"));
+    assert_eq!((storage.local.as_deref(), &*name), (Some(&*root.join("work")), "a b"));
     let here = fs_err::canonicalize(".").unwrap();
     let (storage, name) = Storage::of_file(Path::new("file")).unwrap();
-    assert_eq!((storage.local(), &*name), (Some(&*here), "file"));
+    assert_eq!((storage.local.as_deref(), &*name), (Some(&*here), "file"));
     assert!(Storage::of_file(Path::new("~/file")).unwrap_err().to_string().contains("$HOME"));
 }
 

@@ -14,8 +14,7 @@ use onefold_base::units;
 use sha2::{Digest, Sha256};
 
 use crate::remote::LARGEST_REQUEST;
-use crate::runtime::Threads;
-use crate::{CLEAN_UP_LIMIT, Error, Result, Storage, runtime};
+use crate::{Error, Result, Storage, runtime};
 
 /// The smallest size of a part in bytes. With S3's 10,000 parts an object may have 78 GiB, unless it is known
 /// to be larger.
@@ -99,7 +98,7 @@ impl Upload {
     /// uses the object's name.
     fn is_complete(&self) -> bool {
         let found = || self.storage.head(&self.path).ok().flatten();
-        self.storage.local().is_none() && found().is_some_and(|object| object.bytes == self.bytes)
+        self.storage.has_latency() && found().is_some_and(|object| object.bytes == self.bytes)
     }
 
     /// Starts sending the buffered bytes.
@@ -202,15 +201,8 @@ impl Drop for Upload {
         for part in self.in_flight.drain(..) {
             part.abort.abort();
         }
-        // The original error is reported, and should be reported soon, so errors here are ignored. The
-        // store's lifecycle rules remove parts that are left.
-        let _ =
-            match self.storage.threads() {
-                Threads::Disk => Threads::Disk.wait(async move { multipart.abort().await.is_ok() }),
-                Threads::Network => runtime::wait(async move {
-                    tokio::time::timeout(CLEAN_UP_LIMIT, multipart.abort()).await.is_ok()
-                }),
-            };
+        // The store's lifecycle rules remove parts that are left.
+        self.storage.threads().clean_up(async move { multipart.abort().await.is_ok() });
     }
 }
 

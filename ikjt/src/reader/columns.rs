@@ -177,7 +177,7 @@ impl RowGroup {
     ) -> Result<()> {
         let file = &self.files.files[number];
         let mask = mask_of(file, claims.iter().map(|claim| &claim.chunk));
-        if self.files.storage.local().is_some() {
+        if !self.files.storage.has_latency() {
             return self.start_reading(number, &mask.clone(), stages, |ranges| then(ranges, mask, claims));
         }
         // Columns in the cache do not have to be fetched from the object store.

@@ -208,9 +208,9 @@ impl Opener {
             account.check_open()?;
             files.open(file)
         };
-        let promise = match self.files.storage.local() {
-            Some(_) => promise(&work.workers.pool, open),
-            None => promise_beside(open)?,
+        let promise = match self.files.storage.has_latency() {
+            true => promise_beside(open)?,
+            false => promise(&work.workers.pool, open),
         };
         self.opening.insert(file, promise);
         Ok(())

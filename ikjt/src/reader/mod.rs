@@ -563,7 +563,7 @@ impl Reader {
                 checks: Arc::clone(&self.checks),
             }),
             stages: Arc::new(Stages::default()),
-            reads_ahead: if files.storage.local().is_some() { 1 } else { REMOTE_READS_AHEAD },
+            reads_ahead: if files.storage.has_latency() { REMOTE_READS_AHEAD } else { 1 },
             headroom: self
                 .expected_batch_bytes()
                 .saturating_mul(self.workers.threads() as u64 + 1)

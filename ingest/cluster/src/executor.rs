@@ -69,6 +69,11 @@ pub(crate) struct ExecutorArguments {
 pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
     let tls = arguments.tls.load()?;
+    onefold_storage::path_on_disk(
+        &arguments.work_dir,
+        "an executor spills to a local disk",
+        "give a local path",
+    )?;
     fs_err::create_dir_all(&arguments.work_dir)?;
     let (runtime, memory) =
         executor_runtime(arguments.memory_limit, threads, &arguments.work_dir, Arc::new(Stores::default()))?;

@@ -9,7 +9,6 @@ use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WORK};
 use onefold_storage::commit::write_atomically;
-use onefold_storage::is_url;
 use onefold_terminal::Printer;
 
 use super::statistics::table;
@@ -167,10 +166,8 @@ fn run(
         BuildOptions { groups: arguments.groups, buckets, ..arguments.how.options(&config, commit)? };
     let mut out = arguments.out.clone();
     if let Some(connect) = cluster {
-        if !is_url(&out) {
-            // Executors have other working directories, so the path must be absolute.
-            out = onefold_storage::absolute(&out)?;
-        }
+        // Executors have other working directories, so a path must be absolute.
+        out = onefold_storage::absolute(&out)?;
         options.engine.cluster = Some(connect(&out.join(WORK))?);
     }
     let profile = match &arguments.profile {

@@ -40,10 +40,8 @@ pub(crate) const RESERVED: &str = "__onefold_";
 
 /// Returns a URL unchanged, and makes a path absolute. Relative paths start at the working directory.
 fn from_here(path: &str) -> Result<String> {
-    if onefold_storage::is_url(Path::new(path)) {
-        return Ok(path.to_owned());
-    }
-    let path = std::path::absolute(path)?.into_os_string().into_string().map_err(|path| {
+    let Some(path) = onefold_storage::absolute_pattern(path)? else { return Ok(path.to_owned()) };
+    let path = path.into_os_string().into_string().map_err(|path| {
         let message = format!("`{}` is not UTF-8 text", path.display());
         std::io::Error::new(std::io::ErrorKind::InvalidInput, message)
     })?;

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{Field, SchemaRef};
-use onefold_base::fault::{Fault, Kind};
-use onefold_storage::is_url;
+use onefold_base::fault::{Explain, Fault, Kind};
 
 use super::columns::{Column, tokens};
 use crate::config::{Format, MissingColumns, Quote, SourceConfig};
@@ -80,9 +79,7 @@ pub(super) async fn read(paths: &[String], out: &Path, options: &EngineOptions) 
 ///
 /// [`Error::Fault`] if a local path has no files.
 fn from_folder(path: &str, folder: &Path) -> Result<String> {
-    if is_url(Path::new(path)) {
-        return Ok(path.to_owned());
-    }
+    let Some(absolute) = onefold_storage::absolute_pattern(path)? else { return Ok(path.to_owned()) };
     let unreadable = |place: &Path, (message, hint): (String, String)| {
         Error::from(Fault::of_file(Kind::Storage, place, message).hint(hint))
     };
@@ -92,7 +89,6 @@ fn from_folder(path: &str, folder: &Path) -> Result<String> {
         let hint = "correct the path; a path is a file, a folder, a URL, or a glob in quotes";
         return Err(unreadable(Path::new(path), ("there is no such file".to_owned(), hint.to_owned())));
     }
-    let absolute = std::path::absolute(path)?;
     let whole = match (absolute.parent().map(fs_err::canonicalize), absolute.file_name()) {
         (Some(Ok(parent)), Some(name)) => parent.join(name),
         (_, None) => fs_err::canonicalize(&absolute)?,
@@ -160,8 +156,8 @@ async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Sour
     let is_narrow =
         |source: &Source| source.columns_of_files().all(|(_, columns)| columns.fields().len() < 2);
     match first {
-        // Do not query a store again that has failed, and do not read Parquet or JSON files as CSV.
-        Err(error) if is_url(Path::new(path)) || !may_be_csv(path) => return Err(error),
+        // Do not query a store or disk again that has failed, and do not read Parquet or JSON files as CSV.
+        Err(error) if error.fault().kind == Kind::Storage || !may_be_csv(path) => return Err(error),
         Ok(source) if !is_csv(&source) => return Ok((source, plain)),
         Ok(source) if !is_narrow(&source) => return with_header(out, source, plain, options).await,
         _ => {}

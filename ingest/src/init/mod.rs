@@ -23,7 +23,7 @@ use std::path::Path;
 
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_storage::commit::write_atomically;
-use onefold_storage::is_url;
+use onefold_storage::path_on_disk;
 use serde::Serialize;
 
 use crate::error::bug;
@@ -91,10 +91,7 @@ pub async fn init(
 
 /// Checks that the configuration can be written to `out`.
 fn check_free(out: &Path, overwrite: bool) -> Result<()> {
-    if is_url(out) {
-        let message = "a configuration is a local file";
-        return Err(Fault::of_file(Kind::Options, out, message).hint("write it to a path").into());
-    }
+    path_on_disk(out, "a configuration is a local file", "write it to a path")?;
     if out.is_dir() {
         let hint = format!("name a file in it, as `{}`", out.join("dataset.toml").display());
         return Err(Fault::of_file(Kind::Options, out, "it is a folder").hint(hint).into());

@@ -234,7 +234,7 @@ fn objects_of_others_stay() {
     for (place, object, shown) in [
         ("one", "data/log.csv", "`data/log.csv`"),
         ("two", "data/events/part-0.parquet", "`data/events/part-0.parquet`"),
-        ("three", "letters/dear.txt", "`letters/`"),
+        ("three", "letters/dear.txt", "`letters/dear.txt`"),
         ("four", "dear.txt", "`dear.txt`"),
     ] {
         server.put(BUCKET, &format!("{place}/{object}"), "dear");
@@ -283,13 +283,25 @@ fn failures_that_stay_are_told_at_once() {
     let quick = |command: TestCommand, parts: &[&str]| {
         command.with_time_limit(SOON).fails(parts);
     };
-    // A request that is denied is not sent again.
-    server.inject("", Fault::Denied, When::Always);
-    for line in [&build, &read, &format!("onefold-ingest verify {REMOTE}")] {
-        server.reset_counters();
-        quick(command(line), &[REMOTE, "denied the request", "AWS_SECRET_ACCESS_KEY"]);
-        let requests = server.counters().requests;
-        assert!(requests <= 3, "{line}: {requests} requests");
+    // A request that is refused is not sent again.
+    for (fault, message, variable) in [
+        (Fault::Denied, "denied the request", "AWS_SECRET_ACCESS_KEY"),
+        (Fault::OtherRegion, "the bucket is in another region", "AWS_REGION"),
+    ] {
+        server.inject("", fault, When::Always);
+        for line in [&build, &read, &format!("onefold-ingest verify {REMOTE}")] {
+            server.reset_counters();
+            quick(command(line), &[REMOTE, message, variable]);
+            let requests = server.counters().requests;
+            assert!(requests <= 3, "{line}: {requests} requests");
+        }
+        server.heal();
+    }
+    // A server that accepts requests and never answers is not waited for as long as a busy store.
+    server.inject("", Fault::Stall, When::Always);
+    for line in [&build, &read] {
+        let command = command(line).with_variable("AWS_TIMEOUT", "2 seconds");
+        quick(command, &[REMOTE, "does not answer as it should"]);
     }
     server.heal();
     // A write that is denied leaves no files behind.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use onefold_base::fault::{Text, option, text};
 use onefold_storage::commit::DirectoryLock;
-use onefold_storage::{Storage, is_url};
+use onefold_storage::{Storage, path_on_disk};
 
 use crate::distributed::Collectives;
 use crate::run::{RUN_FILE, Run, SHARDS};
@@ -42,20 +42,11 @@ pub(super) struct RunDirectory {
 impl RunDirectory {
     /// Creates and locks the directory `path` for a run.
     pub(super) fn create(path: &Path, existing: Existing) -> Result<Self> {
-        if is_url(path) {
-            return Err(Error::run(
-                path,
-                "the directory of a run is on a local disk, because its metrics grow step by step",
-                text![
-                    "give a local directory with ",
-                    option("out"),
-                    ", and this URL with ",
-                    option("checkpoints")
-                ],
-            ));
-        }
-        // Parent folders are created, so this rejects a `~` that the shell did not expand.
-        onefold_storage::absolute(path)?;
+        let message = "the directory of a run is on a local disk, because its metrics grow step by step";
+        let (out, checkpoints) = (option("out"), option("checkpoints"));
+        let hint = text!["give a local directory with ", out, ", and this URL with ", checkpoints];
+        // Parent folders are created, so this also rejects a `~` that the shell did not expand.
+        path_on_disk(path, message, hint)?;
         let occupied = path.is_file() || (path.is_dir() && fs_err::read_dir(path)?.next().is_some());
         if occupied {
             check_occupied(path, existing)?;

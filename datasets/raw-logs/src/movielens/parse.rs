@@ -10,53 +10,14 @@ use serde::Serialize;
 use crate::{Error, Result, error};
 
 /// The 19 genres. The id of a genre is its index here, which is its number in MovieLens' own `u.genre`.
-const GENRES: [&str; 19] = [
-    "unknown",
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children's",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
-];
+const GENRES: &str = "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama \
+                      Fantasy Film-Noir Horror Musical Mystery Romance Sci-Fi Thriller War Western";
 /// The 21 occupations of MovieLens' `u.occupation`. The id of an occupation is its index here plus 1.
-const OCCUPATIONS: [&str; 21] = [
-    "administrator",
-    "artist",
-    "doctor",
-    "educator",
-    "engineer",
-    "entertainment",
-    "executive",
-    "healthcare",
-    "homemaker",
-    "lawyer",
-    "librarian",
-    "marketing",
-    "none",
-    "other",
-    "programmer",
-    "retired",
-    "salesman",
-    "scientist",
-    "student",
-    "technician",
-    "writer",
-];
+const OCCUPATIONS: &str = "administrator artist doctor educator engineer entertainment executive \
+                           healthcare homemaker lawyer librarian marketing none other programmer retired \
+                           salesman scientist student technician writer";
 /// The genders. The id of a gender is its index here plus 1.
-const GENDERS: [&str; 2] = ["F", "M"];
+const GENDERS: &str = "F M";
 /// The texts of an unknown release year (items 267 and 1412).
 const NO_YEAR: [&str; 2] = ["unkonwn", "V"];
 /// The year before the first one with an id. The id of a year is the difference to it, and 0 is unknown.
@@ -132,8 +93,8 @@ pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
         let user = User {
             user_id: whole(user, IDS)?,
             age: whole(age, 1..=127)?,
-            gender: place(gender, &GENDERS)? + 1,
-            occupation: place(occupation, &OCCUPATIONS)? + 1,
+            gender: place(gender, GENDERS)? + 1,
+            occupation: place(occupation, OCCUPATIONS)? + 1,
             zip: zip_prefix(zip)?,
         };
         Some((user.user_id, user))
@@ -151,7 +112,7 @@ pub(super) fn items(source: &SourceText) -> Result<BTreeMap<i64, Item>> {
             true => 0,
             false => whole(year, YEAR_ZERO + 1..=YEAR_ZERO + 127)? - YEAR_ZERO,
         };
-        let genres = genres.split(' ').map(|genre| place(genre, &GENRES)).collect::<Option<_>>()?;
+        let genres = genres.split(' ').map(|genre| place(genre, GENRES)).collect::<Option<_>>()?;
         let item = Item { item_id: whole(item, IDS)?, release_year, genres };
         Some((item.item_id, item))
     })
@@ -175,9 +136,9 @@ fn whole(field: &str, range: RangeInclusive<i64>) -> Option<i64> {
     field.parse().ok().filter(|number| range.contains(number))
 }
 
-/// Returns the index of a field in `known`.
-fn place(field: &str, known: &[&str]) -> Option<i64> {
-    known.iter().position(|name| *name == field).map(|place| place as i64)
+/// Returns the index of a field in the list `known`.
+fn place(field: &str, known: &str) -> Option<i64> {
+    known.split(' ').position(|name| name == field).map(|place| place as i64)
 }
 
 /// Returns the id of the first character of a zip code, which indicates a region.
