@@ -17,10 +17,11 @@
 //!
 //! In every step each stream contributes consecutive samples, which together are the **global batch** of B samples. A
 //! stream contributes one sample, and a part of the other B − S samples in proportion to its number of buckets. Rank
-//! r of W reads the streams r, r + W and so on, where W is any number up to S. Therefore a step has the same samples
+//! r of W reads the streams r, r + W and so on. If there are more ranks than streams, the ranks r, r + S and so on read
+//! stream r, and each of them takes an equal part of its samples in every step. Therefore a step has the same samples
 //! for every W, all ranks take the same number of steps, this number is known before the first step, and a
 //! [`Position`] is one number in an epoch. A single process reads one stream by default, or more if other ranks may
-//! continue the epoch later.
+//! continue the epoch later: ranks that share a stream all decode it.
 //!
 //! If a `sampling` step drops samples, a stream contributes the same number of kept samples to a step. Whether a
 //! sample is dropped depends on its index in the dataset, so the kept samples of every row group are counted before
@@ -134,7 +135,7 @@ impl Reader {
         let snapshot = location.snapshot(request.options.snapshot)?;
         let samples = snapshot.chosen_samples(&request.options.partitions)?;
         request.check(snapshot.buckets)?;
-        let number_of_streams = request.streams();
+        let number_of_streams = request.streams(snapshot.buckets);
         let ReadRequest { options, checks, rank } = request;
         // Every stream contributes at least one sample to a batch.
         let most = usize::try_from(samples).unwrap_or(usize::MAX).max(number_of_streams);
@@ -219,7 +220,13 @@ impl Reader {
     /// Returns the number of samples that this rank reads in an epoch, including samples that `sampling` drops and
     /// samples that are left over at the end.
     pub fn samples(&self) -> u64 {
-        self.own_streams().map(|stream| self.stream_samples(stream)).fold(0, u64::saturating_add)
+        let share = self.rank.share(self.streams.len());
+        let part = |samples: u64| share.of(samples).end - share.of(samples).start;
+        let of_stream = |stream: usize| {
+            let (samples, each) = (self.stream_samples(stream), self.samples_of_step(stream));
+            (samples / each).saturating_mul(part(each)).saturating_add(part(samples % each))
+        };
+        self.own_streams().map(of_stream).fold(0, u64::saturating_add)
     }
 
     /// Returns the number of steps that every rank takes in an epoch.
@@ -371,7 +378,8 @@ impl Reader {
                 let streams: Vec<Stream> =
                     streams.map(|(order, each)| Stream::new(order, each, position.step)).collect();
                 let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
-                let steps = Steps { streams, range: position.step..steps, every, horizon };
+                let share = self.rank.share(self.streams.len());
+                let steps = Steps { streams, share, range: position.step..steps, every, horizon };
                 Batches::start(work, steps, opener, position.clone(), packing)
             }
             Input::Source(source, asked) => {
@@ -427,8 +435,7 @@ impl Reader {
 
     /// Returns the streams that this rank reads.
     fn own_streams(&self) -> impl Iterator<Item = usize> + use<> {
-        let Rank { rank, world_size } = self.rank;
-        (rank..self.streams.len()).step_by(world_size)
+        self.rank.streams(self.streams.len())
     }
 
     /// Returns the number of samples of a stream before sampling.

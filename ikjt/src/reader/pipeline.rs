@@ -23,7 +23,7 @@ use super::decode::{Decoded, Decoding, RowGroup};
 use super::file::OpenFiles;
 use super::files::Opener;
 use super::output::{Output, Packing};
-use super::position::Position;
+use super::position::{Position, Share};
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
 use super::workers::Workers;
@@ -145,6 +145,8 @@ pub(super) struct Work {
 #[derive(Debug)]
 pub(super) struct Steps {
     pub(super) streams: Vec<Stream>,
+    /// This rank's part of what each stream contributes to a step.
+    pub(super) share: Share,
     /// From the first step to process to the number of steps of the epoch.
     pub(super) range: Range<u64>,
     /// The distance between delivered steps; the first step is delivered.
@@ -205,11 +207,12 @@ impl<T: Send + 'static> Batches<T> {
     {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
         let room = 2 * work.workers.threads();
-        let Steps { streams, range, every, horizon } = steps;
+        let Steps { streams, share, range, every, horizon } = steps;
         let Range { start, end } = range;
         let turns = Turns { first: start, every };
         let steps = turns.end(end);
-        let scheduler = Scheduler { work, opener, streams, step: start, steps, turns, horizon, packing };
+        let scheduler =
+            Scheduler { work, opener, streams, share, step: start, steps, turns, horizon, packing };
         Self::of_thread("onefold-schedule", room, (account, stages), (position, every), end, |queue, _| {
             scheduler.run(&queue)
         })
@@ -346,6 +349,7 @@ struct Scheduler {
     work: Work,
     opener: Opener,
     streams: Vec<Stream>,
+    share: Share,
     /// The next step to process.
     step: u64,
     /// The end of the range of delivered steps.
@@ -397,7 +401,7 @@ impl Scheduler {
                 while self.streams[stream].ready() < wanted {
                     self.advance(stream)?;
                 }
-                self.streams[stream].take(wanted, &mut pieces);
+                self.streams[stream].take(wanted, self.share.of(wanted), &mut pieces);
             }
             // The samples of the other steps are dropped, because other processes make batches of them.
             if self.turns.has(self.step) {

@@ -1,6 +1,7 @@
 //! The configuration of the reading order, and the position at which a reader stopped.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +43,38 @@ pub struct Rank {
     pub world_size: usize,
 }
 
+impl Rank {
+    /// Returns the streams that the rank reads, of `streams` in total.
+    pub(super) fn streams(self, streams: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        (self.rank % streams..streams).step_by(self.world_size)
+    }
+
+    /// Returns the rank's share of each of its streams, of `streams` in total.
+    pub(super) fn share(self, streams: usize) -> Share {
+        let Self { rank, world_size } = self;
+        Share {
+            index: (rank / streams) as u64,
+            ranks: ((world_size - 1 - rank % streams) / streams + 1) as u64,
+        }
+    }
+}
+
+/// The part of a stream's samples that one of several ranks takes, if there are more ranks than streams.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Share {
+    index: u64,
+    /// The number of ranks that read the stream.
+    ranks: u64,
+}
+
+impl Share {
+    /// Returns the rank's part of the `samples` samples that the stream contributes to a step.
+    pub(super) fn of(self, samples: u64) -> Range<u64> {
+        let start = |index: u64| (u128::from(samples) * u128::from(index) / u128::from(self.ranks)) as u64;
+        start(self.index)..start(self.index + 1)
+    }
+}
+
 impl Default for Rank {
     fn default() -> Self {
         Self { rank: 0, world_size: 1 }
@@ -62,8 +95,9 @@ pub enum Tail {
 
 /// A position in an epoch at which reading can resume: the next step. Serialize it into a checkpoint.
 ///
-/// It depends only on the samples that are read and on their order. Therefore any number of ranks up to the number of
-/// streams can resume from it, with other numbers of threads, another deduplication and other features.
+/// It depends only on the samples that are read and on their order. Therefore any number of ranks can resume from it,
+/// with other numbers of threads, another deduplication and other features. Their reader must have the position's
+/// number of streams.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {

@@ -184,20 +184,23 @@ impl Stream {
         }
     }
 
-    /// Appends the next `count` samples to `pieces`. They must be ready.
-    pub(super) fn take(&mut self, count: u64, pieces: &mut Pieces) {
-        let mut missing = count;
-        while missing > 0 {
+    /// Removes the next `count` samples, which must be ready, and appends the range `part` of them to `pieces`.
+    pub(super) fn take(&mut self, count: u64, part: Range<u64>, pieces: &mut Pieces) {
+        let mut taken = 0;
+        while taken < count {
             let Some((decoded, rows)) = self.ready.pop_front() else { break };
-            let taken = missing.min(rows.len() as u64);
-            let end = rows.start + taken as usize;
-            missing -= taken;
-            if end < rows.end {
-                self.ready.push_front((Arc::clone(&decoded), end..rows.end));
+            let end = taken + (count - taken).min(rows.len() as u64);
+            let row = |sample: u64| rows.start + (sample.clamp(taken, end) - taken) as usize;
+            let wanted = row(part.start)..row(part.end);
+            if row(end) < rows.end {
+                self.ready.push_front((Arc::clone(&decoded), row(end)..rows.end));
             }
-            pieces.push((decoded, rows.start..end));
+            if !wanted.is_empty() {
+                pieces.push((decoded, wanted));
+            }
+            taken = end;
         }
-        self.ready_samples -= count - missing;
+        self.ready_samples -= taken;
     }
 }
 

@@ -278,9 +278,11 @@ fn options_that_cannot_work_are_refused() {
         let options = ReaderOptions { streams: Some(streams), ..ReaderOptions::new(8) };
         ReadRequest { rank, ..options.into() }
     };
-    refused(streams(1), &["1 streams cannot be divided among 2 ranks", "as there are ranks"]);
     refused(streams(0), &["0 streams"]);
-    refused(streams(2), &["the dataset's 1 buckets cannot be divided into 2 streams", "at most 1, or"]);
+    refused(streams(2), &["the dataset's 1 buckets cannot be divided into 2 streams", "must be 1 to 1;"]);
+    let ranks =
+        ["a global batch of 1 samples cannot be divided among 2 ranks", "at least 2: each gives a sample"];
+    refused(ReadRequest { rank, ..ReaderOptions::new(1).into() }, &ranks);
     let shuffle = Some(Shuffle { seed: 1, row_groups: 0, within: Within::Epoch });
     refused(ReaderOptions { shuffle, ..ReaderOptions::new(1) }.into(), &["0 row groups"]);
     assert!(Workers::new(0, 1).unwrap_err().to_string().contains("0 threads"));

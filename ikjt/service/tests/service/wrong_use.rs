@@ -34,7 +34,7 @@ fn wrong_requests_have_one_clear_error() {
     read("/nowhere/data", "").fails(&["`/nowhere/data` is not a dataset"]);
     read("clicks", "--at 7").fails(&["snapshot 7"]);
     read("clicks", "--features user_99").fails(&["no sparse feature `user_99`"]);
-    read("clicks", "--rank 0/1000").fails(&["1000 streams"]);
+    read("clicks", "--streams 1000").fails(&["1000 streams"]);
     dir.write("wrong.toml", "format_version = 1\n[[step]]\nop = \"log1p\"\ninputs = [\"label\"]\n");
     read("clicks", "--preprocess wrong.toml").fails(&["wrong.toml", "line 2"]);
     fleet.command("onefold-read digest grpc://127.0.0.1/clicks").fails(&["the host has no port"]);
