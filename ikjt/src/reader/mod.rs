@@ -139,22 +139,10 @@ impl Reader {
         let ReadRequest { options, checks, rank } = request;
         // Every stream contributes at least one sample to a batch.
         let most = usize::try_from(samples).unwrap_or(usize::MAX).max(number_of_streams);
-        let options = match options.tail {
-            _ if samples == 0 || options.global_batch_size <= most => options,
+        let global_batch_size = match options.tail {
             // A batch has at most all samples.
-            Tail::Short => ReaderOptions { global_batch_size: most, ..options },
-            Tail::Drop => {
-                let size = options.global_batch_size;
-                return Err(Error::options(
-                    format!(
-                        "a batch of {size} samples is larger than the {samples} to read, and only whole ones are read"
-                    ),
-                    text![
-                        format!("take batches of at most {most}, or short ones, too, with "),
-                        option("tail").set_to("short")
-                    ],
-                ));
-            }
+            Tail::Short if samples > 0 => options.global_batch_size.min(most),
+            Tail::Short | Tail::Drop => options.global_batch_size,
         };
         let kept_columns = kept_columns(&snapshot.schema, &options.kept)?;
         let source_schema = Schema {
@@ -170,6 +158,7 @@ impl Reader {
         let needs_timestamps =
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
         let options = ReaderOptions {
+            global_batch_size,
             timestamps: options.timestamps || needs_timestamps,
             streams: Some(number_of_streams),
             snapshot: Some(snapshot.snapshot),
@@ -229,11 +218,12 @@ impl Reader {
         self.own_streams().map(of_stream).fold(0, u64::saturating_add)
     }
 
-    /// Returns the number of steps that every rank takes in an epoch.
+    /// Returns the number of steps that every rank takes in an epoch. With [`Tail::Drop`] it is 0 if some stream has
+    /// fewer samples than it contributes to a step.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there are samples but no step; otherwise see [`plan`](Self::plan).
+    /// See [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
         let sampled = self.sampled_counts(epoch)?;
         let samples = |stream: usize| match &sampled {
@@ -241,20 +231,7 @@ impl Reader {
             None => self.stream_samples(stream),
         };
         let of_stream = |stream: usize| (samples(stream), self.samples_of_step(stream));
-        let streams: Vec<(u64, u64)> = (0..self.streams.len()).map(of_stream).collect();
-        let steps = order::steps(streams.iter().copied(), self.options.tail);
-        if steps == 0
-            && streams.iter().any(|(samples, _)| *samples > 0)
-            && let Some((samples, each)) = streams.iter().find(|(samples, each)| samples < each)
-        {
-            return Err(Error::options(
-                format!(
-                    "the epoch has no step: a stream has only {samples} samples, and gives {each} to every step"
-                ),
-                text!["give `short` as ", option("tail"), ", or lower ", option("global_batch_size")],
-            ));
-        }
-        Ok(steps)
+        Ok(order::steps((0..self.streams.len()).map(of_stream), self.options.tail))
     }
 
     /// Returns the plan of an epoch, for all ranks.
@@ -302,7 +279,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the position is for another dataset, partitions or order, or if the epoch has no step;
+    /// [`Error::Fault`] if the position is for another dataset, partitions or order;
     /// [`Error::Io`] if a thread cannot be started. Errors in files come from the iterator, which ends after an
     /// error, except for files that must be read to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {

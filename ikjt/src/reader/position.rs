@@ -89,7 +89,8 @@ pub enum Tail {
     /// are smaller.
     #[default]
     Short,
-    /// The epoch ends with the stream that can fill the fewest batches, so every global batch is complete.
+    /// The epoch ends with the stream that can fill the fewest batches, so every global batch is complete. An epoch of
+    /// too few samples has no step.
     Drop,
 }
 

@@ -68,6 +68,20 @@ pub(crate) fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
     }
 }
 
+/// A run has as many streams as ranks when it begins, and keeps them when more ranks resume it.
+#[test]
+fn more_ranks_than_streams_resume_a_run() {
+    let dir = with_dataset();
+    dir.edit("logs/train.toml", "streams = 12", "");
+    let launch = |ranks: u32, more: &str| {
+        dir.command(&format!("onefold-train launch --ranks {ranks} -- {RUN} {more}")).json()
+    };
+    let whole = launch(2, "--out whole --max-steps 12");
+    launch(2, "--out moved --max-steps 5");
+    let moved = launch(3, "--out moved --max-steps 12 --resume");
+    assert_near("moved", &losses(&moved), &losses(&whole));
+}
+
 #[test]
 fn launched_ranks_train_the_same_model() {
     let dir = with_dataset();
