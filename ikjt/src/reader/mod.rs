@@ -173,7 +173,7 @@ impl Reader {
                 Input::Files(Arc::new(Files::new(*storage, Arc::clone(&chosen), columns, how, workers)))
             }
             Location::Source(source) => {
-                let (identity, options) = (snapshot.dataset.clone(), options.clone());
+                let (identity, options) = (source::identity(&snapshot), options.clone());
                 Input::Source(source, Arc::new(Asked { identity, options, rank }))
             }
         };
@@ -198,6 +198,12 @@ impl Reader {
     /// Returns the snapshot that is read.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
+    }
+
+    /// Returns a text that is equal for readers of the same snapshot of a dataset, and of copies of the dataset that have
+    /// had no further commits. It does not contain the location.
+    pub fn identity(&self) -> String {
+        source::identity(&self.snapshot)
     }
 
     /// Returns the schema of the batches: the dataset's schema without the features and kept columns that are not
