@@ -57,7 +57,7 @@ mod stages;
 mod stream;
 mod workers;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_base::fault::{option, text};
@@ -97,6 +97,9 @@ const KEPT_BYTES: u64 = 32;
 /// milliseconds.
 const REMOTE_READS_AHEAD: usize = 8;
 
+/// The number of epochs whose counts of samples are kept, because clients of equal jobs may be in different epochs.
+const COUNTED_EPOCHS: usize = 4;
+
 /// A dataset opened for reading.
 #[derive(Debug)]
 pub struct Reader {
@@ -116,11 +119,14 @@ pub struct Reader {
     input: Input,
     /// The parts of row groups that each stream reads, `[streams][parts]`.
     streams: Vec<Vec<Part>>,
-    /// The counts of samples after sampling, for the epoch that was planned last.
-    sampled: Mutex<Option<(u64, Arc<Counts>)>>,
+    /// The counts of samples after sampling, for the epochs that were planned last.
+    sampled: Mutex<VecDeque<(u64, Arc<Counted>)>>,
     /// The interest that is registered with the cache, for the epoch that was read last.
     interest: Mutex<Option<(u64, Arc<Interest>)>>,
 }
+
+/// The counts of one epoch. They are locked while they are being counted, so that no other thread counts them, too.
+type Counted = Mutex<Option<Arc<Counts>>>;
 
 /// The source of row groups or of batches.
 #[derive(Debug)]
@@ -458,8 +464,19 @@ impl Reader {
     /// Returns the number of samples that sampling keeps in an epoch, `[streams][parts]`, or `None` without sampling.
     fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
         let Some(sampler) = self.sampler() else { return Ok(None) };
-        let known = || self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, sampled)) = known().as_ref().filter(|(of, _)| *of == epoch) {
+        let of_epoch = {
+            let mut known = self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
+            match known.iter().find(|(of, _)| *of == epoch) {
+                Some((_, counted)) => Arc::clone(counted),
+                None => {
+                    known.truncate(COUNTED_EPOCHS - 1);
+                    known.push_front((epoch, Arc::default()));
+                    Arc::clone(&known[0].1)
+                }
+            }
+        };
+        let mut counted = of_epoch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sampled) = &*counted {
             return Ok(Some(Arc::clone(sampled)));
         }
         let sampled = Arc::new(match &self.input {
@@ -469,8 +486,7 @@ impl Reader {
             }
             Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
         });
-        *known() = Some((epoch, Arc::clone(&sampled)));
-        Ok(Some(sampled))
+        Ok(Some(Arc::clone(counted.insert(sampled))))
     }
 
     /// Checks that counts from a service have an entry for every part of a row group.
