@@ -30,7 +30,7 @@
 //! # Memory
 //!
 //! The memory stays under the limit of the [`Workers`]. A quarter of the limit is for memory that is not counted: the
-//! allocator's overhead and decompression. Row groups (first as estimated from the footer, then as decoded), batches
+//! allocator's overhead, decompression and footers, which all readers share. Row groups (first as estimated from the footer, then as decoded), batches
 //! under way and queued batches all count. Two things do not count: the batch that the caller holds, which may keep
 //! its row group in memory until it is dropped, and the growth of a batch if preprocessing lengthens lists. A stream
 //! reads its next row group while samples of the previous one are still waiting, so the limit must allow two row
@@ -43,6 +43,7 @@ mod convert;
 mod decode;
 mod file;
 mod files;
+mod known;
 mod lists;
 mod need;
 mod options;
