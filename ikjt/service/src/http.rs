@@ -12,6 +12,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use onefold_base::units::{format_bytes, format_count};
+use onefold_ikjt::StageFigures;
 use onefold_ikjt::cache::CacheFigures;
 use onefold_page::svg::{Bar, bars};
 use onefold_page::text::{escape, percent};
@@ -182,23 +183,14 @@ fn hits(cache: &CacheFigures) -> String {
 
 /// Returns the section about the time that workers spend in each stage.
 fn stages(rates: &[WorkerRate]) -> String {
-    let sum = |of: fn(&WorkerRate) -> f64| rates.iter().map(of).sum::<f64>();
-    let stages = [
-        ("verify", sum(|rate| rate.stages.verify_seconds)),
-        ("read", sum(|rate| rate.stages.read_seconds)),
-        ("decode", sum(|rate| rate.stages.decode_seconds)),
-        ("arrange", sum(|rate| rate.stages.arrange_seconds)),
-        ("cut", sum(|rate| rate.stages.cut_seconds)),
-        ("deduplicate", sum(|rate| rate.stages.deduplicate_seconds)),
-        ("preprocess", sum(|rate| rate.stages.preprocess_seconds)),
-    ];
-    let bar = |(label, seconds): &(&'static str, f64)| Bar {
+    let all = rates.iter().fold(StageFigures::default(), |all, rate| all.and(&rate.stages));
+    let bar = |(label, seconds): (&'static str, f64)| Bar {
         label,
-        value: *seconds,
+        value: seconds,
         text: format!("{seconds:.2}"),
         class: "folded",
     };
-    let plot = bars("Threads by stage", &stages.iter().map(bar).collect::<Vec<_>>(), 110.0);
+    let plot = bars("Threads by stage", &all.by_stage().map(bar), 110.0);
     section(
         "Stages",
         "Threads of all workers that are busy with each stage, on average over the last seconds.",

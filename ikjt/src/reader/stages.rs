@@ -33,15 +33,22 @@ pub struct StageFigures {
 }
 
 impl StageFigures {
+    /// Returns the seconds of each stage, with its name.
+    pub fn by_stage(&self) -> [(&'static str, f64); 7] {
+        [
+            ("verify", self.verify_seconds),
+            ("read", self.read_seconds),
+            ("decode", self.decode_seconds),
+            ("arrange", self.arrange_seconds),
+            ("cut", self.cut_seconds),
+            ("deduplicate", self.deduplicate_seconds),
+            ("preprocess", self.preprocess_seconds),
+        ]
+    }
+
     /// Returns the total time of all stages.
     pub fn seconds(&self) -> Duration {
-        let all = self.verify_seconds
-            + self.read_seconds
-            + self.decode_seconds
-            + self.arrange_seconds
-            + self.cut_seconds
-            + self.deduplicate_seconds
-            + self.preprocess_seconds;
+        let all = self.by_stage().iter().map(|(_, seconds)| seconds).sum();
         Duration::try_from_secs_f64(all).unwrap_or_default()
     }
 
