@@ -275,6 +275,7 @@ impl Running<'_> {
                 }
                 Next::Batch(Ok((found, _))) => {
                     let message = format!("the batch of step {found} came in place of that of step {step}");
+                    progress.state().retries += 1;
                     tries.again(waiting, master, Fault::new(Kind::Storage, message)).await?;
                     sources = Sources { first: self.open(block, step, sources.workers()), second: None };
                     since = Instant::now();
@@ -283,6 +284,7 @@ impl Running<'_> {
                 Next::Batch(Err(Failure::UnknownJob)) => return Err(unexpected()),
                 Next::Batch(Err(Failure::Passing(cause))) => {
                     let avoid = sources.workers();
+                    progress.state().retries += 1;
                     tries.again(waiting, master, cause).await?;
                     sources = Sources { first: self.open(block, step, avoid), second: None };
                     since = Instant::now();
@@ -293,7 +295,10 @@ impl Running<'_> {
                         since = Instant::now();
                     }
                 }
-                Next::Nothing => sources.second = Some(self.open(block, step, sources.workers())),
+                Next::Nothing => {
+                    progress.state().second_requests += 1;
+                    sources.second = Some(self.open(block, step, sources.workers()));
+                }
                 Next::OneFailed => since = Instant::now(),
             }
         }

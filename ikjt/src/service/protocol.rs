@@ -112,6 +112,12 @@ pub struct ClientState {
     pub seconds: f64,
     /// The part of these seconds in which its caller waited for a batch.
     pub waited_seconds: f64,
+    /// The number of requests that it repeated after a failure.
+    #[serde(default)]
+    pub retries: u64,
+    /// The number of requests to a second worker, because the first one gave nothing for long.
+    #[serde(default)]
+    pub second_requests: u64,
     /// Whether it has finished reading.
     pub ended: bool,
 }
@@ -119,7 +125,18 @@ pub struct ClientState {
 impl ClientState {
     /// Creates the state of a client that has received nothing yet.
     pub fn new(client: String, job: String, dataset: String) -> Self {
-        Self { client, job, dataset, samples: 0, bytes: 0, seconds: 0.0, waited_seconds: 0.0, ended: false }
+        Self {
+            client,
+            job,
+            dataset,
+            samples: 0,
+            bytes: 0,
+            seconds: 0.0,
+            waited_seconds: 0.0,
+            retries: 0,
+            second_requests: 0,
+            ended: false,
+        }
     }
 }
 
