@@ -37,7 +37,7 @@ const DECIDE: Duration = Duration::from_secs(5);
 pub(crate) struct MasterArguments {
     #[command(flatten)]
     serving: ServingArguments,
-    /// From how many to how many workers the master wants, which `/metrics` tells to whatever starts them
+    /// Range of the number of workers that the master requests in `/metrics`
     #[arg(long, value_name = "LEAST..MOST", default_value = "1..256")]
     workers: Bounds,
 }
@@ -45,13 +45,13 @@ pub(crate) struct MasterArguments {
 /// The datasets that a master serves, and its address.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServingArguments {
-    /// Address to listen on; any free port if it is 0
+    /// Address to listen on; port 0 stands for any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070")]
     pub(crate) listen: SocketAddr,
-    /// A dataset that clients may name, as `clicks=s3://bucket/clicks`; as often as there are datasets
+    /// Dataset that clients can name, such as `clicks=s3://bucket/clicks`; can be given several times
     #[arg(long = "dataset", value_name = "NAME=LOCATION", value_parser = parse_dataset)]
     pub(crate) datasets: Vec<(String, String)>,
-    /// Answer for the datasets of `--dataset` alone, and not for any location that clients name
+    /// Serve only the datasets of `--dataset`, and no other location that clients name
     #[arg(long)]
     pub(crate) only_named: bool,
     #[command(flatten)]

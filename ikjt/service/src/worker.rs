@@ -45,25 +45,25 @@ const DRAINING: Duration = Duration::from_secs(60);
 /// The arguments of `worker`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WorkerArguments {
-    /// The master, as `HOST:PORT`
+    /// Master, as `HOST:PORT`
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) master: String,
-    /// Address to listen on; any free port if it is 0
+    /// Address to listen on; port 0 stands for any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
-    /// Name or address by which clients reach this process [default: that of `--listen`]
+    /// Name or address at which clients reach this process [default: that of `--listen`]
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Option<String>,
     /// Memory for row groups and batches
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "2GiB")]
     pub(crate) memory_limit: u64,
-    /// Folder on a local disk for what does not fit into memory and is worth reading again; workers may share one
+    /// Folder on a local disk for cached data that does not fit into memory; several workers can share it
     #[arg(long, value_name = "FOLDER")]
     pub(crate) cache_dir: Option<PathBuf>,
-    /// The most that this worker keeps in `--cache-dir`
+    /// Limit on the data of this worker in `--cache-dir`
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64GiB", requires = "cache_dir")]
     pub(crate) cache_limit: u64,
-    /// Threads that decode, deduplicate and preprocess [default: all that the machine has]
+    /// Number of threads that decode, deduplicate and preprocess [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
     /// Drain when stdin is closed, as it is when the process that started this one ends

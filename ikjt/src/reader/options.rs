@@ -14,15 +14,15 @@ use crate::{Error, Result};
 #[serde(rename_all = "snake_case")]
 pub enum Dedupe {
     /// Every sample stores its own lists: plain KJTs.
-    #[value(help = "Every sample carries and computes its lists")]
+    #[value(help = "Every sample stores its own lists")]
     Off,
     /// Every distinct row of a deduplicated group is stored once per batch: IKJTs.
-    #[value(help = "Every distinct row of a feature group once per batch")]
+    #[value(help = "Every distinct row of a feature group is stored once per batch")]
     Exact,
     /// Every distinct row is stored once per batch, as with `Exact`, and rows that overlap share their ids: partial
     /// IKJTs. There are never more rows or ids than with `Exact`. From `folded`, rows share the ids that they share
     /// in the file; from `rows`, each distinct row is compared with the previous one.
-    #[value(help = "The same, and rows that overlap share their ids")]
+    #[value(help = "As `exact`, and overlapping rows share their ids")]
     Window,
 }
 

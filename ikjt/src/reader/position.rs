@@ -24,13 +24,15 @@ pub struct Shuffle {
 }
 
 /// The range within which a shuffle moves samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Within {
     /// The whole epoch.
     #[default]
+    #[value(help = "The whole epoch")]
     Epoch,
     /// The partition of the samples. Partitions stay in order, so that time still advances.
+    #[value(help = "The partition of the samples, so that time advances")]
     Partition,
 }
 
@@ -82,15 +84,17 @@ impl Default for Rank {
 }
 
 /// The treatment of the last samples of an epoch, if streams have different numbers of samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
     /// Every sample is delivered. A stream that has ended contributes nothing to the last global batches, so these
     /// are smaller.
     #[default]
+    #[value(help = "Every sample is read; the last steps may have fewer samples")]
     Short,
     /// The epoch ends with the stream that can fill the fewest batches, so every global batch is complete. An epoch of
     /// too few samples has no step.
+    #[value(help = "Only complete steps are read; the epoch ends with the shortest stream")]
     Drop,
 }
 
