@@ -68,7 +68,7 @@ impl Conversion {
         let started = Instant::now();
         let mut parts = batch.into_parts();
         parts.groups = parts.groups.into_iter().map(Group::compact).collect::<Result<_>>()?;
-        stages.deduplicated(started);
+        stages.add(|figures| &mut figures.deduplicate_seconds, started);
         Ok(Batch::trusted(parts))
     }
 
@@ -78,20 +78,20 @@ impl Conversion {
         let started = Instant::now();
         let borrowed: Vec<_> = pieces.iter().map(|(decoded, rows)| (&decoded.batch, rows.clone())).collect();
         let cut = if pieces.is_empty() { self.empty()? } else { Batch::concat(&borrowed)? };
-        stages.cut(started);
+        stages.add(|figures| &mut figures.cut_seconds, started);
         let started = Instant::now();
         let groups = cut.groups().iter().zip(&self.schema.groups);
         let groups = groups
             .map(|(group, of_schema)| self.group(group, of_schema.deduplicated))
             .collect::<Result<_>>()?;
         let mut batch = Batch::try_new(BatchParts { groups, ..cut.into_parts() })?;
-        stages.deduplicated(started);
+        stages.add(|figures| &mut figures.deduplicate_seconds, started);
         let started = Instant::now();
         if let Some(preprocessor) = &self.preprocessor {
             batch = preprocessor.run(batch)?;
         }
         self.checks.run(&batch, &self.schema.labels, |sample| origin_of(sample, pieces))?;
-        stages.preprocessed(started);
+        stages.add(|figures| &mut figures.preprocess_seconds, started);
         Ok(batch)
     }
 

@@ -159,7 +159,7 @@ impl RowGroup {
             }
             Err(error) => return Err(error),
         };
-        stages.decoded(started);
+        stages.add(|figures| &mut figures.decode_seconds, started);
         let started = Instant::now();
         let mut batch = self.to_batch(&columns, decoding)?;
         let mut sessions = decoding.sessions.then(|| session_ids(&columns));
@@ -174,7 +174,7 @@ impl RowGroup {
         let ids = count_ids(&batch);
         let beside = ids.len() * size_of::<Ids>() + sessions.as_ref().map_or(0, |s| 8 * s.len());
         reservation.resize(batch.bytes() + beside as u64);
-        stages.arranged(started);
+        stages.add(|figures| &mut figures.arrange_seconds, started);
         Ok(Decoded { batch, origin: self, sampled, sessions, ids, _reservation: reservation })
     }
 
