@@ -71,7 +71,7 @@ use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
 use self::output::{Output, Packing};
-use self::pipeline::{Steps, Work};
+use self::pipeline::{Scheduler, Turns, Work};
 use self::plan::{Counts, Part, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
@@ -368,9 +368,18 @@ impl Reader {
                 let streams: Vec<Stream> =
                     streams.map(|(order, each)| Stream::new(order, each, position.step)).collect();
                 let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
-                let share = self.rank.share(self.streams.len());
-                let steps = Steps { streams, share, range: position.step..steps, every, horizon };
-                Batches::start(work, steps, opener, position.clone(), packing)
+                let scheduler = Scheduler {
+                    work,
+                    opener,
+                    streams,
+                    share: self.rank.share(self.streams.len()),
+                    step: position.step,
+                    steps,
+                    turns: Turns { first: position.step, every },
+                    horizon,
+                    packing,
+                };
+                Batches::start(scheduler, position.clone())
             }
             Input::Source(source, asked) => {
                 let wanted = Wanted {

@@ -6,7 +6,6 @@
 //! caller receives a queue of promises in batch order, so the work overlaps and the order of batches does not depend
 //! on the speed of threads. A slow caller blocks the scheduler, and thereby the decoding.
 
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -141,19 +140,6 @@ pub(super) struct Work {
     pub(super) headroom: u64,
 }
 
-/// The consecutive steps that a reader processes in an epoch.
-#[derive(Debug)]
-pub(super) struct Steps {
-    pub(super) streams: Vec<Stream>,
-    /// This rank's part of what each stream contributes to a step.
-    pub(super) share: Share,
-    /// From the first step to process to the number of steps of the epoch.
-    pub(super) range: Range<u64>,
-    /// The distance between delivered steps; the first step is delivered.
-    pub(super) every: u64,
-    pub(super) horizon: Horizon,
-}
-
 /// The steps that one of several processes delivers when they take turns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turns {
@@ -195,27 +181,15 @@ impl Horizon {
 
 impl<T: Send + 'static> Batches<T> {
     /// Starts reading at `position`.
-    pub(super) fn start(
-        work: Work,
-        steps: Steps,
-        opener: Opener,
-        position: Position,
-        packing: Packing,
-    ) -> Result<Self>
+    pub(super) fn start(scheduler: Scheduler, position: Position) -> Result<Self>
     where
         T: Output,
     {
-        let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
-        let room = 2 * work.workers.threads();
-        let Steps { streams, share, range, every, horizon } = steps;
-        let Range { start, end } = range;
-        let turns = Turns { first: start, every };
-        let steps = turns.end(end);
-        let scheduler =
-            Scheduler { work, opener, streams, share, step: start, steps, turns, horizon, packing };
-        Self::of_thread("onefold-schedule", room, (account, stages), (position, every), end, |queue, _| {
-            scheduler.run(&queue)
-        })
+        let Work { workers, account, stages, .. } = &scheduler.work;
+        let (room, shared) = (2 * workers.threads(), (Arc::clone(account), Arc::clone(stages)));
+        let (every, steps) = (scheduler.turns.every, scheduler.steps);
+        let run = |queue: Queue<T>, _| scheduler.run(&queue);
+        Self::of_thread("onefold-schedule", room, shared, (position, every), steps, run)
     }
 
     /// Starts a thread that sends batches, at most `room` ahead of the caller: the batch of the first step, and of
@@ -345,18 +319,20 @@ impl<T> Drop for Batches<T> {
     }
 }
 
-struct Scheduler {
-    work: Work,
-    opener: Opener,
-    streams: Vec<Stream>,
-    share: Share,
+/// The thread of an epoch that keeps row groups in decoding and cuts batches.
+pub(super) struct Scheduler {
+    pub(super) work: Work,
+    pub(super) opener: Opener,
+    pub(super) streams: Vec<Stream>,
+    /// This rank's part of what each stream contributes to a step.
+    pub(super) share: Share,
     /// The next step to process.
-    step: u64,
-    /// The end of the range of delivered steps.
-    steps: u64,
-    turns: Turns,
-    horizon: Horizon,
-    packing: Packing,
+    pub(super) step: u64,
+    /// The number of steps of the epoch.
+    pub(super) steps: u64,
+    pub(super) turns: Turns,
+    pub(super) horizon: Horizon,
+    pub(super) packing: Packing,
 }
 
 /// The reason for which the scheduler stops early.
@@ -414,7 +390,7 @@ impl Scheduler {
 
     /// Returns the step before which reading ends at present.
     fn end(&self) -> u64 {
-        self.steps.min(self.horizon.step())
+        self.turns.end(self.steps).min(self.horizon.step())
     }
 
     /// Returns the number of samples that a stream still has to deliver, from the next step on.
