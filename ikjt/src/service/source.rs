@@ -75,18 +75,13 @@ impl Source for Served {
         deliver: &mut Deliver<'_>,
         is_gone: &IsGone<'_>,
     ) -> Result<()> {
-        let Wanted { epoch, pass, steps, block_steps, row_groups, batch_bytes, memory } = wanted;
-        let blocks = (memory / block_bytes(batch_bytes)).clamp(1, MOST_BLOCKS);
+        let blocks = (wanted.memory / block_bytes(wanted.batch_bytes)).clamp(1, MOST_BLOCKS);
         let fetch = Fetch {
             service: Arc::clone(&self.0),
             job: Arc::new(self.job(asked)),
-            epoch,
-            pass,
-            steps,
-            block_steps,
-            row_groups,
             ahead: blocks as usize,
-            block_bytes: memory / blocks,
+            block_bytes: wanted.memory / blocks,
+            wanted,
         };
         fetch.run(deliver, is_gone)
     }
