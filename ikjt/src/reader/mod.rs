@@ -53,6 +53,7 @@ mod pipeline;
 mod plan;
 mod position;
 mod remote;
+mod selection;
 mod source;
 mod stages;
 mod stream;
@@ -61,20 +62,21 @@ mod workers;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onefold_base::fault::{option, text};
-use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
+use onefold_datasets::{KeptColumn, SESSION_COLUMN, Schema, Snapshot};
 
 use self::budget::Account;
 use self::columns::Cached;
 use self::convert::Conversion;
 use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
+use self::need::sample_bytes;
 use self::order::{Item, StreamOrder};
 use self::output::{Output, Packing};
 use self::pipeline::{Scheduler, Turns, Work};
 use self::plan::{Counts, Part, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
+use self::selection::{kept_columns, project};
 use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
 use crate::cache::Interest;
@@ -90,9 +92,6 @@ pub(crate) use source::Location;
 pub use source::{Asked, Deliver, IsGone, Source, Wanted};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
-
-/// The assumed bytes of a value of a kept column, because the snapshot does not record the lengths of texts.
-const KEPT_BYTES: u64 = 32;
 
 /// The number of row groups that may be requested from an object store at the same time. Responses take tens of
 /// milliseconds.
@@ -586,60 +585,4 @@ impl Reader {
                 .min(memory_limit / 3),
         }
     }
-
-    /// Returns the bytes of an average batch of this rank in which every sample stores its own lists.
-    fn expected_batch_bytes(&self) -> u64 {
-        let statistics = &self.snapshot.statistics;
-        let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
-        let names = self.source_schema.sparse_features().map(|feature| values(&feature.name));
-        let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
-        let kept = KEPT_BYTES * self.kept_columns.len() as u64;
-        let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema) + kept);
-        let batch: u64 = self.own_streams().map(|stream| self.samples_of_step(stream)).sum();
-        sample.saturating_mul(batch)
-    }
-}
-
-/// Returns the bytes of a sample without its ids: an offset and a size per feature, an entry of an inverse index per
-/// group, the floats and the time.
-fn sample_bytes(schema: &Schema) -> u64 {
-    let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
-    (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
-}
-
-/// Returns the kept columns `wanted`, in this order.
-fn kept_columns(schema: &Schema, wanted: &[String]) -> Result<Vec<KeptColumn>> {
-    let session = KeptColumn { name: SESSION_COLUMN.to_owned(), kind: KeptKind::Integer };
-    let known = || schema.kept.iter().chain([&session]);
-    let mut columns: Vec<KeptColumn> = Vec::with_capacity(wanted.len());
-    for name in wanted {
-        let Some(column) = known().find(|column| column.name == *name) else {
-            let hint = suggest(name, known().map(|column| column.name.as_str()));
-            return Err(Error::options(format!("the dataset keeps no column `{name}`"), hint));
-        };
-        if columns.contains(column) {
-            let message = text![option("kept"), format!(" names the column `{name}` twice")];
-            return Err(Error::options(message, "name every column once"));
-        }
-        columns.push(column.clone());
-    }
-    Ok(columns)
-}
-
-/// Returns `schema` with only the sparse features `wanted`.
-fn project(schema: &Schema, wanted: Option<&[String]>) -> Result<Schema> {
-    let Some(wanted) = wanted else { return Ok(schema.clone()) };
-    for name in wanted {
-        if !schema.sparse_features().any(|feature| feature.name == *name) {
-            return Err(Error::options(
-                format!("the dataset has no sparse feature `{name}`"),
-                suggest(name, schema.sparse_features().map(|feature| feature.name.as_str())),
-            ));
-        }
-    }
-    let keep = |group: &FeatureGroup| {
-        let features: Vec<_> = group.features.iter().filter(|f| wanted.contains(&f.name)).cloned().collect();
-        (!features.is_empty()).then(|| FeatureGroup { features, ..group.clone() })
-    };
-    Ok(Schema { groups: schema.groups.iter().filter_map(keep).collect(), ..schema.clone() })
 }
