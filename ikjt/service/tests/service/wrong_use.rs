@@ -1,5 +1,8 @@
 //! Tests that errors are reported once, to the person who can resolve them.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use onefold_ikjt::service::protocol::FindSnapshot;
@@ -92,6 +95,47 @@ fn denied_storage_and_missing_workers_are_told() {
     let nobody = Fleet::new(&dir, 0);
     let read = format!("onefold-read digest {}", nobody.url("data"));
     nobody.command(&read).fails(&["has no worker", " has waited for ", "onefold-serve status"]);
+}
+
+/// A process that is killed when this is dropped, also if the test fails.
+struct KilledAtEnd(Child);
+
+impl Drop for KilledAtEnd {
+    fn drop(&mut self) {
+        // The process may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Checks that a worker reports that its cache cannot be written, and that its clients read on.
+#[test]
+fn a_full_disk_of_the_cache_is_told_by_the_worker() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 0);
+    let options = format!("--threads 1 --memory-limit 4MiB --cache-dir {}", dir.path("cache").display());
+    let line = format!("onefold-serve worker --master {} {options}", fleet.address());
+    let mut worker = dir.command(&line).with_file_limit(1).spawn_with_stderr();
+    fleet.wait_for_workers(1);
+    let told = AtomicBool::new(false);
+    let stderr = worker.stderr.take().unwrap();
+    std::thread::scope(|scope| {
+        // The thread that reads stderr ends with the worker.
+        let _worker = KilledAtEnd(worker);
+        scope.spawn(|| {
+            let lines = BufReader::new(stderr).lines().map_while(Result::ok);
+            let warns = |line: String| line.contains("`--cache-dir` cannot be written to");
+            told.store(lines.map(warns).any(|warns| warns), Relaxed);
+        });
+        let started = Instant::now();
+        let mut seeds = 0..;
+        while !told.load(Relaxed) && started.elapsed() < START {
+            let seed = seeds.next().unwrap_or(0);
+            fleet.command(&format!("onefold-read digest {} --shuffle {seed}", fleet.url("data"))).works();
+            fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).works();
+        }
+    });
+    assert!(told.load(Relaxed), "the worker says nothing");
 }
 
 /// Checks that a worker reads only locations that its master names, for all clients.
