@@ -5,8 +5,9 @@ use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use onefold_ikjt::service::protocol::FindSnapshot;
+use onefold_ikjt::service::protocol::{Define, FindSnapshot, Job, Lease, SAME_BYTES};
 use onefold_ikjt::service::{Failure, Network, Security};
+use onefold_ikjt::{Rank, ReaderOptions};
 use onefold_tests::{BUCKET, Dir, EXPIRY, Fault, S3Server, TestCommand, When};
 
 use crate::fleet::{Fleet, START};
@@ -158,6 +159,36 @@ fn workers_read_only_named_datasets() {
             Err(Failure::Final(error)) => assert!(error.to_string().contains("does not read"), "{error}"),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Checks that neither the master nor a worker gives batches to a client of another version, and that both say so.
+#[test]
+fn another_version_is_told() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    let worker = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
+    let network = Network::new(&Security::default(), false).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let same_bytes = SAME_BYTES + 1;
+    let lease = Lease { key: "key".to_owned(), affinity: None, avoid: Vec::new(), client: None, same_bytes };
+    match runtime.block_on(network.ask(&fleet.address(), &lease)) {
+        Err(Failure::Passing(fault)) => {
+            assert!(fault.to_string().contains("of another version of Onefold"), "{fault}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let job = Job {
+        dataset: dir.path("data").display().to_string(),
+        identity: "identity".to_owned(),
+        options: ReaderOptions::new(64),
+        rank: Rank::default(),
+    };
+    match runtime.block_on(network.ask(&worker, &Define { job, same_bytes })) {
+        Err(Failure::Final(error)) => {
+            assert!(error.to_string().contains("install the same version"), "{error}")
+        }
+        other => panic!("{other:?}"),
     }
 }
 
