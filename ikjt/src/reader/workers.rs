@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use onefold_base::process::available_threads;
 use onefold_storage::Storage;
 
 use super::budget::Budget;
@@ -15,7 +14,7 @@ use crate::{Error, Result};
 /// The footers of all files take at most the memory limit divided by this number, and one footer of each dataset.
 const FOOTERS_SHARE: u64 = 16;
 
-/// The memory limit of [`Workers::of_machine`]: 1 GiB.
+/// The default memory limit of readers: 1 GiB.
 pub const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
 
 /// The threads that decode, deduplicate and preprocess, and a limit on the memory for row groups and batches. All
@@ -56,15 +55,6 @@ impl Workers {
             .map_err(std::io::Error::other)?;
         let (pool, budget) = (Arc::new(pool), Budget::within(memory_limit));
         Ok(Self { pool, budget, cache: None, known: Arc::default(), footer_bytes: Arc::default() })
-    }
-
-    /// Starts one thread per available core, with [`DEFAULT_MEMORY_LIMIT`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] if threads cannot be started.
-    pub fn of_machine() -> Result<Self> {
-        Self::new(available_threads(), DEFAULT_MEMORY_LIMIT)
     }
 
     /// Returns the same threads with a separate memory limit.
