@@ -553,28 +553,24 @@ impl Reader {
     fn work(&self, files: &Files, epoch: u64, cached: Option<Cached>) -> Work {
         let options = &self.options;
         let memory_limit = self.workers.memory_limit();
+        let decoding = Arc::new(Decoding {
+            layout: self.snapshot.layout,
+            schema: self.source_schema.clone(),
+            sessions: options.shuffle.is_some(),
+            timestamps: options.timestamps,
+            kept: self.kept_columns.clone(),
+            preprocessor: self.preprocessor.clone(),
+            epoch,
+            verify: self.checks.verify,
+            cached,
+        });
         Work {
             workers: self.workers.clone(),
             account: Account::open(&self.workers.budget),
-            decoding: Arc::new(Decoding {
-                layout: self.snapshot.layout,
-                schema: self.source_schema.clone(),
-                sessions: options.shuffle.is_some(),
-                timestamps: options.timestamps,
-                kept: self.kept_columns.clone(),
-                preprocessor: self.preprocessor.clone(),
-                epoch,
-                verify: self.checks.verify,
-                cached,
-            }),
             conversion: Arc::new(Conversion {
-                layout: self.snapshot.layout,
+                decoding,
                 dedupe: options.dedupe,
-                schema: self.source_schema.clone(),
-                timestamps: options.timestamps,
-                kept: self.kept_columns.clone(),
                 sample_bytes: sample_bytes(&self.source_schema),
-                preprocessor: self.preprocessor.clone(),
                 checks: Arc::clone(&self.checks),
             }),
             stages: Arc::new(Stages::default()),

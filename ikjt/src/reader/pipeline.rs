@@ -18,7 +18,7 @@ use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
 use super::convert::{Conversion, Pieces};
-use super::decode::{Decoded, Decoding, RowGroup};
+use super::decode::{Decoded, RowGroup};
 use super::file::OpenFiles;
 use super::files::Opener;
 use super::output::{Output, Packing};
@@ -131,7 +131,6 @@ impl Waited {
 pub(super) struct Work {
     pub(super) workers: Workers,
     pub(super) account: Arc<Account>,
-    pub(super) decoding: Arc<Decoding>,
     pub(super) conversion: Arc<Conversion>,
     pub(super) stages: Arc<Stages>,
     /// The number of row groups that may be read from storage while the threads decode others.
@@ -493,9 +492,9 @@ impl Scheduler {
     /// Starts reading a row group. A thread of the pool decodes it when its bytes have arrived.
     fn start_decoding(&self, row_group: RowGroup, reservation: Reservation) -> Result<Promise<Decoded>> {
         let (sender, promise) = sync_channel(1);
-        let (decoding, stages) = (Arc::clone(&self.work.decoding), Arc::clone(&self.work.stages));
+        let (decoding, stages) = (Arc::clone(&self.work.conversion.decoding), Arc::clone(&self.work.stages));
         let (pool, account) = (Arc::clone(&self.work.workers.pool), Arc::clone(&self.work.account));
-        let cached = self.work.decoding.cached.clone();
+        let cached = decoding.cached.clone();
         row_group.clone().gather(cached.as_ref(), &self.work.stages, move |gathered| {
             pool.spawn(move || {
                 let decoded = account
