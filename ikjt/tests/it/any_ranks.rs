@@ -197,14 +197,15 @@ fn a_dataset_may_have_fewer_samples_than_a_batch() {
     let directory = tempfile::tempdir().unwrap();
     let written = write(directory.path(), log(20, 8), 100, 1, Layout::Folded);
     for (tail, size, expected) in [
-        (Tail::Short, written.len() + 1, &[written.len()][..]),
-        (Tail::Drop, written.len(), &[written.len()]),
-        (Tail::Drop, written.len() + 1, &[]),
+        (Tail::Short, written.len() + 1, vec![written.len()]),
+        (Tail::Drop, written.len(), vec![written.len()]),
+        (Tail::Drop, written.len() + 1, Vec::new()),
     ] {
         let options = ReaderOptions { tail, ..ReaderOptions::new(size) };
         let reader = open(directory.path(), options).unwrap();
         let sizes: Vec<usize> = reader.batches().unwrap().map(|step| step.unwrap().batch.size()).collect();
-        assert_eq!((&sizes[..], reader.steps(0).unwrap()), (expected, expected.len() as u64), "{tail:?}");
+        assert_eq!(sizes, expected, "{tail:?}");
+        assert_eq!(reader.steps(0).unwrap(), expected.len() as u64);
     }
 }
 
