@@ -72,7 +72,7 @@ impl WantedColumns {
         &'a self,
         set: &'a FileSet,
     ) -> impl Iterator<Item = (usize, &'a DataFile)> {
-        let is_read = |(number, file): &(usize, &DataFile)| {
+        let is_read = move |(number, file): &(usize, &DataFile)| {
             let mut names = file.columns.iter().filter_map(|name| set.changes.in_schema(name));
             *number == 0 || names.any(|name| self.wanted.contains(name))
         };
