@@ -124,9 +124,8 @@ fn a_full_disk_of_the_cache_is_told_by_the_worker() {
         // The thread that reads stderr ends with the worker.
         let _worker = KilledAtEnd(worker);
         scope.spawn(|| {
-            let lines = BufReader::new(stderr).lines().map_while(Result::ok);
-            let warns = |line: String| line.contains("`--cache-dir` cannot be written to");
-            told.store(lines.map(warns).any(|warns| warns), Relaxed);
+            let mut lines = BufReader::new(stderr).lines().map_while(Result::ok);
+            told.store(lines.any(|line| line.contains("`--cache-dir` cannot be written to")), Relaxed);
         });
         let started = Instant::now();
         let mut seeds = 0..;
