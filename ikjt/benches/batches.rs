@@ -125,7 +125,8 @@ fn benches(criterion: &mut Criterion) {
         bencher.iter(|| exact.iter().map(|group| black_box(fold_windows(group)).rows()).sum::<usize>());
     });
     benches.bench_function("to record batch", |bencher| {
-        bencher.iter(|| black_box(batch.to_record_batch().unwrap()));
+        let widths = (batch.dense_width(), batch.label_width());
+        bencher.iter(|| black_box(batch.to_record_batch(widths).unwrap()));
     });
     benches.bench_function("statistics", |bencher| {
         bencher.iter(|| {

@@ -54,7 +54,7 @@ impl Explain for Error {
             Self::Dataset(error) => error.fault(),
             Self::Invariant(fault) | Self::Fault(fault) => fault.clone(),
             Self::Corrupt { path, row_group, column, row, message } => {
-                let place = InFile(*row_group, column.as_deref(), *row);
+                let place = place_in_file(*row_group, column.as_deref(), *row);
                 Fault::new(Kind::Data, format!("`{}`{place}: {message}", path.display()))
                     .hint("the file is damaged; build the dataset again, or restore the file from a copy")
             }
@@ -103,9 +103,9 @@ impl Error {
     ) -> Self {
         let place = match origin {
             Some(Origin { path, row_group, row }) => {
-                format!("`{}`{}", path.display(), InFile(Some(row_group), Some(column), Some(row)))
+                format!("`{}`{}", path.display(), place_in_file(Some(row_group), Some(column), Some(row)))
             }
-            None => format!("sample {sample} of a batch{}", InFile(None, Some(column), None)),
+            None => format!("sample {sample} of a batch{}", place_in_file(None, Some(column), None)),
         };
         Fault::new(Kind::Data, format!("{place}: {message}")).hint(hint).into()
     }
@@ -120,23 +120,12 @@ pub(crate) struct Origin {
     pub(crate) row: usize,
 }
 
-/// A place in a file: row group, column and row, as far as they are known. Displays as a suffix of the path.
-struct InFile<'a>(Option<usize>, Option<&'a str>, Option<usize>);
-
-impl fmt::Display for InFile<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(row_group, column, row) = self;
-        if let Some(row_group) = row_group {
-            write!(f, ", row group {row_group}")?;
-        }
-        if let Some(column) = column {
-            write!(f, ", column `{column}`")?;
-        }
-        if let Some(row) = row {
-            write!(f, ", row {row}")?;
-        }
-        Ok(())
-    }
+/// Describes a place in a file by its row group, column and row, as far as they are known, as a suffix of the path.
+fn place_in_file(row_group: Option<usize>, column: Option<&str>, row: Option<usize>) -> String {
+    let row_group = row_group.map(|row_group| format!(", row group {row_group}"));
+    let column = column.map(|column| format!(", column `{column}`"));
+    let row = row.map(|row| format!(", row {row}"));
+    [row_group, column, row].into_iter().flatten().collect()
 }
 
 #[cfg(test)]

@@ -122,11 +122,6 @@ impl Modulus {
         Self { divisor, multiplier, shift: log - 1 }
     }
 
-    /// Returns the divisor.
-    pub fn divisor(&self) -> i64 {
-        self.divisor
-    }
-
     /// Returns `value.rem_euclid(divisor)`.
     #[inline]
     pub fn of(&self, value: i64) -> i64 {

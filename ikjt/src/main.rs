@@ -5,5 +5,5 @@ use std::process::ExitCode;
 onefold_allocator::use_jemalloc!(onefold_allocator::ONE_ARENA);
 
 fn main() -> ExitCode {
-    onefold_ikjt::command::main(std::env::args_os())
+    onefold_ikjt::command::PROGRAM.main(std::env::args_os())
 }

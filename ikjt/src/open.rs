@@ -18,8 +18,8 @@ impl Reader {
     ///
     /// [`Error::Dataset`](crate::Error::Dataset) if there is no dataset or the filter selects nothing,
     /// [`Error::Fault`](crate::Error::Fault) for an error that a service reports, for options that do not suit the
-    /// dataset (complete batches larger than the selected samples, an unknown feature or kept column, more streams than
-    /// buckets) and for a pipeline that does not match the dataset.
+    /// dataset (an unknown feature or kept column, more streams than buckets) and for a pipeline that does not match the
+    /// dataset.
     pub fn open(location: &Path, request: impl Into<ReadRequest>, workers: &Workers) -> Result<Self> {
         Self::of_location(locate(location)?, request.into(), workers)
     }

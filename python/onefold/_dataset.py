@@ -35,8 +35,9 @@ class Dataset:
       default they are taken from `torch.distributed` if it is initialised when an iteration starts, or else from the
       environment variables `RANK` and `WORLD_SIZE`, which torchrun sets.
     - `streams`: the number of parts into which the dataset's buckets are divided, at most the number of buckets (64
-      or more). The steps and the state depend on it and not on `world_size`, which may be any number up to it. By
-      default it is `world_size`.
+      or more). The steps and the state depend on it and not on `world_size`. By default it is `world_size`, or the
+      number in a state that is loaded. If there are more ranks than streams, ranks share streams: each of them
+      decodes the stream and takes a part of its samples.
     - `shuffle`: whether each epoch has a different order, which `seed` determines, or the order of the files.
       `shuffle_within="partition"` shuffles only within partitions, which are read one after the other. Sessions are
       spread over `shuffle_row_groups` row groups.
@@ -46,7 +47,8 @@ class Dataset:
     - `features`: the sparse features to read, or None for all.
     - `keep`: the additional columns of batches, as `batch.kept`: columns that `keep` in the dataset's `dataset.toml`
       names, or "session_id". By default there are none.
-    - `tail`: "short" delivers every sample, "drop" delivers only complete global batches.
+    - `tail`: "short" delivers every sample, "drop" delivers only complete global batches. As with `drop_last` of a
+      `DataLoader`, an epoch of too few samples then has no batch, and `len()` is 0.
     - `partitions`: a filter such as `"split=train,date>=2024-05-01"`. A value with a comma or an operator is quoted,
       as in `'city="Paris, TX"'`.
     - `snapshot`: the number of the snapshot, or None for the newest.
@@ -58,7 +60,7 @@ class Dataset:
       thread copies the next batch to pinned memory.
 
     The state depends on the batches taken, and not on batches that were read ahead. It is valid for every
-    `world_size` up to `streams`. A dataset can be pickled, and used after a fork: each process opens it again. Its
+    `world_size`. A dataset can be pickled, and used after a fork: each process opens it again. Its
     iterators cannot.
     """
 
@@ -108,9 +110,11 @@ class Dataset:
             timestamps=switch("timestamps", timestamps),
             pin_memory=switch("pin_memory", pin_memory),
         )
+        # By default, the streams are those of the state that was loaded last.
+        self._streams: int | None = self._options["streams"]
         self._reader_of: Reader | None = None
-        # The process that opened the reader, and its rank at that time.
-        self._opened_by: tuple[int, tuple[int, int]] | None = None
+        # The process that opened the reader, and its rank and streams at that time.
+        self._opened_by: tuple[int, tuple[int, int], int | None] | None = None
         self._closed = False
         self._steps: dict[int, int] = {}
         self._next = _Start(0)
@@ -126,9 +130,9 @@ class Dataset:
         if self._closed:
             raise OptionsError("the dataset is closed\n  hint: open it again")
         rank, world_size = self._rank
-        opened_by = os.getpid(), (rank, world_size)
+        opened_by = os.getpid(), (rank, world_size), self._streams
         if self._reader_of is None or self._opened_by != opened_by:
-            options = {**self._options, "rank": rank, "world_size": world_size}
+            options = {**self._options, "rank": rank, "world_size": world_size, "streams": self._streams}
             del options["pin_memory"]
             seed = options.pop("seed")
             options["shuffle"] = seed if options["shuffle"] else None
@@ -209,7 +213,7 @@ class Dataset:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the batches that were taken, as a dict that can be written as JSON.
 
-        It is valid for every `world_size` up to `streams`. If several iterators are used at once, it is the state of
+        It is valid for every `world_size`. If several iterators are used at once, it is the state of
         the one that was started, or from which a batch was taken, last.
         """
         current = self._current
@@ -229,7 +233,14 @@ class Dataset:
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION or "position" not in state:
             raise OptionsError("this is no state of a dataset\n  hint: give what `state_dict()` returned")
         position = json.dumps(state["position"])
-        self._reader.check(position)
+        before = self._streams
+        if self._options["streams"] is None and isinstance(state["position"], dict):
+            self._streams = state["position"].get("streams")
+        try:
+            self._reader.check(position)
+        except BaseException:
+            self._streams = before
+            raise
         self._next, self._current = _Start(state["position"]["epoch"], position), None
 
     def to_arrow(self) -> ArrowStream:

@@ -394,7 +394,9 @@ impl Block {
 
 impl Block {
     fn record_batch(&self, py: Python<'_>) -> PyResult<arrow::array::RecordBatch> {
-        let made = py.detach(|| self.memory.fixed().unpack()?.to_record_batch());
+        let places = self.memory.places();
+        let widths = (places.dense_width, places.label_width);
+        let made = py.detach(|| self.memory.fixed().unpack()?.to_record_batch(widths));
         made.map_err(|error| of_library(py, &error))
     }
 }

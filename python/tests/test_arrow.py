@@ -95,3 +95,11 @@ def test_notebooks_show_tables(dataset):
     assert "<script>" not in reader._repr_html_() and "&lt;script&gt;" in reader._repr_html_()
     reader.close()
     assert "closed" in reader._repr_html_()
+
+
+def test_a_rank_without_samples_has_the_columns_of_others(dataset):
+    options = dict(global_batch_size=B, streams=8, shuffle=True, seed=1, world_size=8)
+    ranks = [list(onefold.Dataset(dataset, rank=rank, **options)) for rank in range(8)]
+    schema = pyarrow.record_batch(ranks[0][0]).schema
+    empty = [batch for rank in ranks for batch in rank if len(batch) == 0]
+    assert empty and all(pyarrow.record_batch(batch).schema.equals(schema) for batch in empty)

@@ -153,6 +153,27 @@ def test_ranks_share_global_batches_and_take_equal_steps(dataset):
     assert {len(batch) for batch in dropped} == {B} and len(dropped) < len(whole)
 
 
+def test_a_state_with_default_streams_resumes_with_more_ranks(dataset):
+    ranks = [onefold.Dataset(dataset, global_batch_size=B, rank=rank, world_size=2) for rank in range(2)]
+    begun = [iter(reader) for reader in ranks]
+    for batches in begun:
+        next(batches)
+    state = ranks[0].state_dict()
+    expected = [sample for batches in begun for sample in samples_of(next(batches))]
+    found = []
+    for rank in range(3):
+        reader = onefold.Dataset(dataset, global_batch_size=B, rank=rank, world_size=3)
+        reader.load_state_dict(state)
+        copy = pickle.loads(pickle.dumps(reader))
+        batches = list(reader)
+        assert len(batches) == len(reader) - 1 == len(ranks[0]) - 1
+        assert samples_of(next(iter(copy))) == samples_of(batches[0])
+        found += samples_of(batches[0])
+    assert Counter(found) == Counter(expected)
+    with pytest.raises(onefold.OptionsError, match="streams"):
+        onefold.Dataset(dataset, global_batch_size=B, streams=3, rank=0, world_size=3).load_state_dict(state)
+
+
 def distributed(rank, world_size, initialized=True):
     """Returns a replacement for `torch.distributed` with this rank and size."""
     return types.SimpleNamespace(
@@ -377,14 +398,15 @@ def test_a_dataset_may_have_fewer_samples_than_a_batch(tmp_path):
         batches = list(onefold.Dataset(tmp_path / "data", **options))
         assert sum(len(batch.labels) for batch in batches) == 300
         assert len(batches) == 1 or "streams" in options
-    with pytest.raises(onefold.OptionsError, match="larger than the 300 to read"):
-        onefold.Dataset(tmp_path / "data", tail="drop")
+    # As with `drop_last` of a loader, there is no batch.
+    incomplete = onefold.Dataset(tmp_path / "data", tail="drop")
+    assert len(incomplete) == 0 and list(incomplete) == [] and incomplete.epoch == 1
 
 
 def test_wrong_options_are_exceptions_with_hints(dataset, tmp_path):
     with pytest.raises(onefold.OptionsError, match="64 buckets cannot be divided into 65 streams") as refused:
         onefold.Dataset(dataset, global_batch_size=B, streams=65)
-    assert "at most 64" in refused.value.hint
+    assert "must be 1 to 64" in refused.value.hint
     with pytest.raises(ValueError, match="`dedupe` is `some`"):
         onefold.Dataset(dataset, dedupe="some")
     with pytest.raises(ValueError, match="no sparse feature `user_99`"):

@@ -139,12 +139,6 @@ impl Autoscaler {
         Self { bounds, wanted: bounds.least, fewer: VecDeque::new(), before: None, held: 0, limited: false }
     }
 
-    /// Returns the current number of wanted workers.
-    #[cfg(test)]
-    fn wanted(&self) -> usize {
-        self.wanted
-    }
-
     /// Makes the next decision, and returns the number of wanted workers.
     pub(crate) fn decide(&mut self, observed: Observed) -> usize {
         // Without workers there are no observations yet.
@@ -264,7 +258,7 @@ mod tests {
 
     fn decisions(scaler: &mut Autoscaler, count: usize, limit: f64, demand: f64) -> Vec<usize> {
         let decide = |_| {
-            let workers = scaler.wanted();
+            let workers = scaler.wanted;
             scaler.decide(observe(workers, 100.0, limit, demand))
         };
         (0..count).map(decide).collect()

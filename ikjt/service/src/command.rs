@@ -31,8 +31,8 @@ pub const PROGRAM: Program = Program::of::<Cli>();
 
 /// Run a preprocessing service, whose hosts read, deduplicate and transform batches for trainers
 ///
-/// A trainer, `onefold-read` and the Python package read a dataset through it by a URL in the dataset's place:
-/// `grpc://HOST:PORT/s3://bucket/dataset`.
+/// Trainers, `onefold-read` and the Python package read a dataset through the service if the location of the dataset is
+/// a URL such as `grpc://HOST:PORT/s3://bucket/dataset`.
 #[derive(Debug, Parser)]
 #[command(name = "onefold-serve", version, propagate_version = true)]
 struct Cli {
@@ -44,33 +44,33 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the master, which tells clients which worker to ask
+    /// Run the master, which assigns workers to clients
     ///
-    /// It writes nothing down: if it ends and is started again, workers and clients find it and go on. Example:
-    /// onefold-serve master --listen 10.0.0.1:7070 --dataset clicks=s3://bucket/clicks
+    /// The master stores no state: after a restart, workers and clients find it and continue. Example: onefold-serve
+    /// master --listen 10.0.0.1:7070 --dataset clicks=s3://bucket/clicks
     Master(MasterArguments),
     /// Run a worker, which reads datasets and sends batches
     ///
     /// Example: onefold-serve worker --master 10.0.0.1:7070 --listen 10.0.0.2:7071 --memory-limit 64GiB
     Worker(WorkerArguments),
-    /// Run a master and workers on this machine, which end together
+    /// Run a master and workers on this machine as one service
     ///
     /// Example: onefold-serve local --workers 1..8 --dataset clicks=data/clicks
     Local(LocalArguments),
-    /// Show the workers of a service, and its clients
+    /// Show the workers and clients of a service
     ///
     /// Example: onefold-serve status --master 10.0.0.1:7070 --json
     Status(Asking),
-    /// Show the jobs that a service works for
+    /// Show the jobs of a service
     ///
     /// Clients of equal jobs read the same batches, which are computed once. Example:
     /// onefold-serve jobs --master 10.0.0.1:7070
     Jobs(Asking),
-    /// Let a worker end once its clients have read what it computes
+    /// End a worker as soon as its clients have read what it computes
     ///
     /// Example: onefold-serve drain 10.0.0.2:7071 --master 10.0.0.1:7070
     Drain {
-        /// The worker, as `HOST:PORT`
+        /// Worker, as `HOST:PORT`
         worker: String,
         #[command(flatten)]
         asking: Asking,
@@ -80,7 +80,7 @@ enum Command {
 /// Which master is asked, and how.
 #[derive(Debug, clap::Args)]
 struct Asking {
-    /// The master, as `HOST:PORT`
+    /// Master, as `HOST:PORT`
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7070")]
     master: String,
     #[command(flatten)]

@@ -12,6 +12,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use onefold_base::units::{format_bytes, format_count};
+use onefold_ikjt::StageFigures;
 use onefold_ikjt::cache::CacheFigures;
 use onefold_page::svg::{Bar, bars};
 use onefold_page::text::{escape, percent};
@@ -53,7 +54,7 @@ pub(crate) fn worker_routes(
     let (of_metrics, of_health) = (state.clone(), state);
     let metrics = move || {
         let mut metrics = Metrics::default();
-        metrics.add_workers(&[(String::new(), &of_metrics())]);
+        metrics.add_workers(&[(None, &of_metrics())]);
         metrics.0
     };
     let health = move || match of_health().draining {
@@ -182,23 +183,14 @@ fn hits(cache: &CacheFigures) -> String {
 
 /// Returns the section about the time that workers spend in each stage.
 fn stages(rates: &[WorkerRate]) -> String {
-    let sum = |of: fn(&WorkerRate) -> f64| rates.iter().map(of).sum::<f64>();
-    let stages = [
-        ("verify", sum(|rate| rate.stages.verify_seconds)),
-        ("read", sum(|rate| rate.stages.read_seconds)),
-        ("decode", sum(|rate| rate.stages.decode_seconds)),
-        ("arrange", sum(|rate| rate.stages.arrange_seconds)),
-        ("cut", sum(|rate| rate.stages.cut_seconds)),
-        ("deduplicate", sum(|rate| rate.stages.deduplicate_seconds)),
-        ("preprocess", sum(|rate| rate.stages.preprocess_seconds)),
-    ];
-    let bar = |(label, seconds): &(&'static str, f64)| Bar {
+    let all = rates.iter().fold(StageFigures::default(), |all, rate| all.and(&rate.stages));
+    let bar = |(label, seconds): (&'static str, f64)| Bar {
         label,
-        value: *seconds,
+        value: seconds,
         text: format!("{seconds:.2}"),
         class: "folded",
     };
-    let plot = bars("Threads by stage", &stages.iter().map(bar).collect::<Vec<_>>(), 110.0);
+    let plot = bars("Threads by stage", &all.by_stage().map(bar), 110.0);
     section(
         "Stages",
         "Threads of all workers that are busy with each stage, on average over the last seconds.",
@@ -227,6 +219,7 @@ const COUNTERS: &[(&str, &str, Count)] = &[
     ("decoded_hits_total", "Columns that need not be decoded.", |w| w.figures.cache.decoded_hits as f64),
     ("encoded_hits_total", "Columns that need not be fetched.", |w| w.figures.cache.encoded_hits as f64),
     ("disk_hits_total", "Hits of all kinds on disk.", |w| w.figures.cache.disk_hits as f64),
+    ("failures_total", "Requests that were answered with an error.", |w| w.figures.failures as f64),
     ("cpu_seconds_total", "Processor time of the worker.", |w| w.figures.cpu_seconds),
 ];
 
@@ -242,6 +235,13 @@ const GAUGES: &[(&str, &str, Count)] = &[
 /// locations is unbounded.
 const UNNAMED: &str = "(not named by the master)";
 
+/// Formats the labels of a metric.
+fn labels<'a>(labels: impl IntoIterator<Item = &'a (&'static str, String)>) -> String {
+    let label = |(name, value): &(&str, String)| format!("{name}=\"{}\"", quoted(value));
+    let labels: Vec<String> = labels.into_iter().map(label).collect();
+    if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) }
+}
+
 /// Metrics in the text format of Prometheus.
 #[derive(Default)]
 struct Metrics(String);
@@ -255,35 +255,37 @@ impl Metrics {
         }
     }
 
-    /// Adds the metrics of workers. Each worker has its labels.
-    fn add_workers(&mut self, workers: &[(String, &WorkerState)]) {
+    /// Adds the metrics of workers, with the label of each worker, if it has one.
+    fn add_workers(&mut self, workers: &[(Option<(&'static str, String)>, &WorkerState)]) {
         for (kind, metrics) in [("counter", COUNTERS), ("gauge", GAUGES)] {
             for (name, help, of) in metrics {
-                self.add(
-                    kind,
-                    name,
-                    help,
-                    workers.iter().map(|(labels, worker)| (labels.clone(), of(worker))),
-                );
+                self.add(kind, name, help, workers.iter().map(|(label, worker)| (labels(label), of(worker))));
             }
         }
+        let stages = workers.iter().flat_map(|(label, worker)| {
+            worker.figures.stages.by_stage().map(|(stage, seconds)| {
+                let stage = ("stage", stage.to_owned());
+                (labels(label.iter().chain([&stage])), seconds)
+            })
+        });
+        self.add("counter", "stage_seconds_total", "Time of the threads in each stage.", stages);
     }
 }
 
 /// Returns the metrics of a service.
 fn metrics(status: &Status) -> String {
     let mut metrics = Metrics::default();
-    let one = |value: usize| [(String::new(), value as f64)];
-    metrics.add(
-        "counter",
-        "leases_total",
-        "Blocks that were leased.",
-        [(String::new(), status.leases as f64)],
-    );
-    metrics.add("gauge", "workers", "Workers that are there.", one(status.workers.len()));
-    metrics.add("gauge", "wanted_workers", "Workers that there should be.", one(status.wanted_workers));
-    metrics.add("gauge", "clients", "Clients that read.", one(status.clients.len()));
-    let label = |worker: &WorkerState| format!("{{worker=\"{}\"}}", quoted(&worker.address));
+    for (kind, name, help, value) in [
+        ("counter", "leases_total", "Blocks that were assigned to workers.", status.leases),
+        ("counter", "retries_total", "Requests that clients repeated after a failure.", status.retries),
+        ("counter", "second_requests_total", "Requests to a second worker.", status.second_requests),
+        ("gauge", "workers", "Workers that run.", status.workers.len() as u64),
+        ("gauge", "wanted_workers", "Workers that should run.", status.wanted_workers as u64),
+        ("gauge", "clients", "Clients that read.", status.clients.len() as u64),
+    ] {
+        metrics.add(kind, name, help, [(String::new(), value as f64)]);
+    }
+    let label = |worker: &WorkerState| Some(("worker", worker.address.clone()));
     let workers: Vec<_> = status.workers.iter().map(|worker| (label(worker), worker)).collect();
     metrics.add_workers(&workers);
     let mut datasets = BTreeMap::<&str, Vec<&ClientRate>>::new();
@@ -292,7 +294,7 @@ fn metrics(status: &Status) -> String {
         datasets.entry(named.map_or(UNNAMED, |(name, _)| name.as_str())).or_default().push(rate);
     }
     let of = |of: fn(&[&ClientRate]) -> f64| {
-        let label = |dataset: &str| format!("{{dataset=\"{}\"}}", quoted(dataset));
+        let label = |dataset: &str| labels(&[("dataset", dataset.to_owned())]);
         datasets.iter().map(|(dataset, rates)| (label(dataset), of(rates))).collect::<Vec<_>>()
     };
     metrics.add("gauge", "dataset_clients", "Clients that read a dataset.", of(|rates| rates.len() as f64));
@@ -321,6 +323,20 @@ mod tests {
     use onefold_ikjt::service::protocol::ClientState;
 
     use super::*;
+    use crate::messages::WorkerFigures;
+
+    fn worker() -> WorkerState {
+        WorkerState {
+            address: "10.0.0.2:7071".to_owned(),
+            process: "process".to_owned(),
+            same_bytes: 1,
+            threads: 4,
+            memory_limit_bytes: 1 << 30,
+            blocks: 0,
+            draining: false,
+            figures: WorkerFigures::default(),
+        }
+    }
 
     #[test]
     fn names_from_outside_are_escaped() {
@@ -354,6 +370,22 @@ mod tests {
             many.contains("onefold_serve_dataset_samples_per_second{dataset=\"clicks\"} 1000\n"),
             "{many}"
         );
+    }
+
+    #[test]
+    fn metrics_tell_failures_retries_and_stages() {
+        let mut worker = worker();
+        (worker.figures.failures, worker.figures.stages.decode_seconds) = (3, 1.5);
+        let status = Status { workers: vec![worker], retries: 4, second_requests: 5, ..Status::default() };
+        let metrics = metrics(&status);
+        for line in [
+            "failures_total{worker=\"10.0.0.2:7071\"} 3",
+            "stage_seconds_total{worker=\"10.0.0.2:7071\",stage=\"decode\"} 1.5",
+            "retries_total 4",
+            "second_requests_total 5",
+        ] {
+            assert!(metrics.contains(&format!("\nonefold_serve_{line}\n")), "{line}: {metrics}");
+        }
     }
 
     #[test]

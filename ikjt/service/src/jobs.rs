@@ -99,7 +99,7 @@ fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Opened>> {
     // Clients of equal jobs may check different tables and labels, so each client runs these checks itself.
     let request = ReadRequest { options, checks: Checks::default(), rank };
     let reader = Reader::open(Path::new(&dataset), request, workers)?;
-    if reader.snapshot().dataset != identity {
+    if reader.identity() != identity {
         return Err(Error::options(
             format!("`{dataset}` is another dataset than the one that this job was opened with"),
             "open the dataset again: it was built anew",

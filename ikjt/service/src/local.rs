@@ -33,20 +33,20 @@ const LEAST_MEMORY: u64 = 16 << 20;
 /// The arguments of `local`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct LocalArguments {
-    /// Worker processes: a number, or as many from `LEAST..MOST` as clients need
+    /// Number of worker processes, or a range in which it follows the demand of clients
     #[arg(long, value_name = "N|LEAST..MOST", default_value = "1")]
     workers: Bounds,
-    /// Memory of all workers together, when there are as many as there may be
+    /// Memory of all workers together, at the largest number of workers
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "2GiB")]
     memory_limit: u64,
-    /// Folder on a local disk for what does not fit into memory and is worth reading again
+    /// Folder on a local disk for cached data that does not fit into memory
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
-    /// The most that all workers together keep in `--cache-dir`
+    /// Limit on the data of all workers in `--cache-dir`
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64GiB", requires = "cache_dir")]
     cache_limit: u64,
-    /// Threads of all workers together, when there are as many as there may be; at least one for each [default: all that
-    /// the machine has]
+    /// Number of threads of all workers together, at the largest number of workers; at least one for each worker
+    /// [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     #[command(flatten)]

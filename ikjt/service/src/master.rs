@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ const DECIDE: Duration = Duration::from_secs(5);
 pub(crate) struct MasterArguments {
     #[command(flatten)]
     serving: ServingArguments,
-    /// From how many to how many workers the master wants, which `/metrics` tells to whatever starts them
+    /// Range of the number of workers that the master requests in `/metrics`
     #[arg(long, value_name = "LEAST..MOST", default_value = "1..256")]
     workers: Bounds,
 }
@@ -44,13 +45,13 @@ pub(crate) struct MasterArguments {
 /// The datasets that a master serves, and its address.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServingArguments {
-    /// Address to listen on; any free port if it is 0
+    /// Address to listen on; port 0 stands for any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070")]
     pub(crate) listen: SocketAddr,
-    /// A dataset that clients may name, as `clicks=s3://bucket/clicks`; as often as there are datasets
+    /// Dataset that clients can name, such as `clicks=s3://bucket/clicks`; can be given several times
     #[arg(long = "dataset", value_name = "NAME=LOCATION", value_parser = parse_dataset)]
     pub(crate) datasets: Vec<(String, String)>,
-    /// Answer for the datasets of `--dataset` alone, and not for any location that clients name
+    /// Serve only the datasets of `--dataset`, and no other location that clients name
     #[arg(long)]
     pub(crate) only_named: bool,
     #[command(flatten)]
@@ -88,6 +89,8 @@ pub(crate) async fn serve_on(
         started: Instant::now(),
         placement: Mutex::default(),
         clients: Mutex::default(),
+        retries: AtomicU64::new(0),
+        second_requests: AtomicU64::new(0),
         wanted,
         warnings: Warnings::default(),
     });
@@ -137,6 +140,9 @@ pub(crate) struct Master {
     started: Instant,
     placement: Mutex<Placement>,
     clients: Mutex<HashMap<String, Client>>,
+    /// The numbers of requests that all clients repeated, and that they sent to a second worker.
+    retries: AtomicU64,
+    second_requests: AtomicU64,
     /// The number of wanted workers.
     wanted: watch::Sender<usize>,
     warnings: Warnings,
@@ -200,11 +206,16 @@ impl Master {
         let now = Instant::now();
         let mut clients = self.clients();
         clients.retain(|_, client| now.duration_since(client.seen) < GONE_AFTER);
+        let known = clients.remove(&client.client);
+        let counted = |of: fn(&ClientState) -> u64| {
+            of(&client).saturating_sub(known.as_ref().map_or(0, |known| of(&known.state)))
+        };
+        self.retries.fetch_add(counted(|client| client.retries), Relaxed);
+        self.second_requests.fetch_add(counted(|client| client.second_requests), Relaxed);
         if client.ended {
-            clients.remove(&client.client);
             return;
         }
-        let earlier = match clients.remove(&client.client) {
+        let earlier = match known {
             Some(known) => known.earlier.then(known.state, known.seen),
             None => Earlier::new(client.clone(), now),
         };
@@ -249,6 +260,8 @@ impl Master {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             datasets: self.datasets.clone(),
             leases: placement.leases(),
+            retries: self.retries.load(Relaxed),
+            second_requests: self.second_requests.load(Relaxed),
             workers: placement.workers(now),
             clients: clients.iter().map(|client| client.state.clone()).collect(),
             wanted_workers: *self.wanted.borrow(),

@@ -59,6 +59,9 @@ pub(crate) struct WorkerFigures {
     pub(crate) batches_sent: u64,
     /// The number of bytes of these batches.
     pub(crate) bytes_sent: u64,
+    /// The number of requests that were answered with an error.
+    #[serde(default)]
+    pub(crate) failures: u64,
     /// The bytes of batches that wait in memory for clients.
     pub(crate) bytes_kept: u64,
     /// The statistics of the cache.
@@ -113,6 +116,12 @@ pub(crate) struct Status {
     /// The locations of datasets, by name.
     pub(crate) datasets: BTreeMap<String, String>,
     pub(crate) leases: u64,
+    /// The number of requests that clients repeated after a failure.
+    #[serde(default)]
+    pub(crate) retries: u64,
+    /// The number of requests to a second worker, because the first one gave nothing for long.
+    #[serde(default)]
+    pub(crate) second_requests: u64,
     /// The number of wanted workers.
     pub(crate) wanted_workers: usize,
     pub(crate) workers: Vec<WorkerState>,

@@ -48,7 +48,9 @@ impl Limit {
         let decode = sum(|stages| stages.decode_seconds + stages.arrange_seconds);
         let transform =
             sum(|stages| stages.cut_seconds + stages.deduplicate_seconds + stages.preprocess_seconds);
-        match used >= BUSY * threads {
+        // Threads that share processors with other processes, or whose quota is used up, are busy without using them.
+        let busy = used.max(decode + transform);
+        match busy >= BUSY * threads {
             true if decode >= transform => Self::Decode,
             true => Self::Transform,
             false if storage > decode + transform => Self::Storage,
@@ -178,6 +180,9 @@ mod tests {
         assert_eq!(Limit::of(&[worker(3.9, decoding)], &waits), Limit::Decode);
         assert_eq!(Limit::of(&[worker(3.9, transforming)], &waits), Limit::Transform);
         assert_eq!(Limit::of(&[worker(0.5, reading)], &waits), Limit::Storage);
-        assert_eq!(Limit::of(&[worker(0.5, decoding)], &waits), Limit::Network);
+        assert_eq!(Limit::of(&[worker(0.5, decoding.scaled(0.1))], &waits), Limit::Network);
+        // Threads that get half of their processors work all the time.
+        assert_eq!(Limit::of(&[worker(2.0, decoding)], &waits), Limit::Decode);
+        assert_eq!(Limit::of(&[worker(2.0, transforming)], &waits), Limit::Transform);
     }
 }

@@ -25,16 +25,16 @@ pub(crate) struct SecurityArguments {
     /// Private key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// Certificate of the authority that signed those of the service's processes and clients (PEM): whoever has none is
-    /// refused
+    /// Certificate of the authority that signed the certificates of the service's processes and clients (PEM); clients
+    /// without such a certificate are refused
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_authority: Option<PathBuf>,
-    /// File with the token of clients: whoever sends no token is refused. A master with this option or
-    /// `--tls-authority` needs `--worker-token-file`, too
+    /// File with the token of clients; clients without it are refused. A master with this option or `--tls-authority`
+    /// also needs `--worker-token-file`
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// File with another token, for the service's own processes: only who sends it can become a worker of the master,
-    /// or drain one
+    /// File with another token, for the service's own processes; only processes with it can be workers of the master,
+    /// or drain workers
     #[arg(long, value_name = "FILE")]
     worker_token_file: Option<PathBuf>,
 }

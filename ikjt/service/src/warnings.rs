@@ -1,8 +1,11 @@
-//! Warnings on stderr for the operator of a process.
+//! The failures of a process, and warnings about them on stderr for its operator.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use tonic::{Code, Status};
 
 /// The least interval between repetitions of a warning.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -12,9 +15,31 @@ const MOST: usize = 20;
 
 /// Writes each warning at most once a minute, because clients repeat requests that fail.
 #[derive(Debug, Default)]
-pub(crate) struct Warnings(Mutex<HashMap<String, Instant>>);
+pub(crate) struct Warnings {
+    written: Mutex<HashMap<String, Instant>>,
+    failures: AtomicU64,
+}
 
 impl Warnings {
+    /// Counts a request that is answered with an error. Warns the operator if this process cannot read data, because a
+    /// client cannot resolve this.
+    pub(crate) fn failed(&self, status: &Status) {
+        // A client sends a job only after a worker has not found it.
+        if status.code() != Code::NotFound {
+            self.failures.fetch_add(1, Relaxed);
+        }
+        let is_of_storage = matches!(status.code(), Code::FailedPrecondition | Code::Unavailable);
+        // Other statuses contain no fault.
+        if is_of_storage && !status.details().is_empty() {
+            self.warn(status.message());
+        }
+    }
+
+    /// Returns the number of requests that were answered with an error.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Relaxed)
+    }
+
     pub(crate) fn warn(&self, text: &str) {
         if self.is_due(text, Instant::now()) {
             tracing::warn!("{text}");
@@ -22,7 +47,7 @@ impl Warnings {
     }
 
     fn is_due(&self, text: &str, now: Instant) -> bool {
-        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         written.retain(|_, when| now.saturating_duration_since(*when) < AGAIN);
         let is_due = written.len() < MOST && !written.contains_key(text);
         if is_due {
@@ -35,6 +60,14 @@ impl Warnings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_are_counted() {
+        let warnings = Warnings::default();
+        warnings.failed(&Status::not_found("the job was not sent yet"));
+        warnings.failed(&Status::invalid_argument("there is no such step"));
+        assert_eq!(warnings.failures(), 1);
+    }
 
     #[test]
     fn a_warning_is_written_once_a_minute_and_not_too_many() {

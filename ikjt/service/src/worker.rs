@@ -21,7 +21,7 @@ use onefold_ikjt::service::{Failure, Network};
 use onefold_ikjt::{Error, Workers, load_snapshot, load_statistics};
 use onefold_terminal::Printer;
 use tokio::sync::watch;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::blocks::{Blocks, OfBlock, Subscription};
 use crate::command::{Listening, listen, serve, told_to_end};
@@ -45,25 +45,25 @@ const DRAINING: Duration = Duration::from_secs(60);
 /// The arguments of `worker`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WorkerArguments {
-    /// The master, as `HOST:PORT`
+    /// Master, as `HOST:PORT`
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) master: String,
-    /// Address to listen on; any free port if it is 0
+    /// Address to listen on; port 0 stands for any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
-    /// Name or address by which clients reach this process [default: that of `--listen`]
+    /// Name or address at which clients reach this process [default: that of `--listen`]
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Option<String>,
     /// Memory for row groups and batches
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "2GiB")]
     pub(crate) memory_limit: u64,
-    /// Folder on a local disk for what does not fit into memory and is worth reading again; workers may share one
+    /// Folder on a local disk for cached data that does not fit into memory; several workers can share it
     #[arg(long, value_name = "FOLDER")]
     pub(crate) cache_dir: Option<PathBuf>,
-    /// The most that this worker keeps in `--cache-dir`
+    /// Limit on the data of this worker in `--cache-dir`
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64GiB", requires = "cache_dir")]
     pub(crate) cache_limit: u64,
-    /// Threads that decode, deduplicate and preprocess [default: all that the machine has]
+    /// Number of threads that decode, deduplicate and preprocess [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
     /// Drain when stdin is closed, as it is when the process that started this one ends
@@ -263,7 +263,11 @@ impl Allowed {
 
 impl Worker {
     fn state(&self) -> WorkerState {
-        let figures = WorkerFigures { cpu_seconds: cpu_seconds().unwrap_or(0.0), ..self.blocks.figures() };
+        let figures = WorkerFigures {
+            cpu_seconds: cpu_seconds().unwrap_or(0.0),
+            failures: self.warnings.failures(),
+            ..self.blocks.figures()
+        };
         WorkerState {
             address: self.address.clone(),
             process: self.process.clone(),
@@ -362,27 +366,18 @@ impl Worker {
 impl Answers for Worker {
     async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status> {
         let answer = self.answer(action, body).await;
-        answer.inspect_err(|status| warn(&self.warnings, status))
+        answer.inspect_err(|status| self.warnings.failed(status))
     }
 
     async fn get(&self, ticket: Ticket) -> Result<Batches, Status> {
         let subscribed = self.subscribe(ticket).await;
-        let subscription = subscribed.inspect_err(|status| warn(&self.warnings, status))?;
+        let subscription = subscribed.inspect_err(|status| self.warnings.failed(status))?;
         let next = async |(mut subscription, warnings): (Subscription, Arc<Warnings>)| {
             let sent = subscription.next().await?;
-            let sent = sent.inspect_err(|status| warn(&warnings, status));
+            let sent = sent.inspect_err(|status| warnings.failed(status));
             Some((sent, (subscription, warnings)))
         };
         Ok(stream::unfold((subscription, Arc::clone(&self.warnings)), next).boxed())
-    }
-}
-
-/// Warns the operator about data that this process cannot read, because a client cannot resolve this.
-fn warn(warnings: &Warnings, status: &Status) {
-    let is_of_storage = matches!(status.code(), Code::FailedPrecondition | Code::Unavailable);
-    // Other statuses contain no fault.
-    if is_of_storage && !status.details().is_empty() {
-        warnings.warn(status.message());
     }
 }
 
@@ -404,6 +399,8 @@ fn share_before(block: &Block, from: u64, steps: u64) -> onefold_ikjt::Result<f3
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
 
     #[test]

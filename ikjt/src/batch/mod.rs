@@ -33,7 +33,7 @@ pub use self::window::fold_windows;
 use crate::{Error, Result};
 
 /// The parts of a [`Batch`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BatchParts {
     /// The number of samples, B.
     pub size: usize,
@@ -53,15 +53,7 @@ pub struct BatchParts {
 
 /// A batch of B samples: dense features, labels, weights, and sparse features by group.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Batch {
-    size: usize,
-    dense: ScalarBuffer<f32>,
-    labels: ScalarBuffer<f32>,
-    weights: Option<ScalarBuffer<f32>>,
-    timestamps: Option<ScalarBuffer<i64>>,
-    kept: Vec<KeptValues>,
-    groups: Vec<Group>,
-}
+pub struct Batch(BatchParts);
 
 impl Batch {
     /// Creates a batch from its parts.
@@ -72,7 +64,8 @@ impl Batch {
     /// group, the weights, the timestamps or a kept column have another number of samples, or if a kept column has an
     /// unsupported type.
     pub fn try_new(parts: BatchParts) -> Result<Self> {
-        let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = parts;
+        let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = &parts;
+        let size = *size;
         for (place, length) in [("dense features", dense.len()), ("labels", labels.len())] {
             if length.checked_rem(size).unwrap_or(length) != 0 {
                 return Err(Error::invariant(place, format!("{length} values for {size} samples")));
@@ -92,76 +85,75 @@ impl Batch {
             let message = format!("{} samples in a batch of {size}", group.samples());
             return Err(Error::invariant(format!("group `{}`", group.name()), message));
         }
-        Ok(Self { size, dense, labels, weights, timestamps, kept, groups })
+        Ok(Self(parts))
     }
 
     /// Creates a batch from parts whose invariants the caller guarantees. Only unit tests check them.
     pub(crate) fn trusted(parts: BatchParts) -> Self {
         #[cfg(test)]
         Self::try_new(parts.clone()).unwrap();
-        let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = parts;
-        Self { size, dense, labels, weights, timestamps, kept, groups }
+        Self(parts)
     }
 
     /// Returns the batch's parts.
     pub fn into_parts(self) -> BatchParts {
-        let Self { size, dense, labels, weights, timestamps, kept, groups } = self;
-        BatchParts { size, dense, labels, weights, timestamps, kept, groups }
+        self.0
     }
 
     /// Returns the number of samples, B.
     pub fn size(&self) -> usize {
-        self.size
+        self.0.size
     }
 
     /// Returns the dense features, `[B, D]` row-major.
     pub fn dense(&self) -> &ScalarBuffer<f32> {
-        &self.dense
+        &self.0.dense
     }
 
     /// Returns D, the number of dense features.
     pub fn dense_width(&self) -> usize {
-        self.dense.len().checked_div(self.size).unwrap_or(0)
+        self.0.dense.len().checked_div(self.0.size).unwrap_or(0)
     }
 
     /// Returns the labels, `[B, L]` row-major.
     pub fn labels(&self) -> &ScalarBuffer<f32> {
-        &self.labels
+        &self.0.labels
     }
 
     /// Returns L, the number of labels.
     pub fn label_width(&self) -> usize {
-        self.labels.len().checked_div(self.size).unwrap_or(0)
+        self.0.labels.len().checked_div(self.0.size).unwrap_or(0)
     }
 
     /// Returns the sample weights, `[B]`, if there are any.
     pub fn weights(&self) -> Option<&ScalarBuffer<f32>> {
-        self.weights.as_ref()
+        self.0.weights.as_ref()
     }
 
     /// Returns the sample times in microseconds since 1970, UTC, `[B]`, if they were requested.
     pub fn timestamps(&self) -> Option<&ScalarBuffer<i64>> {
-        self.timestamps.as_ref()
+        self.0.timestamps.as_ref()
     }
 
     /// Returns the kept columns that were requested.
     pub fn kept(&self) -> &[KeptValues] {
-        &self.kept
+        &self.0.kept
     }
 
     /// Returns the sparse features by group.
     pub fn groups(&self) -> &[Group] {
-        &self.groups
+        &self.0.groups
     }
 
     /// Returns the size of the batch's buffers in bytes: 8 per id, timestamp, kept value and row of a feature, 4 per
     /// float and entry of an inverse index, plus the bytes of kept texts. Buffers that are shared with other batches
     /// count in full.
     pub fn bytes(&self) -> u64 {
-        let floats = self.dense.len() + self.labels.len() + self.weights.as_ref().map_or(0, |w| w.len());
-        let times = self.timestamps.as_ref().map_or(0, |times| times.len());
-        let kept = self.kept.iter().map(|column| column.bytes(0, self.size)).sum::<u64>();
-        4 * floats as u64 + 8 * times as u64 + kept + self.groups.iter().map(Group::bytes).sum::<u64>()
+        let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = &self.0;
+        let floats = dense.len() + labels.len() + weights.as_ref().map_or(0, |weights| weights.len());
+        let times = timestamps.as_ref().map_or(0, |times| times.len());
+        let kept = kept.iter().map(|column| column.bytes(0, *size)).sum::<u64>();
+        4 * floats as u64 + 8 * times as u64 + kept + groups.iter().map(Group::bytes).sum::<u64>()
     }
 
     /// Checks that the batch has the features, labels and groups of `schema`, and has weights exactly if
@@ -171,13 +163,13 @@ impl Batch {
             true => Ok(()),
             false => Err(Error::invariant(place, format!("the schema has {expected}, the batch {found}"))),
         };
-        if self.size > 0 {
+        if self.size() > 0 {
             expect("dense features", schema.dense.len(), self.dense_width())?;
             expect("labels", schema.labels.len(), self.label_width())?;
         }
-        expect("sample weights", usize::from(has_weights), usize::from(self.weights.is_some()))?;
-        expect("groups", schema.groups.len(), self.groups.len())?;
-        for (expected, group) in schema.groups.iter().zip(&self.groups) {
+        expect("sample weights", usize::from(has_weights), usize::from(self.weights().is_some()))?;
+        expect("groups", schema.groups.len(), self.groups().len())?;
+        for (expected, group) in schema.groups.iter().zip(self.groups()) {
             let names = expected.features.iter().map(|feature| feature.name.as_str());
             if expected.name != group.name() || !names.eq(group.features().iter().map(Feature::name)) {
                 let message = format!("the batch has `{}`, or other features than the schema", group.name());
@@ -189,7 +181,8 @@ impl Batch {
 
     /// Returns the batch with every group expanded to a plain KJT.
     pub fn expand(&self) -> Self {
-        Self { groups: self.groups.iter().map(Group::expand).collect(), ..self.clone() }
+        let groups = self.groups().iter().map(Group::expand).collect();
+        Self(BatchParts { groups, ..self.0.clone() })
     }
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | a feature's name | `ListView<Int64>` | the lists of a group without an inverse index |
 //! | a feature's name | `Dictionary<Int32, ListView<Int64>>` | the distinct rows of a group; its keys are the inverse index |
-//! | `dense`, `labels` | `FixedSizeList<Float32>[D]` | absent if D, or the number of samples, is 0 |
+//! | `dense`, `labels` | `FixedSizeList<Float32>[D]` | absent if D is 0 |
 //! | `weights` | `Float32` | sample weights, if there are any |
 //! | `timestamps` | `Timestamp(µs, "UTC")` | sample times, if there are any |
 //! | a kept column's name | `Int64` or `Utf8`, nullable | its values |
@@ -43,16 +43,15 @@ impl Batch {
     /// inverse index. The field's metadata names the feature's group under [`GROUP_KEY`]. `dense` and `labels` are
     /// fixed-size lists of `Float32`, `weights` are `Float32` and `timestamps` are `Timestamp(Microsecond, "UTC")`.
     /// Kept columns keep their type, and their fields' metadata has [`KEPT_KEY`]. Absent parts of the batch have no
-    /// column.
+    /// column. `widths` are the numbers of dense features and labels per sample, which cannot be derived from a batch
+    /// without samples.
     ///
     /// # Errors
     ///
     /// [`Error::Invariant`] if two columns would have the same name.
-    pub fn to_record_batch(&self) -> Result<RecordBatch> {
+    pub fn to_record_batch(&self, widths: (usize, usize)) -> Result<RecordBatch> {
         let mut columns = Columns::default();
-        for (name, matrix, width) in
-            [(DENSE, self.dense(), self.dense_width()), (LABELS, self.labels(), self.label_width())]
-        {
+        for (name, matrix, width) in [(DENSE, self.dense(), widths.0), (LABELS, self.labels(), widths.1)] {
             if width > 0 {
                 columns.push(name, matrix_column(name, matrix, width)?, None)?;
             }
@@ -156,6 +155,10 @@ mod tests {
     use crate::BatchParts;
     use crate::batch::arbitrary::batches;
 
+    fn to_rows(batch: &Batch) -> RecordBatch {
+        batch.to_record_batch((batch.dense_width(), batch.label_width())).unwrap()
+    }
+
     /// Returns a column of a record batch.
     fn column<'a>(rows: &'a RecordBatch, name: &str) -> &'a ArrayRef {
         rows.column_by_name(name).unwrap()
@@ -165,7 +168,7 @@ mod tests {
         #[test]
         fn what_arrow_reads_in_the_columns_is_what_samples_have(batch in batches()) {
             // Arrow's own code expands the dictionaries and copies the list views.
-            let rows = batch.to_record_batch().unwrap();
+            let rows = to_rows(&batch);
             prop_assert_eq!(rows.num_rows(), batch.size());
             for group in batch.groups() {
                 for feature in group.features() {
@@ -184,7 +187,7 @@ mod tests {
 
         #[test]
         fn no_buffer_is_copied(batch in batches()) {
-            let rows = batch.to_record_batch().unwrap();
+            let rows = to_rows(&batch);
             for (name, matrix, width) in
                 [(DENSE, batch.dense(), batch.dense_width()), (LABELS, batch.labels(), batch.label_width())]
             {
@@ -219,6 +222,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_batch_without_samples_has_the_columns_of_others() {
+        let feature = Feature::from_rows("x", &[[1], [2]]).unwrap();
+        let batch = Batch::try_new(BatchParts {
+            size: 2,
+            dense: vec![0.0; 6].into(),
+            labels: vec![1.0; 2].into(),
+            weights: Some(vec![1.0; 2].into()),
+            timestamps: None,
+            kept: Vec::new(),
+            groups: vec![Group::try_new("g", Some(vec![0, 1].into()), vec![feature]).unwrap()],
+        })
+        .unwrap();
+        let schema = |batch: &Batch| batch.to_record_batch((3, 1)).unwrap().schema();
+        assert_eq!(schema(&batch.slice(1..1)), schema(&batch));
+    }
+
     /// A schema has none of these names for columns of its own.
     #[test]
     fn the_columns_of_batches_are_reserved_names() {
@@ -237,7 +257,7 @@ mod tests {
             kept: Vec::new(),
             groups: vec![Group::try_new("g", None, vec![feature]).unwrap()],
         });
-        let refused = batch.unwrap().to_record_batch().unwrap_err().to_string();
+        let refused = batch.unwrap().to_record_batch((1, 0)).unwrap_err().to_string();
         assert_eq!(refused, "column `dense`: the name is used twice");
     }
 }

@@ -86,12 +86,15 @@ impl Key {
     }
 }
 
+/// The form of an item, which indexes arrays of [`FORMS`] entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Encoded,
     Decoded,
     Batches,
 }
+
+const FORMS: usize = 3;
 
 /// The content of a stored item.
 #[derive(Debug, Clone)]
@@ -142,8 +145,12 @@ struct State {
     /// The number of bytes within the limit that are used for other purposes than the cache.
     others: u64,
     interests: Vec<Weak<Interest>>,
-    rates: Rates,
-    figures: CacheFigures,
+    /// The rates of making the items of each form, and of reading from disk.
+    rates: [Rate; FORMS],
+    disk_rate: Rate,
+    /// The hits of each form, and the hits of all forms that came from disk.
+    hits: [u64; FORMS],
+    disk_hits: u64,
     /// The columns that are being decoded, and the waiters for each of them.
     claimed: HashMap<Chunk, Vec<Waiter>>,
     /// How often items were compared. Successive comparisons use different samples of the items.
@@ -197,33 +204,6 @@ impl Rate {
     }
 }
 
-#[derive(Debug, Default)]
-struct Rates {
-    encoded: Rate,
-    decoded: Rate,
-    batches: Rate,
-    /// The rate of reading from disk.
-    disk: Rate,
-}
-
-impl Rates {
-    fn of(&mut self, form: Form) -> &mut Rate {
-        match form {
-            Form::Encoded => &mut self.encoded,
-            Form::Decoded => &mut self.decoded,
-            Form::Batches => &mut self.batches,
-        }
-    }
-
-    fn get(&self, form: Form) -> f64 {
-        match form {
-            Form::Encoded => self.encoded.get(),
-            Form::Decoded => self.decoded.get(),
-            Form::Batches => self.batches.get(),
-        }
-    }
-}
-
 /// The value of keeping an item: the expected reads, the seconds saved per byte, and the distance to the next read as
 /// a share of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -260,7 +240,12 @@ impl State {
                 }
             }
         }
-        Worth { reads, seconds: reads * self.rates.get(key.form()), distance }
+        Worth { reads, seconds: reads * self.rates[key.form() as usize].get(), distance }
+    }
+
+    fn count(&mut self, form: Form, from_disk: bool) {
+        self.hits[form as usize] += 1;
+        self.disk_hits += u64::from(from_disk);
     }
 
     /// Returns the items for which `is_there` is true, in ascending order of value. If there are more than
@@ -323,7 +308,15 @@ impl Cache {
     /// Returns the cache's figures.
     pub fn figures(&self) -> CacheFigures {
         let state = self.state();
-        CacheFigures { cached_bytes: state.memory, cached_bytes_on_disk: state.on_disk, ..state.figures }
+        let [encoded_hits, decoded_hits, block_hits] = state.hits;
+        CacheFigures {
+            cached_bytes: state.memory,
+            cached_bytes_on_disk: state.on_disk,
+            encoded_hits,
+            decoded_hits,
+            block_hits,
+            disk_hits: state.disk_hits,
+        }
     }
 
     /// Returns the last error of writing to the disk since the previous call. The item is lost, which costs only
@@ -373,11 +366,11 @@ impl Cache {
                 let (on_disk, owner) = (stored.file.is_some(), stored.owner.clone());
                 freed += stored.bytes;
                 let Some(item) = state.forget_memory(&key) else { continue };
-                let seconds = state.rates.get(key.form());
+                let seconds = state.rates[key.form() as usize].get();
                 if self.disk.is_some()
                     && !on_disk
                     && worth.reads >= LEAST_READS
-                    && seconds > state.rates.disk.get()
+                    && seconds > state.disk_rate.get()
                 {
                     leaving.push((key, item, owner));
                 }
@@ -400,7 +393,7 @@ impl Cache {
         let bytes = item.bytes();
         let mut state = self.state();
         if let Some(made) = made {
-            state.rates.of(key.form()).add(made.as_secs_f64(), bytes);
+            state.rates[key.form() as usize].add(made.as_secs_f64(), bytes);
         }
         let worth = state.worth(&key, owner.as_ref(), Instant::now());
         let is_batches = key.form() == Form::Batches;
@@ -446,7 +439,7 @@ impl Cache {
         let mut state = self.state();
         match &item {
             Some(item) => {
-                state.rates.disk.add(started.elapsed().as_secs_f64(), item.bytes());
+                state.disk_rate.add(started.elapsed().as_secs_f64(), item.bytes());
                 state.count(key.form(), true);
             }
             // The file was removed in the meantime, or is damaged.
@@ -499,18 +492,6 @@ impl Cache {
                 return;
             }
         }
-    }
-}
-
-impl State {
-    fn count(&mut self, form: Form, from_disk: bool) {
-        let hits = match form {
-            Form::Encoded => &mut self.figures.encoded_hits,
-            Form::Decoded => &mut self.figures.decoded_hits,
-            Form::Batches => &mut self.figures.block_hits,
-        };
-        *hits += 1;
-        self.figures.disk_hits += u64::from(from_disk);
     }
 }
 
@@ -573,7 +554,7 @@ impl Claim {
         let waiters = self.cache.state().claimed.remove(&self.chunk);
         let waiters = waiters.unwrap_or_default();
         if column.is_some() && !waiters.is_empty() {
-            self.cache.state().figures.decoded_hits += waiters.len() as u64;
+            self.cache.state().hits[Form::Decoded as usize] += waiters.len() as u64;
         }
         waiters.into_iter().for_each(|waiter| (waiter.0)(column.cloned()));
     }

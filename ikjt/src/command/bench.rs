@@ -119,15 +119,6 @@ fn describe(bench: &Bench) -> String {
 
 /// Returns the shares of the stages in the threads' time. The rest is waiting.
 fn describe_stages(stages: &StageFigures, thread_seconds: f64) -> String {
-    let shares = [
-        ("verify", stages.verify_seconds),
-        ("read", stages.read_seconds),
-        ("decode", stages.decode_seconds),
-        ("arrange", stages.arrange_seconds),
-        ("cut", stages.cut_seconds),
-        ("deduplicate", stages.deduplicate_seconds),
-        ("preprocess", stages.preprocess_seconds),
-    ];
-    let share = |(name, seconds): &(&str, f64)| format!("{name} {:.0} %", 100.0 * seconds / thread_seconds);
-    format!("threads' time: {}", shares.iter().map(share).collect::<Vec<_>>().join(", "))
+    let share = |(name, seconds): (&str, f64)| format!("{name} {:.0} %", 100.0 * seconds / thread_seconds);
+    format!("threads' time: {}", stages.by_stage().map(share).join(", "))
 }

@@ -7,7 +7,7 @@ use crate::preprocess::PreprocessConfig;
 use crate::{
     Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Tail, Within, Workers, load_snapshot,
 };
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use onefold_base::process::available_threads;
 use onefold_base::units::parse_bytes;
 use onefold_datasets::PartitionFilter;
@@ -31,24 +31,25 @@ pub(crate) enum Command {
     Head {
         #[command(flatten)]
         reading: Reading,
-        /// Samples to show
+        /// Number of samples to show
         #[arg(long, default_value_t = 5)]
         samples: usize,
-        /// Which batch, counted from 0
+        /// Number of the batch to show, from 0
         #[arg(long, default_value_t = 0)]
         batch: u64,
     },
-    /// Read everything once and report the rate, where the time went, the dedupe factors and the memory
+    /// Read the dataset once, and report the rate, the time of each stage, the dedupe factors and the memory
     ///
     /// Example: onefold-read bench dataset --batch-size 2048 --threads 2 --json
     Bench {
         #[command(flatten)]
         reading: Reading,
     },
-    /// Read everything once and print a digest of the samples, which does not depend on the way they are read
+    /// Read the dataset once, and print a digest of its samples that does not depend on how they are read
     ///
-    /// Layout, deduplication, threads, memory and shuffling change no digest; the digests of all ranks add up, also
-    /// step by step. Of a whole dataset without preprocessing, with the columns that it keeps, it is the digest that `onefold-ingest verify` prints.
+    /// The digest does not depend on the layout, deduplication, threads, memory and shuffling. The digests of all ranks
+    /// add up to the digest of the dataset, and to the digest of each step. For a whole dataset without preprocessing,
+    /// it equals the digest that `onefold-ingest verify` prints.
     ///
     /// Example: onefold-read digest dataset --by-step --json
     Digest {
@@ -62,73 +63,58 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Reading {
-    /// The dataset: a path, a URL as `s3://bucket/folder`, or by a preprocessing service `grpc://HOST:PORT/LOCATION`
+    /// Dataset: a path, a URL such as `s3://bucket/folder`, or `grpc://HOST:PORT/LOCATION` to read it through a
+    /// preprocessing service
     pub(crate) dataset: PathBuf,
-    /// The number of the snapshot to read [default: the newest]
+    /// Number of the snapshot to read [default: the newest]
     #[arg(long, value_name = "SNAPSHOT")]
     at: Option<u64>,
-    /// Samples of a step over all ranks [default: 2048 for every stream, or all samples if they are fewer]
+    /// Number of samples in a step, over all ranks [default: 2048 for every stream, or all samples if they are fewer]
     #[arg(long, visible_alias = "batch-size", value_name = "SAMPLES")]
     global_batch_size: Option<usize>,
-    /// Which of the processes that read the dataset together, as `RANK/RANKS` with ranks from 0
+    /// Index of this process, from 0, and number of processes that read the dataset together, as `RANK/RANKS`
     #[arg(long, value_name = "RANK/RANKS", value_parser = parse_rank, default_value = "0/1", hide_default_value = true)]
     rank: Rank,
-    /// Streams into which the dataset's buckets are divided for the ranks to share, at most as many as buckets: steps
-    /// depend on their number, and not on that of ranks, which may be any up to it [default: the number of ranks]
+    /// Number of streams into which the dataset's buckets are divided, at most the number of buckets. Steps depend on
+    /// it, and not on the number of ranks [default: the number of ranks]
     #[arg(long)]
     streams: Option<usize>,
-    /// What becomes of the last samples, where streams have different numbers of them
-    #[arg(long, value_enum, default_value_t = TailArgument::Short)]
-    tail: TailArgument,
-    /// Whether rows are deduplicated
+    /// Treatment of the last samples if streams have different numbers of samples
+    #[arg(long, value_enum, default_value_t = Tail::Short)]
+    tail: Tail,
+    /// Deduplication of rows
     #[arg(long, value_enum, default_value_t = Dedupe::Window)]
     dedupe: Dedupe,
-    /// A pipeline that every batch goes through
+    /// Preprocessing pipeline for every batch
     #[arg(long, value_name = "FILE")]
     preprocess: Option<PathBuf>,
-    /// Threads that decode, deduplicate and preprocess [default: all that the machine has]
+    /// Number of threads that decode, deduplicate and preprocess [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
-    /// Memory for row groups and batches, as `512MiB`
+    /// Memory for row groups and batches, such as `512MiB`
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1GiB")]
     memory_limit: u64,
-    /// Which partitions, as `split=train,date>=2024-05-01` or `city="Paris, TX"` [default: all]
+    /// Partitions to read, such as `split=train,date>=2024-05-01` or `city="Paris, TX"` [default: all]
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     pub(crate) partitions: PartitionFilter,
-    /// Sparse features to read, joined by commas [default: all]
+    /// Sparse features to read, separated by commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     features: Option<Vec<String>>,
-    /// Shuffle the row groups and sessions of every stream with this seed [default: file order]
+    /// Seed of a shuffle of the row groups and sessions of every stream [default: file order]
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
-    /// Row groups over which the sessions of each are spread
+    /// Number of row groups over which the sessions of a row group are spread
     #[arg(long, value_name = "N", default_value_t = 4, requires = "shuffle")]
     shuffle_row_groups: usize,
-    /// How far a shuffle moves samples
-    #[arg(long, value_enum, default_value_t = WithinArgument::Epoch, requires = "shuffle")]
-    within: WithinArgument,
-    /// Rows of embedding tables, as `user_id=200000`, joined by commas: an id outside them is an error
+    /// Range within which a shuffle moves samples
+    #[arg(long, value_enum, default_value_t = Within::Epoch, requires = "shuffle")]
+    within: Within,
+    /// Rows of embedding tables, such as `user_id=200000`, separated by commas; an id outside of them is an error
     #[arg(long, value_name = "TABLES", value_delimiter = ',', value_parser = parse_table)]
     table_rows: Vec<(String, u64)>,
     /// Do not compare the bytes of columns with their checksums
     #[arg(long)]
     no_verify: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum TailArgument {
-    /// Every sample is read: the last steps may have fewer
-    Short,
-    /// Every step is whole: the epoch ends with the shortest stream
-    Drop,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum WithinArgument {
-    /// Anywhere
-    Epoch,
-    /// Within their partition, so that time moves on
-    Partition,
 }
 
 impl Reading {
@@ -153,20 +139,14 @@ impl Reading {
         let options = ReaderOptions {
             dedupe: self.dedupe,
             streams: self.streams,
-            tail: match self.tail {
-                TailArgument::Short => Tail::Short,
-                TailArgument::Drop => Tail::Drop,
-            },
+            tail: self.tail,
             snapshot: self.at,
             partitions: self.partitions.clone(),
             features: self.features.clone(),
             shuffle: self.shuffle.map(|seed| Shuffle {
                 seed,
                 row_groups: self.shuffle_row_groups,
-                within: match self.within {
-                    WithinArgument::Epoch => Within::Epoch,
-                    WithinArgument::Partition => Within::Partition,
-                },
+                within: self.within,
             }),
             preprocess,
             ..ReaderOptions::new(self.batch_size()?)

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use crate::{Batch, Feature, Figures, Position, Statistics, Step};
 use anyhow::bail;
-use onefold_base::fault::{Fault, Kind};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_datasets::Schema;
 use onefold_terminal::Printer;
 use serde::Serialize;
@@ -43,8 +43,10 @@ pub(crate) fn head(reading: &Reading, samples: usize, number: u64, printer: &Pri
     let steps = reader.steps(first.epoch)?;
     if number >= steps {
         let size = first.global_batch_size;
-        let last = steps.saturating_sub(1);
-        let hint = format!("with {size} samples each, the last one is {last}");
+        let hint = match steps.checked_sub(1) {
+            Some(last) => text![format!("with {size} samples each, the last one is {last}")],
+            None => text![format!("no batch has {size} samples: give `short` as "), option("tail")],
+        };
         bail!(Fault::new(Kind::Options, format!("there is no batch {number}")).hint(hint));
     }
     let Some(Step { batch, .. }) = reader.resume(&Position { step: number, ..first })?.next().transpose()?

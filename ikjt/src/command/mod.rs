@@ -5,9 +5,6 @@ mod cli;
 mod digest;
 mod head;
 
-use std::ffi::OsString;
-use std::process::ExitCode;
-
 use onefold_base::fault::{Explainer, explained};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 
@@ -15,11 +12,6 @@ use cli::{Cli, Command};
 
 /// The program, which other programs can call in their process.
 pub const PROGRAM: Program = Program::of::<Cli>();
-
-/// Runs the program. The first argument is the program's name.
-pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    PROGRAM.main(arguments)
-}
 
 impl CommandLine for Cli {
     const ERRORS: &'static [Explainer] = &[explained::<crate::Error>, explained::<onefold_datasets::Error>];

@@ -103,16 +103,21 @@ pub(super) fn contiguous(name: Arc<str>, values: Vec<i64>, sizes: Vec<i32>) -> C
 }
 
 impl Cut {
+    /// Shortens the rows. Changes only offsets and sizes, without copying ids.
     pub(super) fn run(self, feature: Feature) -> Checked<Feature> {
         let (Self::First(count) | Self::Last(count)) = self;
         let most = i32::try_from(count).unwrap_or(i32::MAX);
         if feature.sizes().iter().all(|size| *size <= most) {
             return Ok(feature);
         }
-        match self {
-            Self::First(_) => first_x(feature, most),
-            Self::Last(_) => last_x(feature, most),
-        }
+        let (name, values, offsets, sizes) = feature.into_parts();
+        let last = |(offset, size): (&i32, &i32)| offset + (size - most).max(0);
+        let offsets = match self {
+            Self::First(_) => offsets,
+            Self::Last(_) => offsets.iter().zip(&*sizes).map(last).collect(),
+        };
+        let shorter: Vec<i32> = sizes.iter().map(|size| (*size).min(most)).collect();
+        Ok(Feature::try_new(name, values, offsets, shorter)?)
     }
 
     /// Returns one cut that is equivalent to this cut followed by `next`, if there is one.
@@ -123,21 +128,6 @@ impl Cut {
             _ => None,
         }
     }
-}
-
-/// Keeps the last `most` ids of every row. Changes only offsets and sizes, without copying ids.
-fn last_x(feature: Feature, most: i32) -> Checked<Feature> {
-    let (name, values, offsets, sizes) = feature.into_parts();
-    let shorten = |(&offset, &size): (&i32, &i32)| (offset + (size - most).max(0), size.min(most));
-    let (offsets, sizes): (Vec<i32>, Vec<i32>) = offsets.iter().zip(&*sizes).map(shorten).unzip();
-    Ok(Feature::try_new(name, values, offsets, sizes)?)
-}
-
-/// Keeps the first `most` ids of every row. Changes only sizes, without copying ids.
-fn first_x(feature: Feature, most: i32) -> Checked<Feature> {
-    let (name, values, offsets, sizes) = feature.into_parts();
-    let shorter: Vec<i32> = sizes.iter().map(|size| (*size).min(most)).collect();
-    Ok(Feature::try_new(name, values, offsets, shorter)?)
 }
 
 /// Replaces every id by its index in the row, counted from `start`. All rows become slices of one buffer, which is as

@@ -76,12 +76,7 @@ impl Action {
         match self {
             Self::CopyDense { to, .. } | Self::Score { to, .. } => *to == at,
             Self::Dense { at: changed, .. } => *changed == at,
-            Self::Copy { .. }
-            | Self::Chain { .. }
-            | Self::PerRow { .. }
-            | Self::ToId { .. }
-            | Self::LocalHour { .. }
-            | Self::List { .. } => false,
+            _ => false,
         }
     }
 
@@ -89,13 +84,7 @@ impl Action {
     pub(super) fn changes_sparse(&self, at: SparseAt) -> bool {
         match self {
             Self::Chain { at: changed, .. } | Self::PerRow { at: changed, .. } => *changed == at,
-            Self::Copy { .. }
-            | Self::CopyDense { .. }
-            | Self::Dense { .. }
-            | Self::ToId { .. }
-            | Self::LocalHour { .. }
-            | Self::List { .. }
-            | Self::Score { .. } => false,
+            _ => false,
         }
     }
 }

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use onefold_datasets::digest::scramble;
+
 use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
 use crate::{Batch, BatchParts};
@@ -189,26 +191,19 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 impl Draws {
     /// Creates the numbers of the sampling step with index `number`. Steps with the same seed draw different numbers.
     pub(super) fn new(seed: u64, number: u64) -> Self {
-        Self { state: finalize(seed ^ finalize(number.wrapping_add(GOLDEN))) }
+        Self { state: scramble(seed ^ scramble(number.wrapping_add(GOLDEN))) }
     }
 
     /// Returns the numbers of one epoch.
     pub(super) fn of_epoch(self, epoch: u64) -> Self {
-        Self { state: finalize(self.state ^ finalize(epoch.wrapping_add(GOLDEN))) }
+        Self { state: scramble(self.state ^ scramble(epoch.wrapping_add(GOLDEN))) }
     }
 
     /// Returns the number of the sample with index `ordinal` in the dataset.
     pub(super) fn draw(&self, ordinal: u64) -> f64 {
-        let bits = finalize(self.state.wrapping_add(ordinal.wrapping_add(1).wrapping_mul(GOLDEN)));
+        let bits = scramble(self.state.wrapping_add(ordinal.wrapping_add(1).wrapping_mul(GOLDEN)));
         (bits >> 11) as f64 / (1_u64 << 53) as f64
     }
-}
-
-/// Mixes the bits with Stafford's variant 13 of MurmurHash3's finalizer.
-fn finalize(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 #[cfg(test)]

@@ -27,9 +27,9 @@ pub(super) struct Account {
     budget: Arc<Budget>,
     // These fields change only while the budget's state is locked.
     used: AtomicU64,
-    /// The number of reservations for batches that are under way or queued. They are released without any action of
-    /// the scheduler.
-    batches: AtomicUsize,
+    /// The number of reservations that change without any action of the scheduler: those for row groups that are being
+    /// decoded, whose true size replaces the estimate, and those for batches that are under way or queued.
+    pending: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -50,6 +50,8 @@ pub(super) struct Reservation {
     account: Arc<Account>,
     bytes: u64,
     batch: bool,
+    /// Whether the account counts it as pending.
+    pending: bool,
 }
 
 impl Budget {
@@ -86,7 +88,7 @@ impl Account {
         Arc::new(Self {
             budget: Arc::clone(budget),
             used: AtomicU64::new(0),
-            batches: AtomicUsize::new(0),
+            pending: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         })
     }
@@ -98,8 +100,8 @@ impl Account {
     fn grant(self: &Arc<Self>, state: &mut State, bytes: u64, batch: bool) -> Reservation {
         state.used += bytes;
         self.used.fetch_add(bytes, Relaxed);
-        self.batches.fetch_add(usize::from(batch), Relaxed);
-        Reservation { account: Arc::clone(self), bytes, batch }
+        self.pending.fetch_add(1, Relaxed);
+        Reservation { account: Arc::clone(self), bytes, batch, pending: true }
     }
 
     /// Reserves bytes for reading ahead. Succeeds if `headroom` bytes remain free, and the epoch does not exceed its
@@ -112,8 +114,8 @@ impl Account {
         fits.then(|| self.grant(&mut state, bytes, false))
     }
 
-    /// Reserves bytes for the row group that is needed next. Waits while batches of this epoch are under way, because
-    /// they will release their bytes.
+    /// Reserves bytes for the row group that is needed next. Waits while batches of this epoch are under way and row
+    /// groups are being decoded, because they will release bytes.
     ///
     /// It does not wait for other epochs, because the thread that consumes their batches may be the one that waits
     /// for this epoch. So an epoch always gets the memory that it needs to proceed if its own use stays within the
@@ -141,7 +143,7 @@ impl Account {
             if state.used.saturating_add(bytes) <= self.budget.total {
                 return Granted::Yes(self.grant(&mut state, bytes, batch));
             }
-            if self.batches.load(Relaxed) == 0 {
+            if self.pending.load(Relaxed) == 0 {
                 let total = self.used.load(Relaxed).saturating_add(bytes);
                 return match total <= self.budget.total {
                     true => Granted::Yes(self.grant(&mut state, bytes, batch)),
@@ -177,22 +179,26 @@ impl Drop for Account {
 impl Reservation {
     /// Changes the reservation to the bytes that are really used, which may be more than the requested bytes.
     pub(super) fn resize(&mut self, bytes: u64) {
-        let Account { budget, used, .. } = &*self.account;
+        let Account { budget, used, pending, .. } = &*self.account;
         let mut state = budget.state();
         state.used = state.used - self.bytes + bytes;
         used.store(used.load(Relaxed) - self.bytes + bytes, Relaxed);
         self.bytes = bytes;
+        // A row group keeps its bytes until batches have taken its samples.
+        if !self.batch && std::mem::take(&mut self.pending) {
+            pending.fetch_sub(1, Relaxed);
+        }
         budget.changed.notify_all();
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let Account { budget, used, batches, .. } = &*self.account;
+        let Account { budget, used, pending, .. } = &*self.account;
         let mut state = budget.state();
         state.used -= self.bytes;
         used.fetch_sub(self.bytes, Relaxed);
-        batches.fetch_sub(usize::from(self.batch), Relaxed);
+        pending.fetch_sub(usize::from(self.pending), Relaxed);
         budget.changed.notify_all();
     }
 }
@@ -227,9 +233,21 @@ mod tests {
     }
 
     #[test]
-    fn only_batches_are_waited_for() {
+    fn batches_and_estimates_are_waited_for() {
         let account = account(13);
-        let row_group = account.try_reserve(8, 0).unwrap();
+        let mut row_group = account.try_reserve(9, 0).unwrap();
+        let (sender, begun) = std::sync::mpsc::channel();
+        let waiting = {
+            let account = Arc::clone(&account);
+            std::thread::spawn(move || {
+                sender.send(()).unwrap();
+                matches!(account.reserve(2), Granted::Yes(_))
+            })
+        };
+        begun.recv().unwrap();
+        (0..1000).for_each(|_| std::thread::yield_now());
+        row_group.resize(8);
+        assert!(waiting.join().unwrap(), "the row group takes less memory than was estimated");
         assert!(matches!(account.reserve(4), Granted::Never { total: 12 }));
         // A batch gets its bytes although they exceed the budget, because it releases the row group.
         let batch = account.reserve_batch(4).unwrap();
@@ -251,8 +269,10 @@ mod tests {
         let all = first.try_reserve(90, 0).unwrap();
         let second = Account::open(&budget);
         assert!(second.try_reserve(20, 0).is_none(), "nothing is free");
-        let needed = second.reserve(50);
-        assert!(matches!(needed, Granted::Yes(_)), "the first epoch's batches may wait for the same caller");
+        let Granted::Yes(mut needed) = second.reserve(50) else {
+            panic!("the first epoch's batches may wait for the same caller");
+        };
+        needed.resize(50);
         assert!(matches!(second.reserve(51), Granted::Never { total: 101 }));
         drop((all, needed));
         assert!(first.try_reserve(51, 0).is_none(), "more than its share");

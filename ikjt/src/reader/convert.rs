@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::array::new_empty_array;
-use onefold_datasets::{FeatureGroup, KeptColumn, Layout, Schema};
+use onefold_datasets::{FeatureGroup, KeptColumn, Layout};
 
 use super::checks::Checks;
-use super::decode::{Decoded, Ids};
+use super::decode::{Decoded, Decoding, Ids};
 use super::options::Dedupe;
 use super::stages::Stages;
 use crate::batch::{deduplicate_shared, deduplicate_windows};
 use crate::error::Origin;
-use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result, fold_windows};
 
 /// Ranges of samples of decoded row groups, in order.
@@ -22,16 +21,11 @@ pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
 /// The configuration of the conversion from decoded samples to batches.
 #[derive(Debug)]
 pub(super) struct Conversion {
-    pub(super) layout: Layout,
+    /// The configuration with which the samples were decoded.
+    pub(super) decoding: Arc<Decoding>,
     pub(super) dedupe: Dedupe,
-    /// The schema of the columns that are read.
-    pub(super) schema: Schema,
-    pub(super) timestamps: bool,
-    /// The kept columns of batches.
-    pub(super) kept: Vec<KeptColumn>,
     /// The bytes of a sample without its ids and kept values.
     pub(super) sample_bytes: u64,
-    pub(super) preprocessor: Option<Arc<Preprocessor>>,
     pub(super) checks: Arc<Checks>,
 }
 
@@ -50,8 +44,8 @@ impl Conversion {
         }
         // One copy each for the cut, the deduplicated and the preprocessed batch.
         let deduplicates = u64::from(self.dedupe != Dedupe::Off);
-        let copies = copies + 1 + deduplicates + u64::from(self.preprocessor.is_some());
-        let ids = match (self.layout, self.dedupe) {
+        let copies = copies + 1 + deduplicates + u64::from(self.decoding.preprocessor.is_some());
+        let ids = match (self.decoding.layout, self.dedupe) {
             (_, Dedupe::Off) => all.expanded,
             (Layout::Folded, Dedupe::Window) => all.stored,
             (Layout::Rows, Dedupe::Window) | (_, Dedupe::Exact) => all.distinct,
@@ -68,7 +62,7 @@ impl Conversion {
         let started = Instant::now();
         let mut parts = batch.into_parts();
         parts.groups = parts.groups.into_iter().map(Group::compact).collect::<Result<_>>()?;
-        stages.deduplicated(started);
+        stages.add(|figures| &mut figures.deduplicate_seconds, started);
         Ok(Batch::trusted(parts))
     }
 
@@ -78,46 +72,47 @@ impl Conversion {
         let started = Instant::now();
         let borrowed: Vec<_> = pieces.iter().map(|(decoded, rows)| (&decoded.batch, rows.clone())).collect();
         let cut = if pieces.is_empty() { self.empty()? } else { Batch::concat(&borrowed)? };
-        stages.cut(started);
+        stages.add(|figures| &mut figures.cut_seconds, started);
         let started = Instant::now();
-        let groups = cut.groups().iter().zip(&self.schema.groups);
+        let groups = cut.groups().iter().zip(&self.decoding.schema.groups);
         let groups = groups
             .map(|(group, of_schema)| self.group(group, of_schema.deduplicated))
             .collect::<Result<_>>()?;
         let mut batch = Batch::try_new(BatchParts { groups, ..cut.into_parts() })?;
-        stages.deduplicated(started);
+        stages.add(|figures| &mut figures.deduplicate_seconds, started);
         let started = Instant::now();
-        if let Some(preprocessor) = &self.preprocessor {
+        if let Some(preprocessor) = &self.decoding.preprocessor {
             batch = preprocessor.run(batch)?;
         }
-        self.checks.run(&batch, &self.schema.labels, |sample| origin_of(sample, pieces))?;
-        stages.preprocessed(started);
+        self.checks.run(&batch, &self.decoding.schema.labels, |sample| origin_of(sample, pieces))?;
+        stages.add(|figures| &mut figures.preprocess_seconds, started);
         Ok(batch)
     }
 
     /// Returns a batch without samples.
     fn empty(&self) -> Result<Batch> {
+        let Decoding { layout, schema, timestamps, kept, preprocessor, .. } = &*self.decoding;
         let group = |group: &FeatureGroup| {
             let features =
                 group.features.iter().map(|f| Feature::from_rows(f.name.as_str(), &[] as &[[i64; 0]]));
-            let inverse = (self.layout == Layout::Folded && group.deduplicated).then(|| Vec::new().into());
+            let inverse = (*layout == Layout::Folded && group.deduplicated).then(|| Vec::new().into());
             Group::try_new(group.name.as_str(), inverse, features.collect::<Result<_>>()?)
         };
         // Preprocessing expects the weights that sampling adds.
-        let schema = self.preprocessor.as_ref().map_or(&self.schema, |preprocessor| preprocessor.schema());
+        let output = preprocessor.as_ref().map_or(schema, |preprocessor| preprocessor.schema());
         Batch::try_new(BatchParts {
             size: 0,
             dense: Vec::new().into(),
             labels: Vec::new().into(),
-            weights: schema.weight.as_ref().map(|_| Vec::new().into()),
-            timestamps: self.timestamps.then(|| Vec::new().into()),
-            kept: self.kept.iter().map(empty_column).collect(),
-            groups: self.schema.groups.iter().map(group).collect::<Result<_>>()?,
+            weights: output.weight.as_ref().map(|_| Vec::new().into()),
+            timestamps: timestamps.then(|| Vec::new().into()),
+            kept: kept.iter().map(empty_column).collect(),
+            groups: schema.groups.iter().map(group).collect::<Result<_>>()?,
         })
     }
 
     fn group(&self, group: &Group, deduplicated: bool) -> Result<Group> {
-        let is_folded = deduplicated && self.layout == Layout::Folded;
+        let is_folded = deduplicated && self.decoding.layout == Layout::Folded;
         Ok(match self.dedupe {
             Dedupe::Off if is_folded => group.expand_shared()?,
             Dedupe::Exact if deduplicated => deduplicate_shared(group)?,

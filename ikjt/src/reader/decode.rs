@@ -159,7 +159,7 @@ impl RowGroup {
             }
             Err(error) => return Err(error),
         };
-        stages.decoded(started);
+        stages.add(|figures| &mut figures.decode_seconds, started);
         let started = Instant::now();
         let mut batch = self.to_batch(&columns, decoding)?;
         let mut sessions = decoding.sessions.then(|| session_ids(&columns));
@@ -174,7 +174,7 @@ impl RowGroup {
         let ids = count_ids(&batch);
         let beside = ids.len() * size_of::<Ids>() + sessions.as_ref().map_or(0, |s| 8 * s.len());
         reservation.resize(batch.bytes() + beside as u64);
-        stages.arranged(started);
+        stages.add(|figures| &mut figures.arrange_seconds, started);
         Ok(Decoded { batch, origin: self, sampled, sessions, ids, _reservation: reservation })
     }
 
@@ -228,9 +228,7 @@ impl RowGroup {
             fields.push(Arc::clone(field.ok_or_else(missing)?));
             arrays.push(column);
         }
-        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
-            .map_err(|error| Error::invariant("decoded columns", error.to_string()))
+        record_batch(fields, arrays, batch.num_rows())
     }
 
     /// Renames the columns to their names in the schema, and adds the wanted columns that the files lack.
@@ -245,9 +243,7 @@ impl RowGroup {
         let mut arrays = columns.columns().to_vec();
         fields.extend(lacking.iter().cloned());
         arrays.extend(lacking.iter().map(|field| missing_column(field, rows)));
-        let options = RecordBatchOptions::new().with_row_count(Some(rows));
-        RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
-            .map_err(|error| Error::invariant("columns that files lack", error.to_string()))
+        record_batch(fields, arrays, rows)
     }
 
     /// Reads and decodes one column on this thread.
@@ -301,13 +297,10 @@ impl RowGroup {
         if batches.len() == 1 {
             return Ok(batches.remove(0));
         }
-        let rows = batches.first().map(RecordBatch::num_rows);
-        let fields = batches.iter().flat_map(|batch| batch.schema_ref().fields().iter().cloned());
-        let schema = ArrowSchema::new(fields.collect::<Vec<_>>());
+        let rows = batches.first().map_or(0, RecordBatch::num_rows);
+        let fields = batches.iter().flat_map(|batch| batch.schema_ref().fields().iter().cloned()).collect();
         let arrays = batches.iter().flat_map(|batch| batch.columns().iter().cloned()).collect();
-        let options = RecordBatchOptions::new().with_row_count(rows);
-        RecordBatch::try_new_with_options(Arc::new(schema), arrays, &options)
-            .map_err(|error| Error::invariant("columns of several files", error.to_string()))
+        record_batch(fields, arrays, rows)
     }
 
     fn decode_columns(&self, file: &OpenFile, encoded: Encoded) -> Result<RecordBatch> {
@@ -326,9 +319,7 @@ impl RowGroup {
                 arrays.push(Arc::new(read_lists(&ranges, file.row_group(self.index), leaf, field)?));
                 fields.push(Arc::clone(field));
             }
-            let options = RecordBatchOptions::new().with_row_count(Some(flat.num_rows()));
-            let schema = Arc::new(ArrowSchema::new(fields));
-            RecordBatch::try_new_with_options(schema, arrays, &options).map_err(|error| error.to_string())
+            record_batch(fields, arrays, flat.num_rows()).map_err(|error| error.to_string())
         })
     }
 
@@ -524,6 +515,13 @@ impl Decoded {
         });
         blocks.collect()
     }
+}
+
+/// Creates a record batch of `rows` rows, which may have no columns.
+fn record_batch(fields: Vec<FieldRef>, arrays: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
+        .map_err(|error| Error::invariant("decoded columns", error.to_string()))
 }
 
 fn session_ids(columns: &RecordBatch) -> ScalarBuffer<i64> {

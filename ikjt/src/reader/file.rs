@@ -1,24 +1,20 @@
 //! Opens data files: reads their footers, and checks the files against the snapshot.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use arrow::datatypes::{FieldRef, SchemaRef};
 use onefold_base::process::catch_panic;
-use onefold_datasets::footer::{self, check_counts, same_field};
+use onefold_datasets::footer::{Footer, check_counts, same_field};
 use onefold_datasets::{ColumnChanges, DataFile, FileSet, Schema, with_name};
 use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
 use parquet::file::metadata::RowGroupMetaData;
 
+use super::known::KnownFiles;
 use crate::{Error, Result};
-
-/// The storage objects of data files in the versions that were found first, by path. All readers that share their
-/// workers share them. Every request names this version, so that a later change of the file is detected.
-#[derive(Debug, Default)]
-pub(super) struct KnownFiles(Mutex<HashMap<String, Object>>);
 
 /// The columns to read, and the columns that the files of a row group must have.
 #[derive(Debug)]
@@ -51,7 +47,7 @@ pub(super) struct OpenFile {
     /// The path within the dataset.
     pub(super) name: Arc<str>,
     pub(super) object: Object,
-    pub(super) footer: footer::Footer,
+    pub(super) footer: Arc<Footer>,
     /// The columns to read.
     pub(super) columns: ProjectionMask,
 }
@@ -69,6 +65,18 @@ impl WantedColumns {
             wanted.extend([feature.name.clone(), feature.length_column()]);
         }
         Self { all, wanted }
+    }
+
+    /// Returns the files of a set that contain columns to read, with their numbers. The first file is always included.
+    pub(super) fn files_to_read<'a>(
+        &'a self,
+        set: &'a FileSet,
+    ) -> impl Iterator<Item = (usize, &'a DataFile)> {
+        let is_read = move |(number, file): &(usize, &DataFile)| {
+            let mut names = file.columns.iter().filter_map(|name| set.changes.in_schema(name));
+            *number == 0 || names.any(|name| self.wanted.contains(name))
+        };
+        set.files.iter().enumerate().filter(is_read)
     }
 }
 
@@ -100,11 +108,7 @@ impl OpenFiles {
             let message = format!("it has no column `{}`, it has {}", missing.name(), found.join(", "));
             return Err(mismatch(message));
         }
-        let is_read = |(number, file): &(usize, &DataFile)| {
-            let mut names = file.columns.iter().filter_map(|name| set.changes.in_schema(name));
-            *number == 0 || names.any(|name| columns.wanted.contains(name))
-        };
-        let files = set.files.iter().enumerate().filter(is_read);
+        let files = columns.files_to_read(set);
         let files = files.map(|(number, _)| OpenFile::open(storage, (set, number), columns, known));
         let files = files.collect::<Result<Vec<_>>>()?;
         let lacking = lacking.iter().filter(|field| columns.wanted.contains(field.name())).cloned().collect();
@@ -116,11 +120,6 @@ impl OpenFiles {
             lacking,
             changes,
         })
-    }
-
-    /// Returns the memory of the footers in bytes.
-    pub(super) fn memory_size(&self) -> usize {
-        self.files.iter().map(|file| file.footer.metadata.metadata().memory_size()).sum()
     }
 
     /// Returns the field of a column that is read.
@@ -138,11 +137,9 @@ impl OpenFile {
         known: &KnownFiles,
     ) -> Result<Self> {
         let file = &set.files[number];
-        let object = known.find(storage, file)?;
+        let (object, footer) = known.open(storage, file)?;
         let path = storage.shown(&file.path);
         let mismatch = |message: String| Error::mismatch(&path, message);
-        let footer = footer::Footer::read(storage, file, object.e_tag.clone())?;
-        let footer = footer.map_err(|message| Error::corrupt(&path, None, message))?;
         check_counts(footer.metadata.metadata(), set, number).map_err(mismatch)?;
         let fields = footer.metadata.schema().fields();
         if !fields.iter().map(|field| field.name()).eq(file.columns.iter()) {
@@ -203,19 +200,6 @@ impl OpenFile {
         let Object { path, bytes, e_tag, .. } = &self.object;
         let ranges = self.byte_ranges(row_group, columns)?;
         Ok(storage.read_ranges(path, *bytes, ranges, e_tag.clone())?)
-    }
-}
-
-impl KnownFiles {
-    /// Returns the object of a data file, which must have the size that the snapshot records.
-    fn find(&self, storage: &Storage, file: &DataFile) -> Result<Object> {
-        let objects = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(object) = objects().get(&file.path) {
-            return Ok(object.clone());
-        }
-        let mismatch = |message: String| Error::mismatch(storage.shown(&file.path), message);
-        let object = footer::find(storage, file)?.map_err(mismatch)?;
-        Ok(objects().entry(file.path.clone()).or_insert(object).clone())
     }
 }
 

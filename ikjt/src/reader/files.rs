@@ -1,21 +1,19 @@
 //! The data files of an epoch, which are opened before they are needed.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::datatypes::FieldRef;
 use onefold_datasets::{ColumnChanges, FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
 use onefold_storage::Storage;
 
-use super::file::{KnownFiles, OpenFiles, WantedColumns};
+use super::file::{OpenFiles, WantedColumns};
+use super::known::KnownFiles;
 use super::options::ReaderOptions;
 use super::pipeline::{Promise, Work, ended, promise, promise_beside};
 use super::workers::Workers;
 use crate::Result;
-
-/// Footers are cached as long as they take at most the memory limit divided by this number.
-const FOOTERS_SHARE: u64 = 16;
 
 /// A set of files that the reader's options select.
 #[derive(Debug)]
@@ -56,51 +54,7 @@ pub(super) struct Files {
     pub(super) files: Arc<Vec<Chosen>>,
     pub(super) columns: WantedColumns,
     pub(super) verify: bool,
-    pub(super) known: Arc<KnownFiles>,
-    pub(super) footers: Footers,
-}
-
-/// A cache of footers, limited in bytes. It evicts the oldest footers.
-#[derive(Debug)]
-pub(super) struct Footers {
-    limit: usize,
-    state: Mutex<KnownFooters>,
-}
-
-#[derive(Debug, Default)]
-struct KnownFooters {
-    bytes: usize,
-    by_file: HashMap<usize, Arc<OpenFiles>>,
-    oldest: VecDeque<usize>,
-}
-
-impl Footers {
-    /// Creates a cache of at most `limit` bytes of footers, or of one entry of any size.
-    pub(super) fn new(limit: u64) -> Self {
-        Self { limit: usize::try_from(limit).unwrap_or(usize::MAX), state: Mutex::default() }
-    }
-
-    fn state(&self) -> MutexGuard<'_, KnownFooters> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn get(&self, file: usize) -> Option<Arc<OpenFiles>> {
-        self.state().by_file.get(&file).cloned()
-    }
-
-    fn add(&self, file: usize, open: Arc<OpenFiles>) {
-        let mut state = self.state();
-        state.bytes += open.memory_size();
-        if let Some(same) = state.by_file.insert(file, open) {
-            state.bytes -= same.memory_size();
-        } else {
-            state.oldest.push_back(file);
-        }
-        while state.bytes > self.limit && state.oldest.len() > 1 {
-            let oldest = state.oldest.pop_front().and_then(|oldest| state.by_file.remove(&oldest));
-            state.bytes -= oldest.map_or(0, |open| open.memory_size());
-        }
-    }
+    known: Arc<KnownFiles>,
 }
 
 impl Files {
@@ -128,21 +82,20 @@ impl Files {
             columns: WantedColumns::new(all, schema, &extra),
             verify,
             known: workers.known_files(&storage, &snapshot.dataset),
-            footers: Footers::new(workers.memory_limit() / FOOTERS_SHARE),
             storage,
         }
     }
 
-    /// Opens the files of a set, or returns them from the cache of footers.
+    /// Opens the files of a set.
     pub(super) fn open(&self, file: usize) -> Result<Arc<OpenFiles>> {
-        if let Some(open) = self.footers.get(file) {
-            return Ok(open);
-        }
         let Chosen { set, lacking, .. } = &self.files[file];
-        let open = OpenFiles::open(&self.storage, (set, &lacking[..]), &self.columns, &self.known)?;
-        let open = Arc::new(open);
-        self.footers.add(file, Arc::clone(&open));
-        Ok(open)
+        OpenFiles::open(&self.storage, (set, &lacking[..]), &self.columns, &self.known).map(Arc::new)
+    }
+
+    /// Returns whether the files of a set can be opened without reading their footers from storage.
+    fn are_known(&self, file: usize) -> bool {
+        let mut files = self.columns.files_to_read(&self.files[file].set);
+        files.all(|(_, file)| self.known.has_footer(&file.path))
     }
 }
 
@@ -169,10 +122,10 @@ impl Opener {
     /// Returns an open set of files, or `None` if it is still being opened and `wait` is false.
     pub(super) fn file(&mut self, file: usize, work: &Work, wait: bool) -> Result<Option<Arc<OpenFiles>>> {
         if !self.opening.contains_key(&file) {
-            if let Some(open) = self.files.footers.get(file) {
+            if self.files.are_known(file) {
                 self.begun.insert(file);
                 self.open_ahead(work)?;
-                return Ok(Some(open));
+                return self.files.open(file).map(Some);
             }
             self.begin(file, work)?;
         }
@@ -194,7 +147,7 @@ impl Opener {
         while self.opening.len() < self.ahead
             && let Some(file) = self.upcoming.pop_front()
         {
-            if !self.begun.contains(&file) && self.files.footers.get(file).is_none() {
+            if !self.begun.contains(&file) && !self.files.are_known(file) {
                 self.begin(file, work)?;
             }
         }

@@ -17,10 +17,11 @@
 //!
 //! In every step each stream contributes consecutive samples, which together are the **global batch** of B samples. A
 //! stream contributes one sample, and a part of the other B − S samples in proportion to its number of buckets. Rank
-//! r of W reads the streams r, r + W and so on, where W is any number up to S. Therefore a step has the same samples
+//! r of W reads the streams r, r + W and so on. If there are more ranks than streams, the ranks r, r + S and so on read
+//! stream r, and each of them takes an equal part of its samples in every step. Therefore a step has the same samples
 //! for every W, all ranks take the same number of steps, this number is known before the first step, and a
 //! [`Position`] is one number in an epoch. A single process reads one stream by default, or more if other ranks may
-//! continue the epoch later.
+//! continue the epoch later: ranks that share a stream all decode it.
 //!
 //! If a `sampling` step drops samples, a stream contributes the same number of kept samples to a step. Whether a
 //! sample is dropped depends on its index in the dataset, so the kept samples of every row group are counted before
@@ -29,7 +30,7 @@
 //! # Memory
 //!
 //! The memory stays under the limit of the [`Workers`]. A quarter of the limit is for memory that is not counted: the
-//! allocator's overhead and decompression. Row groups (first as estimated from the footer, then as decoded), batches
+//! allocator's overhead, decompression and footers, which all readers share. Row groups (first as estimated from the footer, then as decoded), batches
 //! under way and queued batches all count. Two things do not count: the batch that the caller holds, which may keep
 //! its row group in memory until it is dropped, and the growth of a batch if preprocessing lengthens lists. A stream
 //! reads its next row group while samples of the previous one are still waiting, so the limit must allow two row
@@ -42,6 +43,7 @@ mod convert;
 mod decode;
 mod file;
 mod files;
+mod known;
 mod lists;
 mod need;
 mod options;
@@ -51,28 +53,30 @@ mod pipeline;
 mod plan;
 mod position;
 mod remote;
+mod selection;
 mod source;
 mod stages;
 mod stream;
 mod workers;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onefold_base::fault::{option, text};
-use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
+use onefold_datasets::{KeptColumn, SESSION_COLUMN, Schema, Snapshot};
 
 use self::budget::Account;
 use self::columns::Cached;
 use self::convert::Conversion;
 use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
+use self::need::sample_bytes;
 use self::order::{Item, StreamOrder};
 use self::output::{Output, Packing};
-use self::pipeline::{Steps, Work};
+use self::pipeline::{Scheduler, Turns, Work};
 use self::plan::{Counts, Part, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
+use self::selection::{kept_columns, project};
 use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
 use crate::cache::Interest;
@@ -89,12 +93,12 @@ pub use source::{Asked, Deliver, IsGone, Source, Wanted};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 
-/// The assumed bytes of a value of a kept column, because the snapshot does not record the lengths of texts.
-const KEPT_BYTES: u64 = 32;
-
 /// The number of row groups that may be requested from an object store at the same time. Responses take tens of
 /// milliseconds.
 const REMOTE_READS_AHEAD: usize = 8;
+
+/// The number of epochs whose counts of samples are kept, because clients of equal jobs may be in different epochs.
+const COUNTED_EPOCHS: usize = 4;
 
 /// A dataset opened for reading.
 #[derive(Debug)]
@@ -115,11 +119,14 @@ pub struct Reader {
     input: Input,
     /// The parts of row groups that each stream reads, `[streams][parts]`.
     streams: Vec<Vec<Part>>,
-    /// The counts of samples after sampling, for the epoch that was planned last.
-    sampled: Mutex<Option<(u64, Arc<Counts>)>>,
+    /// The counts of samples after sampling, for the epochs that were planned last.
+    sampled: Mutex<VecDeque<(u64, Arc<Counted>)>>,
     /// The interest that is registered with the cache, for the epoch that was read last.
     interest: Mutex<Option<(u64, Arc<Interest>)>>,
 }
+
+/// The counts of one epoch. They are locked while they are being counted, so that no other thread counts them, too.
+type Counted = Mutex<Option<Arc<Counts>>>;
 
 /// The source of row groups or of batches.
 #[derive(Debug)]
@@ -134,26 +141,14 @@ impl Reader {
         let snapshot = location.snapshot(request.options.snapshot)?;
         let samples = snapshot.chosen_samples(&request.options.partitions)?;
         request.check(snapshot.buckets)?;
-        let number_of_streams = request.streams();
+        let number_of_streams = request.streams(snapshot.buckets);
         let ReadRequest { options, checks, rank } = request;
         // Every stream contributes at least one sample to a batch.
         let most = usize::try_from(samples).unwrap_or(usize::MAX).max(number_of_streams);
-        let options = match options.tail {
-            _ if samples == 0 || options.global_batch_size <= most => options,
+        let global_batch_size = match options.tail {
             // A batch has at most all samples.
-            Tail::Short => ReaderOptions { global_batch_size: most, ..options },
-            Tail::Drop => {
-                let size = options.global_batch_size;
-                return Err(Error::options(
-                    format!(
-                        "a batch of {size} samples is larger than the {samples} to read, and only whole ones are read"
-                    ),
-                    text![
-                        format!("take batches of at most {most}, or short ones, too, with "),
-                        option("tail").set_to("short")
-                    ],
-                ));
-            }
+            Tail::Short if samples > 0 => options.global_batch_size.min(most),
+            Tail::Short | Tail::Drop => options.global_batch_size,
         };
         let kept_columns = kept_columns(&snapshot.schema, &options.kept)?;
         let source_schema = Schema {
@@ -169,6 +164,7 @@ impl Reader {
         let needs_timestamps =
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
         let options = ReaderOptions {
+            global_batch_size,
             timestamps: options.timestamps || needs_timestamps,
             streams: Some(number_of_streams),
             snapshot: Some(snapshot.snapshot),
@@ -183,7 +179,7 @@ impl Reader {
                 Input::Files(Arc::new(Files::new(*storage, Arc::clone(&chosen), columns, how, workers)))
             }
             Location::Source(source) => {
-                let (identity, options) = (snapshot.dataset.clone(), options.clone());
+                let (identity, options) = (source::identity(&snapshot), options.clone());
                 Input::Source(source, Arc::new(Asked { identity, options, rank }))
             }
         };
@@ -210,6 +206,12 @@ impl Reader {
         &self.snapshot
     }
 
+    /// Returns a text that is equal for readers of the same snapshot of a dataset, and of copies of the dataset that have
+    /// had no further commits. It does not contain the location.
+    pub fn identity(&self) -> String {
+        source::identity(&self.snapshot)
+    }
+
     /// Returns the schema of the batches: the dataset's schema without the features and kept columns that are not
     /// read, as changed by preprocessing.
     pub fn schema(&self) -> &Schema {
@@ -219,14 +221,21 @@ impl Reader {
     /// Returns the number of samples that this rank reads in an epoch, including samples that `sampling` drops and
     /// samples that are left over at the end.
     pub fn samples(&self) -> u64 {
-        self.own_streams().map(|stream| self.stream_samples(stream)).fold(0, u64::saturating_add)
+        let share = self.rank.share(self.streams.len());
+        let part = |samples: u64| share.of(samples).end - share.of(samples).start;
+        let of_stream = |stream: usize| {
+            let (samples, each) = (self.stream_samples(stream), self.samples_of_step(stream));
+            (samples / each).saturating_mul(part(each)).saturating_add(part(samples % each))
+        };
+        self.own_streams().map(of_stream).fold(0, u64::saturating_add)
     }
 
-    /// Returns the number of steps that every rank takes in an epoch.
+    /// Returns the number of steps that every rank takes in an epoch. With [`Tail::Drop`] it is 0 if some stream has
+    /// fewer samples than it contributes to a step.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there are samples but no step; otherwise see [`plan`](Self::plan).
+    /// See [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
         let sampled = self.sampled_counts(epoch)?;
         let samples = |stream: usize| match &sampled {
@@ -234,20 +243,7 @@ impl Reader {
             None => self.stream_samples(stream),
         };
         let of_stream = |stream: usize| (samples(stream), self.samples_of_step(stream));
-        let streams: Vec<(u64, u64)> = (0..self.streams.len()).map(of_stream).collect();
-        let steps = order::steps(streams.iter().copied(), self.options.tail);
-        if steps == 0
-            && streams.iter().any(|(samples, _)| *samples > 0)
-            && let Some((samples, each)) = streams.iter().find(|(samples, each)| samples < each)
-        {
-            return Err(Error::options(
-                format!(
-                    "the epoch has no step: a stream has only {samples} samples, and gives {each} to every step"
-                ),
-                text!["give `short` as ", option("tail"), ", or lower ", option("global_batch_size")],
-            ));
-        }
-        Ok(steps)
+        Ok(order::steps((0..self.streams.len()).map(of_stream), self.options.tail))
     }
 
     /// Returns the plan of an epoch, for all ranks.
@@ -295,7 +291,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the position is for another dataset, partitions or order, or if the epoch has no step;
+    /// [`Error::Fault`] if the position is for another dataset, partitions or order;
     /// [`Error::Io`] if a thread cannot be started. Errors in files come from the iterator, which ends after an
     /// error, except for files that must be read to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
@@ -371,8 +367,18 @@ impl Reader {
                 let streams: Vec<Stream> =
                     streams.map(|(order, each)| Stream::new(order, each, position.step)).collect();
                 let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
-                let steps = Steps { streams, range: position.step..steps, every, horizon };
-                Batches::start(work, steps, opener, position.clone(), packing)
+                let scheduler = Scheduler {
+                    work,
+                    opener,
+                    streams,
+                    share: self.rank.share(self.streams.len()),
+                    step: position.step,
+                    steps,
+                    turns: Turns { first: position.step, every },
+                    horizon,
+                    packing,
+                };
+                Batches::start(scheduler, position.clone())
             }
             Input::Source(source, asked) => {
                 let wanted = Wanted {
@@ -427,8 +433,7 @@ impl Reader {
 
     /// Returns the streams that this rank reads.
     fn own_streams(&self) -> impl Iterator<Item = usize> + use<> {
-        let Rank { rank, world_size } = self.rank;
-        (rank..self.streams.len()).step_by(world_size)
+        self.rank.streams(self.streams.len())
     }
 
     /// Returns the number of samples of a stream before sampling.
@@ -468,8 +473,19 @@ impl Reader {
     /// Returns the number of samples that sampling keeps in an epoch, `[streams][parts]`, or `None` without sampling.
     fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
         let Some(sampler) = self.sampler() else { return Ok(None) };
-        let known = || self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, sampled)) = known().as_ref().filter(|(of, _)| *of == epoch) {
+        let of_epoch = {
+            let mut known = self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
+            match known.iter().find(|(of, _)| *of == epoch) {
+                Some((_, counted)) => Arc::clone(counted),
+                None => {
+                    known.truncate(COUNTED_EPOCHS - 1);
+                    known.push_front((epoch, Arc::default()));
+                    Arc::clone(&known[0].1)
+                }
+            }
+        };
+        let mut counted = of_epoch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sampled) = &*counted {
             return Ok(Some(Arc::clone(sampled)));
         }
         let sampled = Arc::new(match &self.input {
@@ -479,8 +495,7 @@ impl Reader {
             }
             Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
         });
-        *known() = Some((epoch, Arc::clone(&sampled)));
-        Ok(Some(sampled))
+        Ok(Some(Arc::clone(counted.insert(sampled))))
     }
 
     /// Checks that counts from a service have an entry for every part of a row group.
@@ -538,28 +553,24 @@ impl Reader {
     fn work(&self, files: &Files, epoch: u64, cached: Option<Cached>) -> Work {
         let options = &self.options;
         let memory_limit = self.workers.memory_limit();
+        let decoding = Arc::new(Decoding {
+            layout: self.snapshot.layout,
+            schema: self.source_schema.clone(),
+            sessions: options.shuffle.is_some(),
+            timestamps: options.timestamps,
+            kept: self.kept_columns.clone(),
+            preprocessor: self.preprocessor.clone(),
+            epoch,
+            verify: self.checks.verify,
+            cached,
+        });
         Work {
             workers: self.workers.clone(),
             account: Account::open(&self.workers.budget),
-            decoding: Arc::new(Decoding {
-                layout: self.snapshot.layout,
-                schema: self.source_schema.clone(),
-                sessions: options.shuffle.is_some(),
-                timestamps: options.timestamps,
-                kept: self.kept_columns.clone(),
-                preprocessor: self.preprocessor.clone(),
-                epoch,
-                verify: self.checks.verify,
-                cached,
-            }),
             conversion: Arc::new(Conversion {
-                layout: self.snapshot.layout,
+                decoding,
                 dedupe: options.dedupe,
-                schema: self.source_schema.clone(),
-                timestamps: options.timestamps,
-                kept: self.kept_columns.clone(),
                 sample_bytes: sample_bytes(&self.source_schema),
-                preprocessor: self.preprocessor.clone(),
                 checks: Arc::clone(&self.checks),
             }),
             stages: Arc::new(Stages::default()),
@@ -570,60 +581,4 @@ impl Reader {
                 .min(memory_limit / 3),
         }
     }
-
-    /// Returns the bytes of an average batch of this rank in which every sample stores its own lists.
-    fn expected_batch_bytes(&self) -> u64 {
-        let statistics = &self.snapshot.statistics;
-        let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
-        let names = self.source_schema.sparse_features().map(|feature| values(&feature.name));
-        let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
-        let kept = KEPT_BYTES * self.kept_columns.len() as u64;
-        let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema) + kept);
-        let batch: u64 = self.own_streams().map(|stream| self.samples_of_step(stream)).sum();
-        sample.saturating_mul(batch)
-    }
-}
-
-/// Returns the bytes of a sample without its ids: an offset and a size per feature, an entry of an inverse index per
-/// group, the floats and the time.
-fn sample_bytes(schema: &Schema) -> u64 {
-    let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
-    (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
-}
-
-/// Returns the kept columns `wanted`, in this order.
-fn kept_columns(schema: &Schema, wanted: &[String]) -> Result<Vec<KeptColumn>> {
-    let session = KeptColumn { name: SESSION_COLUMN.to_owned(), kind: KeptKind::Integer };
-    let known = || schema.kept.iter().chain([&session]);
-    let mut columns: Vec<KeptColumn> = Vec::with_capacity(wanted.len());
-    for name in wanted {
-        let Some(column) = known().find(|column| column.name == *name) else {
-            let hint = suggest(name, known().map(|column| column.name.as_str()));
-            return Err(Error::options(format!("the dataset keeps no column `{name}`"), hint));
-        };
-        if columns.contains(column) {
-            let message = text![option("kept"), format!(" names the column `{name}` twice")];
-            return Err(Error::options(message, "name every column once"));
-        }
-        columns.push(column.clone());
-    }
-    Ok(columns)
-}
-
-/// Returns `schema` with only the sparse features `wanted`.
-fn project(schema: &Schema, wanted: Option<&[String]>) -> Result<Schema> {
-    let Some(wanted) = wanted else { return Ok(schema.clone()) };
-    for name in wanted {
-        if !schema.sparse_features().any(|feature| feature.name == *name) {
-            return Err(Error::options(
-                format!("the dataset has no sparse feature `{name}`"),
-                suggest(name, schema.sparse_features().map(|feature| feature.name.as_str())),
-            ));
-        }
-    }
-    let keep = |group: &FeatureGroup| {
-        let features: Vec<_> = group.features.iter().filter(|f| wanted.contains(&f.name)).cloned().collect();
-        (!features.is_empty()).then(|| FeatureGroup { features, ..group.clone() })
-    };
-    Ok(Schema { groups: schema.groups.iter().filter_map(keep).collect(), ..schema.clone() })
 }

@@ -1,8 +1,13 @@
 //! Estimates the memory for reading an epoch.
 
+use onefold_datasets::Schema;
+
 use super::decode::RowGroup;
 use super::{Input, Reader};
 use crate::Result;
+
+/// The assumed bytes of a value of a kept column, because the snapshot does not record the lengths of texts.
+const KEPT_BYTES: u64 = 32;
 
 /// The number of batches in memory at the same time: one is made, one waits, and the caller holds one.
 const BATCHES: u64 = 3;
@@ -30,4 +35,23 @@ impl Reader {
         let decoded = row_group.decoding_bytes().saturating_mul(row_groups);
         Ok(decoded.saturating_add(self.expected_batch_bytes().saturating_mul(BATCHES)))
     }
+
+    /// Returns the bytes of an average batch of this rank in which every sample stores its own lists.
+    pub(super) fn expected_batch_bytes(&self) -> u64 {
+        let statistics = &self.snapshot.statistics;
+        let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
+        let names = self.source_schema.sparse_features().map(|feature| values(&feature.name));
+        let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
+        let kept = KEPT_BYTES * self.kept_columns.len() as u64;
+        let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema) + kept);
+        let batch: u64 = self.own_streams().map(|stream| self.samples_of_step(stream)).sum();
+        sample.saturating_mul(batch)
+    }
+}
+
+/// Returns the bytes of a sample without its ids: an offset and a size per feature, an entry of an inverse index per
+/// group, the floats and the time.
+pub(super) fn sample_bytes(schema: &Schema) -> u64 {
+    let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
+    (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
 }

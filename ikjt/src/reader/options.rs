@@ -14,15 +14,15 @@ use crate::{Error, Result};
 #[serde(rename_all = "snake_case")]
 pub enum Dedupe {
     /// Every sample stores its own lists: plain KJTs.
-    #[value(help = "Every sample carries and computes its lists")]
+    #[value(help = "Every sample stores its own lists")]
     Off,
     /// Every distinct row of a deduplicated group is stored once per batch: IKJTs.
-    #[value(help = "Every distinct row of a feature group once per batch")]
+    #[value(help = "Every distinct row of a feature group is stored once per batch")]
     Exact,
     /// Every distinct row is stored once per batch, as with `Exact`, and rows that overlap share their ids: partial
     /// IKJTs. There are never more rows or ids than with `Exact`. From `folded`, rows share the ids that they share
     /// in the file; from `rows`, each distinct row is compared with the previous one.
-    #[value(help = "The same, and rows that overlap share their ids")]
+    #[value(help = "As `exact`, and overlapping rows share their ids")]
     Window,
 }
 
@@ -58,16 +58,17 @@ impl ReadRequest {
         Self { options: change(self.options), ..self }
     }
 
-    /// Returns the number of streams, which defaults to the number of ranks.
-    pub fn streams(&self) -> usize {
-        self.options.streams.unwrap_or(self.rank.world_size)
+    /// Returns the number of streams, which defaults to the number of ranks, as far as the dataset has this number of
+    /// buckets.
+    pub(super) fn streams(&self, buckets: u32) -> usize {
+        self.options.streams.unwrap_or(self.rank.world_size.min(buckets as usize))
     }
 
     /// Returns an error for numbers with which a dataset of `buckets` buckets cannot be read. All ranks return the
     /// same result, except for a rank that does not exist.
     pub(super) fn check(&self, buckets: u32) -> Result<()> {
         let wrong = |message: String, hint: Text| Err(Error::options(message, hint));
-        let (streams, size) = (self.streams(), self.options.global_batch_size);
+        let (streams, size) = (self.streams(buckets), self.options.global_batch_size);
         let Rank { rank, world_size } = self.rank;
         if size == 0 || i32::try_from(size).is_err() {
             return wrong(
@@ -78,33 +79,23 @@ impl ReadRequest {
         if rank >= world_size {
             return wrong(format!("there is no rank {rank} of {world_size}"), "ranks count from 0".into());
         }
-        if streams < world_size {
-            return wrong(
-                format!("{streams} streams cannot be divided among {world_size} ranks"),
-                text![
-                    "give at least as many ",
-                    option("streams"),
-                    " as there are ranks: each rank reads some"
-                ],
-            );
-        }
-        if streams > buckets as usize {
-            let hint = format!(
-                " and ranks may be at most {buckets}, or build the dataset with at least {streams} `buckets`"
-            );
+        if streams == 0 || streams > buckets as usize {
+            let hint = format!(" must be 1 to {buckets}; build the dataset with more `buckets` to have more");
             return wrong(
                 format!("the dataset's {buckets} buckets cannot be divided into {streams} streams"),
                 text![option("streams"), hint],
             );
         }
-        if size < streams {
-            return wrong(
-                format!("a global batch of {size} samples cannot be divided among {streams} streams"),
-                text![
-                    option("global_batch_size"),
-                    format!(" must be at least {streams}: each stream gives a sample")
-                ],
-            );
+        for (parts, name) in [(streams, "streams"), (world_size, "ranks")] {
+            if size < parts {
+                return wrong(
+                    format!("a global batch of {size} samples cannot be divided among {parts} {name}"),
+                    text![
+                        option("global_batch_size"),
+                        format!(" must be at least {parts}: each gives a sample")
+                    ],
+                );
+            }
         }
         if self.options.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
             return wrong(
@@ -125,7 +116,7 @@ pub struct ReaderOptions {
     pub global_batch_size: usize,
     /// The number of streams into which the dataset's buckets are divided, at most the number of buckets. The ranks
     /// share the streams. Steps and positions depend on this number, but not on the number of ranks. `None` is the
-    /// number of ranks.
+    /// number of ranks, or of buckets if these are fewer.
     pub streams: Option<usize>,
     /// The treatment of the last samples of an epoch.
     pub tail: Tail,

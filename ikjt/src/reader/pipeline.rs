@@ -6,7 +6,6 @@
 //! caller receives a queue of promises in batch order, so the work overlaps and the order of batches does not depend
 //! on the speed of threads. A slow caller blocks the scheduler, and thereby the decoding.
 
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,11 +18,11 @@ use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
 use super::convert::{Conversion, Pieces};
-use super::decode::{Decoded, Decoding, RowGroup};
+use super::decode::{Decoded, RowGroup};
 use super::file::OpenFiles;
 use super::files::Opener;
 use super::output::{Output, Packing};
-use super::position::Position;
+use super::position::{Position, Share};
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
 use super::workers::Workers;
@@ -132,24 +131,12 @@ impl Waited {
 pub(super) struct Work {
     pub(super) workers: Workers,
     pub(super) account: Arc<Account>,
-    pub(super) decoding: Arc<Decoding>,
     pub(super) conversion: Arc<Conversion>,
     pub(super) stages: Arc<Stages>,
     /// The number of row groups that may be read from storage while the threads decode others.
     pub(super) reads_ahead: usize,
     /// The number of bytes that reading ahead leaves free for batches.
     pub(super) headroom: u64,
-}
-
-/// The consecutive steps that a reader processes in an epoch.
-#[derive(Debug)]
-pub(super) struct Steps {
-    pub(super) streams: Vec<Stream>,
-    /// From the first step to process to the number of steps of the epoch.
-    pub(super) range: Range<u64>,
-    /// The distance between delivered steps; the first step is delivered.
-    pub(super) every: u64,
-    pub(super) horizon: Horizon,
 }
 
 /// The steps that one of several processes delivers when they take turns.
@@ -193,26 +180,15 @@ impl Horizon {
 
 impl<T: Send + 'static> Batches<T> {
     /// Starts reading at `position`.
-    pub(super) fn start(
-        work: Work,
-        steps: Steps,
-        opener: Opener,
-        position: Position,
-        packing: Packing,
-    ) -> Result<Self>
+    pub(super) fn start(scheduler: Scheduler, position: Position) -> Result<Self>
     where
         T: Output,
     {
-        let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
-        let room = 2 * work.workers.threads();
-        let Steps { streams, range, every, horizon } = steps;
-        let Range { start, end } = range;
-        let turns = Turns { first: start, every };
-        let steps = turns.end(end);
-        let scheduler = Scheduler { work, opener, streams, step: start, steps, turns, horizon, packing };
-        Self::of_thread("onefold-schedule", room, (account, stages), (position, every), end, |queue, _| {
-            scheduler.run(&queue)
-        })
+        let Work { workers, account, stages, .. } = &scheduler.work;
+        let (room, shared) = (2 * workers.threads(), (Arc::clone(account), Arc::clone(stages)));
+        let (every, steps) = (scheduler.turns.every, scheduler.steps);
+        let run = |queue: Queue<T>, _| scheduler.run(&queue);
+        Self::of_thread("onefold-schedule", room, shared, (position, every), steps, run)
     }
 
     /// Starts a thread that sends batches, at most `room` ahead of the caller: the batch of the first step, and of
@@ -342,17 +318,20 @@ impl<T> Drop for Batches<T> {
     }
 }
 
-struct Scheduler {
-    work: Work,
-    opener: Opener,
-    streams: Vec<Stream>,
+/// The thread of an epoch that keeps row groups in decoding and cuts batches.
+pub(super) struct Scheduler {
+    pub(super) work: Work,
+    pub(super) opener: Opener,
+    pub(super) streams: Vec<Stream>,
+    /// This rank's part of what each stream contributes to a step.
+    pub(super) share: Share,
     /// The next step to process.
-    step: u64,
-    /// The end of the range of delivered steps.
-    steps: u64,
-    turns: Turns,
-    horizon: Horizon,
-    packing: Packing,
+    pub(super) step: u64,
+    /// The number of steps of the epoch.
+    pub(super) steps: u64,
+    pub(super) turns: Turns,
+    pub(super) horizon: Horizon,
+    pub(super) packing: Packing,
 }
 
 /// The reason for which the scheduler stops early.
@@ -397,7 +376,7 @@ impl Scheduler {
                 while self.streams[stream].ready() < wanted {
                     self.advance(stream)?;
                 }
-                self.streams[stream].take(wanted, &mut pieces);
+                self.streams[stream].take(wanted, self.share.of(wanted), &mut pieces);
             }
             // The samples of the other steps are dropped, because other processes make batches of them.
             if self.turns.has(self.step) {
@@ -410,7 +389,7 @@ impl Scheduler {
 
     /// Returns the step before which reading ends at present.
     fn end(&self) -> u64 {
-        self.steps.min(self.horizon.step())
+        self.turns.end(self.steps).min(self.horizon.step())
     }
 
     /// Returns the number of samples that a stream still has to deliver, from the next step on.
@@ -513,9 +492,9 @@ impl Scheduler {
     /// Starts reading a row group. A thread of the pool decodes it when its bytes have arrived.
     fn start_decoding(&self, row_group: RowGroup, reservation: Reservation) -> Result<Promise<Decoded>> {
         let (sender, promise) = sync_channel(1);
-        let (decoding, stages) = (Arc::clone(&self.work.decoding), Arc::clone(&self.work.stages));
+        let (decoding, stages) = (Arc::clone(&self.work.conversion.decoding), Arc::clone(&self.work.stages));
         let (pool, account) = (Arc::clone(&self.work.workers.pool), Arc::clone(&self.work.account));
-        let cached = self.work.decoding.cached.clone();
+        let cached = decoding.cached.clone();
         row_group.clone().gather(cached.as_ref(), &self.work.stages, move |gathered| {
             pool.spawn(move || {
                 let decoded = account

@@ -22,7 +22,8 @@ pub struct Plan {
     pub epoch: u64,
     /// The number of steps that every rank takes.
     pub steps: u64,
-    /// The streams, by number. Rank r of W reads the streams r, r + W, r + 2 W and so on.
+    /// The streams, by number. Rank r of W reads the streams r, r + W, r + 2 W and so on, or shares the stream r mod S
+    /// with other ranks if there are only S < W streams.
     pub streams: Vec<PlannedStream>,
 }
 

@@ -1,6 +1,7 @@
 //! The configuration of the reading order, and the position at which a reader stopped.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,13 +24,15 @@ pub struct Shuffle {
 }
 
 /// The range within which a shuffle moves samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Within {
     /// The whole epoch.
     #[default]
+    #[value(help = "The whole epoch")]
     Epoch,
     /// The partition of the samples. Partitions stay in order, so that time still advances.
+    #[value(help = "The partition of the samples, so that time advances")]
     Partition,
 }
 
@@ -42,6 +45,38 @@ pub struct Rank {
     pub world_size: usize,
 }
 
+impl Rank {
+    /// Returns the streams that the rank reads, of `streams` in total.
+    pub(super) fn streams(self, streams: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        (self.rank % streams..streams).step_by(self.world_size)
+    }
+
+    /// Returns the rank's share of each of its streams, of `streams` in total.
+    pub(super) fn share(self, streams: usize) -> Share {
+        let Self { rank, world_size } = self;
+        Share {
+            index: (rank / streams) as u64,
+            ranks: ((world_size - 1 - rank % streams) / streams + 1) as u64,
+        }
+    }
+}
+
+/// The part of a stream's samples that one of several ranks takes, if there are more ranks than streams.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Share {
+    index: u64,
+    /// The number of ranks that read the stream.
+    ranks: u64,
+}
+
+impl Share {
+    /// Returns the rank's part of the `samples` samples that the stream contributes to a step.
+    pub(super) fn of(self, samples: u64) -> Range<u64> {
+        let start = |index: u64| (u128::from(samples) * u128::from(index) / u128::from(self.ranks)) as u64;
+        start(self.index)..start(self.index + 1)
+    }
+}
+
 impl Default for Rank {
     fn default() -> Self {
         Self { rank: 0, world_size: 1 }
@@ -49,21 +84,25 @@ impl Default for Rank {
 }
 
 /// The treatment of the last samples of an epoch, if streams have different numbers of samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
     /// Every sample is delivered. A stream that has ended contributes nothing to the last global batches, so these
     /// are smaller.
     #[default]
+    #[value(help = "Every sample is read; the last steps may have fewer samples")]
     Short,
-    /// The epoch ends with the stream that can fill the fewest batches, so every global batch is complete.
+    /// The epoch ends with the stream that can fill the fewest batches, so every global batch is complete. An epoch of
+    /// too few samples has no step.
+    #[value(help = "Only complete steps are read; the epoch ends with the shortest stream")]
     Drop,
 }
 
 /// A position in an epoch at which reading can resume: the next step. Serialize it into a checkpoint.
 ///
-/// It depends only on the samples that are read and on their order. Therefore any number of ranks up to the number of
-/// streams can resume from it, with other numbers of threads, another deduplication and other features.
+/// It depends only on the samples that are read and on their order. Therefore any number of ranks can resume from it,
+/// with other numbers of threads, another deduplication and other features. Their reader must have the position's
+/// number of streams.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use onefold_storage::Storage;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::options::ReaderOptions;
 use super::position::Rank;
@@ -46,7 +47,7 @@ pub trait Source: Debug + Send + Sync {
 /// A request to a [`Source`]: everything that determines the bytes of batches.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// The identity of the dataset, which changes if the dataset is built anew at the same location.
+    /// The [identity](crate::Reader::identity) of the dataset and of the snapshot's files.
     pub identity: String,
     /// The options, with the numbers of the snapshot and of the streams filled in.
     pub options: ReaderOptions,
@@ -87,6 +88,13 @@ pub type IsGone<'a> = dyn Fn() -> bool + 'a;
 pub(crate) enum Location {
     Storage(Box<Storage>),
     Source(Arc<dyn Source>),
+}
+
+/// Returns a text that is equal for snapshots of the same samples, at whatever location their dataset is.
+pub(super) fn identity(snapshot: &Snapshot) -> String {
+    // A copy of a dataset has its identity, so another commit may have given it the same number.
+    let content = serde_json::to_vec(&(&snapshot.schema, &snapshot.manifests)).unwrap_or_default();
+    format!("{}/{}/{:016x}", snapshot.dataset, snapshot.snapshot, xxh3_64(&content))
 }
 
 impl Location {

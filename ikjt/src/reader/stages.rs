@@ -33,15 +33,22 @@ pub struct StageFigures {
 }
 
 impl StageFigures {
+    /// Returns the seconds of each stage, with its name.
+    pub fn by_stage(&self) -> [(&'static str, f64); 7] {
+        [
+            ("verify", self.verify_seconds),
+            ("read", self.read_seconds),
+            ("decode", self.decode_seconds),
+            ("arrange", self.arrange_seconds),
+            ("cut", self.cut_seconds),
+            ("deduplicate", self.deduplicate_seconds),
+            ("preprocess", self.preprocess_seconds),
+        ]
+    }
+
     /// Returns the total time of all stages.
     pub fn seconds(&self) -> Duration {
-        let all = self.verify_seconds
-            + self.read_seconds
-            + self.decode_seconds
-            + self.arrange_seconds
-            + self.cut_seconds
-            + self.deduplicate_seconds
-            + self.preprocess_seconds;
+        let all = self.by_stage().iter().map(|(_, seconds)| seconds).sum();
         Duration::try_from_secs_f64(all).unwrap_or_default()
     }
 
@@ -81,35 +88,18 @@ impl Stages {
     }
 
     pub(super) fn verified(&self, started: Instant, bytes: u64) {
-        let mut figures = self.lock();
-        figures.verify_seconds += started.elapsed().as_secs_f64();
-        figures.bytes_verified += bytes;
+        self.add(|figures| &mut figures.verify_seconds, started);
+        self.lock().bytes_verified += bytes;
     }
 
     pub(super) fn read(&self, started: Instant, bytes: u64) {
-        let mut figures = self.lock();
-        figures.read_seconds += started.elapsed().as_secs_f64();
-        figures.bytes_read += bytes;
+        self.add(|figures| &mut figures.read_seconds, started);
+        self.lock().bytes_read += bytes;
     }
 
-    pub(super) fn decoded(&self, started: Instant) {
-        self.lock().decode_seconds += started.elapsed().as_secs_f64();
-    }
-
-    pub(super) fn arranged(&self, started: Instant) {
-        self.lock().arrange_seconds += started.elapsed().as_secs_f64();
-    }
-
-    pub(super) fn cut(&self, started: Instant) {
-        self.lock().cut_seconds += started.elapsed().as_secs_f64();
-    }
-
-    pub(super) fn deduplicated(&self, started: Instant) {
-        self.lock().deduplicate_seconds += started.elapsed().as_secs_f64();
-    }
-
-    pub(super) fn preprocessed(&self, started: Instant) {
-        self.lock().preprocess_seconds += started.elapsed().as_secs_f64();
+    /// Adds the time since `started` to a stage.
+    pub(super) fn add(&self, stage: fn(&mut StageFigures) -> &mut f64, started: Instant) {
+        *stage(&mut self.lock()) += started.elapsed().as_secs_f64();
     }
 
     pub(super) fn figures(&self) -> StageFigures {

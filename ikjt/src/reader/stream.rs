@@ -1,8 +1,7 @@
 //! One stream of an epoch: receives row groups as they are decoded, and delivers their samples in the order of the
 //! epoch.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,8 +25,9 @@ pub(super) struct Stream {
     decoding: VecDeque<Promise<Decoded>>,
     /// The number of samples in decoding.
     coming: u64,
-    /// Decoded sessions that sessions of later row groups may precede.
-    held: BinaryHeap<Reverse<Session>>,
+    /// Decoded sessions that sessions of later row groups may precede, by their keys, and by their places if keys are
+    /// equal.
+    held: BTreeMap<(u64, usize, usize), Piece>,
     held_samples: u64,
     ready: VecDeque<Piece>,
     ready_samples: u64,
@@ -43,33 +43,6 @@ pub(super) struct Stream {
 /// A range of samples of a decoded row group.
 type Piece = (Arc<Decoded>, Range<usize>);
 
-/// A session of a decoded row group. Sessions are ordered by their keys, and by their places if keys are equal.
-#[derive(Debug)]
-struct Session {
-    key: (u64, usize, usize),
-    piece: Piece,
-}
-
-impl PartialEq for Session {
-    fn eq(&self, other: &Self) -> bool {
-        self.key == other.key
-    }
-}
-
-impl Eq for Session {}
-
-impl PartialOrd for Session {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Session {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key.cmp(&other.key)
-    }
-}
-
 impl Stream {
     /// Creates a stream that contributes `each` samples to a step, from `step` on.
     pub(super) fn new(order: StreamOrder, each: u64, step: u64) -> Self {
@@ -81,7 +54,7 @@ impl Stream {
             arrived: first,
             decoding: VecDeque::new(),
             coming: 0,
-            held: BinaryHeap::new(),
+            held: BTreeMap::new(),
             held_samples: 0,
             ready: VecDeque::new(),
             ready_samples: 0,
@@ -160,14 +133,13 @@ impl Stream {
         for (session, rows) in decoded.blocks(rows).into_iter().enumerate() {
             self.held_samples += rows.len() as u64;
             let key = (self.order.key(number, session), number, session);
-            self.held.push(Reverse(Session { key, piece: (Arc::clone(&decoded), rows) }));
+            self.held.insert(key, (Arc::clone(&decoded), rows));
         }
         // Sessions of later row groups have keys of at least this value.
         let all = self.arrived == self.order.items.len();
         let settled = if all { u64::MAX } else { self.order.starts[self.arrived] };
-        while self.held.peek().is_some_and(|Reverse(session)| session.key.0 < settled)
-            && let Some(Reverse(Session { piece, .. })) = self.held.pop()
-        {
+        while let Some(first) = self.held.first_entry().filter(|first| first.key().0 < settled) {
+            let piece = first.remove();
             self.held_samples -= piece.1.len() as u64;
             self.push_ready(piece);
         }
@@ -184,20 +156,23 @@ impl Stream {
         }
     }
 
-    /// Appends the next `count` samples to `pieces`. They must be ready.
-    pub(super) fn take(&mut self, count: u64, pieces: &mut Pieces) {
-        let mut missing = count;
-        while missing > 0 {
+    /// Removes the next `count` samples, which must be ready, and appends the range `part` of them to `pieces`.
+    pub(super) fn take(&mut self, count: u64, part: Range<u64>, pieces: &mut Pieces) {
+        let mut taken = 0;
+        while taken < count {
             let Some((decoded, rows)) = self.ready.pop_front() else { break };
-            let taken = missing.min(rows.len() as u64);
-            let end = rows.start + taken as usize;
-            missing -= taken;
-            if end < rows.end {
-                self.ready.push_front((Arc::clone(&decoded), end..rows.end));
+            let end = taken + (count - taken).min(rows.len() as u64);
+            let row = |sample: u64| rows.start + (sample.clamp(taken, end) - taken) as usize;
+            let wanted = row(part.start)..row(part.end);
+            if row(end) < rows.end {
+                self.ready.push_front((Arc::clone(&decoded), row(end)..rows.end));
             }
-            pieces.push((decoded, rows.start..end));
+            if !wanted.is_empty() {
+                pieces.push((decoded, wanted));
+            }
+            taken = end;
         }
-        self.ready_samples -= count - missing;
+        self.ready_samples -= taken;
     }
 }
 

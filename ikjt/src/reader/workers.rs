@@ -1,17 +1,20 @@
 //! The threads and the memory limit that the readers of a process share.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use onefold_base::process::available_threads;
 use onefold_storage::Storage;
 
 use super::budget::Budget;
-use super::file::KnownFiles;
+use super::known::KnownFiles;
 use crate::cache::Cache;
 use crate::{Error, Result};
 
-/// The memory limit of [`Workers::of_machine`]: 1 GiB.
+/// The footers of all files take at most the memory limit divided by this number, and one footer of each dataset.
+const FOOTERS_SHARE: u64 = 16;
+
+/// The default memory limit of readers: 1 GiB.
 pub const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
 
 /// The threads that decode, deduplicate and preprocess, and a limit on the memory for row groups and batches. All
@@ -26,6 +29,8 @@ pub struct Workers {
     pub(super) budget: Arc<Budget>,
     pub(super) cache: Option<Arc<Cache>>,
     known: Arc<Mutex<KnownDatasets>>,
+    /// The bytes of the footers of all known files.
+    footer_bytes: Arc<AtomicUsize>,
 }
 
 /// The known files of datasets, by location and identity of the dataset.
@@ -49,16 +54,7 @@ impl Workers {
             .build()
             .map_err(std::io::Error::other)?;
         let (pool, budget) = (Arc::new(pool), Budget::within(memory_limit));
-        Ok(Self { pool, budget, cache: None, known: Arc::default() })
-    }
-
-    /// Starts one thread per available core, with [`DEFAULT_MEMORY_LIMIT`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] if threads cannot be started.
-    pub fn of_machine() -> Result<Self> {
-        Self::new(available_threads(), DEFAULT_MEMORY_LIMIT)
+        Ok(Self { pool, budget, cache: None, known: Arc::default(), footer_bytes: Arc::default() })
     }
 
     /// Returns the same threads with a separate memory limit.
@@ -77,7 +73,9 @@ impl Workers {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, files| files.strong_count() > 0);
         let key = (storage.location().display().to_string(), dataset.to_owned());
-        let files = known.get(&key).and_then(Weak::upgrade).unwrap_or_default();
+        let limit = self.memory_limit() / FOOTERS_SHARE;
+        let new = || Arc::new(KnownFiles::new(limit, &self.footer_bytes));
+        let files = known.get(&key).and_then(Weak::upgrade).unwrap_or_else(new);
         known.insert(key, Arc::downgrade(&files));
         files
     }

@@ -1,26 +1,22 @@
-//! Questions about a dataset that a service reads, and their answers.
+//! Requests to the processes of a service, which are repeated until there is an answer.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrow_flight::FlightData;
 use onefold_base::fault::{Fault, Kind};
-use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use onefold_storage::runtime;
 use tonic::Streaming;
 
 use super::address::ServiceAddress;
 use super::network::{Failure, Network, TLS_HINT};
-use super::protocol::{
-    CountSamples, Define, FindSnapshot, FindStatistics, Job, Lease, Leased, Open, Question, SAME_BYTES,
-    SampleCounts, Ticket,
-};
+use super::protocol::{Define, Job, Lease, Leased, Open, Question, SAME_BYTES, Ticket};
 use super::security::Security;
 use super::waiting::Waiting;
 use crate::{Error, Result};
 
 /// The time for which a client retries if a service does not answer while a dataset is opened.
-const OPENING: Duration = Duration::from_secs(15);
+pub(super) const OPENING: Duration = Duration::from_secs(15);
 
 /// The time for which a client retries if a service answered before, so that a master or workers can restart.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
@@ -48,7 +44,7 @@ impl Service {
             address,
         });
         let question = Open { dataset: service.address.dataset.clone() };
-        let location = Self::ask_until_answered(Arc::clone(&service), question)?;
+        let location = service.ask(OPENING, None, question)?;
         service.location.get_or_init(|| location);
         Ok(service)
     }
@@ -63,54 +59,34 @@ impl Service {
         &self.address.master
     }
 
-    /// Returns a snapshot of the dataset.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] if the dataset has no such snapshot, or the service does not answer.
-    pub(super) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
-        let location = self.location().to_owned();
-        self.ask_a_worker(OPENING, &location.clone(), None, FindSnapshot { location, number })
+    /// Creates the log of this client's waiting.
+    pub(super) fn waiting(&self) -> Waiting {
+        Waiting::new(format!("the client of the preprocessing service at `{}`", self.master()))
     }
 
-    /// Returns the statistics of the samples in some partitions of snapshot `number`.
+    /// Asks the master until it answers or, with `worker`, the worker that the master assigns to a key. Sends a job to the
+    /// worker first if the question is about it and the worker does not know it.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for an error that the worker reports, and if the service does not answer.
-    pub(super) fn statistics(
+    /// [`Error::Fault`] for an error that the process reports, and if there is no answer for the time `patience`.
+    pub(super) fn ask<Q: Question + Sync>(
         self: &Arc<Self>,
-        number: u64,
-        partitions: &PartitionFilter,
-    ) -> Result<SampleStatistics> {
-        let (location, partitions) = (self.location().to_owned(), partitions.clone());
-        self.ask_a_worker(OPENING, &location.clone(), None, FindStatistics { location, number, partitions })
-    }
-
-    /// Returns the numbers of samples that sampling keeps in an epoch of a job.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] for an error that the worker reports, and if the service does not answer.
-    pub(super) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
-        let key = job.key();
-        self.ask_a_worker(PATIENCE, &key, Some(job), CountSamples { job: key.clone(), epoch })
-    }
-
-    /// Asks the master until it answers, while a dataset is opened.
-    fn ask_until_answered<Q: Question + Sync>(service: Arc<Self>, question: Q) -> Result<Q::Answer> {
+        patience: Duration,
+        worker: Option<(String, Option<Job>)>,
+        question: Q,
+    ) -> Result<Q::Answer> {
+        let service = Arc::clone(self);
         runtime::wait(async move {
-            let waiting = service.waiting();
-            let mut tries = Tries::new(OPENING);
-            let master = &service.address.master;
+            let (waiting, master) = (service.waiting(), service.master());
+            let (mut tries, mut avoid) = (Tries::new(patience), Vec::new());
             let asked = async {
                 loop {
-                    waiting.because("the master does not answer");
-                    match service.ask_master(&question).await {
+                    match service.ask_once(worker.as_ref(), &mut avoid, &waiting, &question).await {
                         Ok(answer) => return Ok(answer),
                         Err(Failure::Final(error)) => return Err(error),
                         // A server may close a connection before it sends the reason why it refuses a certificate.
-                        Err(Failure::Passing(cause)) if service.address.secure => {
+                        Err(Failure::Passing(cause)) if worker.is_none() && service.address.secure => {
                             tries.again(&waiting, master, cause.hint(TLS_HINT)).await?;
                         }
                         Err(Failure::Passing(cause)) => tries.again(&waiting, master, cause).await?,
@@ -122,59 +98,26 @@ impl Service {
         })?
     }
 
-    /// Creates the log of this client's waiting.
-    pub(super) fn waiting(&self) -> Waiting {
-        Waiting::new(format!("the client of the preprocessing service at `{}`", self.master()))
-    }
-
-    /// Asks the worker that the master assigns to `key`. Sends the job first if the worker does not know it.
-    fn ask_a_worker<Q: Question + Sync>(
-        self: &Arc<Self>,
-        patience: Duration,
-        key: &str,
-        job: Option<&Job>,
-        question: Q,
-    ) -> Result<Q::Answer> {
-        let (service, job, key) = (Arc::clone(self), job.cloned(), key.to_owned());
-        runtime::wait(async move {
-            let waiting = service.waiting();
-            let mut tries = Tries::new(patience);
-            let mut avoid = Vec::new();
-            let asked = async {
-                loop {
-                    let lease = Lease {
-                        key: key.clone(),
-                        affinity: None,
-                        avoid: avoid.clone(),
-                        client: None,
-                        same_bytes: SAME_BYTES,
-                    };
-                    waiting.because("the master does not answer");
-                    let failure = match service.ask_master(&lease).await {
-                        Err(failure) => failure,
-                        Ok(Leased { worker, .. }) => {
-                            waiting.because(format!("the worker `{worker}` has not answered a question yet"));
-                            match service.ask_about(&worker, job.as_ref(), &question).await {
-                                Ok(answer) => return Ok(answer),
-                                Err(failure) => {
-                                    let failure = failure.of_worker(&worker);
-                                    avoid = vec![worker];
-                                    failure
-                                }
-                            }
-                        }
-                    };
-                    match failure {
-                        Failure::Final(error) => return Err(error),
-                        Failure::Passing(cause) => {
-                            tries.again(&waiting, &service.address.master, cause).await?;
-                        }
-                        Failure::UnknownJob => return Err(unexpected()),
-                    }
-                }
-            };
-            waiting.watch(asked).await
-        })?
+    /// Does the work of [`ask`](Self::ask) once. Adds a worker that does not answer to `avoid`.
+    async fn ask_once<Q: Question + Sync>(
+        &self,
+        worker: Option<&(String, Option<Job>)>,
+        avoid: &mut Vec<String>,
+        waiting: &Waiting,
+        question: &Q,
+    ) -> Result<Q::Answer, Failure> {
+        waiting.because("the master does not answer");
+        let Some((key, job)) = worker else { return self.ask_master(question).await };
+        let (key, avoided) = (key.clone(), avoid.clone());
+        let lease = Lease { key, affinity: None, avoid: avoided, client: None, same_bytes: SAME_BYTES };
+        let Leased { worker, .. } = self.ask_master(&lease).await?;
+        waiting.because(format!("the worker `{worker}` has not answered a question yet"));
+        let answer = self.ask_about(&worker, job.as_ref(), question).await;
+        answer.map_err(|failure| {
+            let failure = failure.of_worker(&worker);
+            *avoid = vec![worker];
+            failure
+        })
     }
 
     /// Asks a worker about a job. Sends the job first if the worker does not know it.

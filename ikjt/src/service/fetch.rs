@@ -30,7 +30,7 @@ use super::client::{PATIENCE, Service, Tries, unexpected};
 use super::network::{BLOCK_WINDOW, Failure, malformed};
 use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Notice, SAME_BYTES, Ticket};
 use super::waiting::Waiting;
-use crate::reader::{Deliver, IsGone};
+use crate::reader::{Deliver, IsGone, Wanted};
 use crate::{Error, PackedBatch, Result};
 
 /// The least number of batches of a block that must fit into this process's memory.
@@ -75,16 +75,7 @@ const SLOW_FACTOR: u32 = 3;
 pub(super) struct Fetch {
     pub(super) service: Arc<Service>,
     pub(super) job: Arc<Job>,
-    pub(super) epoch: u64,
-    /// The epoch that the caller reads. It differs from `epoch` if all epochs have the same batches, because these
-    /// are named epoch 0.
-    pub(super) pass: u64,
-    /// The steps to fetch.
-    pub(super) steps: Range<u64>,
-    /// The number of steps of a block.
-    pub(super) block_steps: u64,
-    /// The first steps of runs of row groups, each with the name of the run, in order.
-    pub(super) row_groups: Vec<(u64, String)>,
+    pub(super) wanted: Wanted,
     /// The maximal number of blocks that are requested at the same time.
     pub(super) ahead: usize,
     /// The memory in bytes that each of them may take in this process. More memory lets workers run further ahead.
@@ -94,8 +85,9 @@ pub(super) struct Fetch {
 impl Fetch {
     /// Returns the name of the run of row groups that a step reads.
     fn affinity(&self, step: u64) -> Option<String> {
-        let after = self.row_groups.partition_point(|(start, _)| *start <= step);
-        self.row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
+        let row_groups = &self.wanted.row_groups;
+        let after = row_groups.partition_point(|(start, _)| *start <= step);
+        row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
     }
 
     /// Fetches all batches and passes each one to `deliver`. Ends early if `deliver` returns `None` or the caller
@@ -208,14 +200,14 @@ impl Running<'_> {
     }
 
     async fn fetch_all(&mut self, deliver: &mut Deliver<'_>) -> Result<()> {
-        let fetch = self.fetch;
-        let Range { start, end } = fetch.steps;
-        let block_of = |step: u64| step - step % fetch.block_steps;
+        let Fetch { wanted: Wanted { steps, block_steps, .. }, ahead, .. } = self.fetch;
+        let Range { start, end } = *steps;
+        let block_of = |step: u64| step - step % block_steps;
         let mut coming: VecDeque<(Range<u64>, u64, Stream)> = VecDeque::new();
         let mut next = start;
         loop {
-            while coming.len() < self.ahead.clamp(1, fetch.ahead.max(1)) && next < end {
-                let block = block_of(next)..block_of(next).saturating_add(fetch.block_steps).min(end);
+            while coming.len() < self.ahead.clamp(1, (*ahead).max(1)) && next < end {
+                let block = block_of(next)..block_of(next).saturating_add(*block_steps).min(end);
                 let stream = self.open(&block, next, Vec::new());
                 let from = std::mem::replace(&mut next, block.end);
                 coming.push_back((block, from, stream));
@@ -229,13 +221,13 @@ impl Running<'_> {
 
     /// Requests the batches of a block from the step `from` on.
     fn open(&self, block: &Range<u64>, from: u64, avoid: Vec<String>) -> Stream {
-        let Fetch { service, job, epoch, .. } = self.fetch;
-        let block = Block { job: self.job.clone(), epoch: *epoch, steps: block.clone() };
+        let Fetch { service, job, wanted, .. } = self.fetch;
+        let block = Block { job: self.job.clone(), epoch: wanted.epoch, steps: block.clone() };
         let affinity = self.fetch.affinity(block.steps.start);
         let client = Some(self.progress.now());
         let lease = Lease { key: block.key(), affinity, avoid, client, same_bytes: SAME_BYTES };
         let room = self.fetch.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
-        let ticket = Ticket { block, from, client: self.name.clone(), pass: self.fetch.pass };
+        let ticket = Ticket { block, from, client: self.name.clone(), pass: wanted.pass };
         Stream::open(service, job, lease, ticket, room)
     }
 
@@ -259,7 +251,7 @@ impl Running<'_> {
             let asked = Instant::now();
             let patience = self.straggles_after().saturating_sub(since.elapsed());
             match sources.next(patience).await {
-                Next::Batch(Ok((found, batch))) if found == step => {
+                Next::Came(Ok(Came::Batch(found, batch))) if found == step => {
                     tries.succeeded();
                     waiting.over();
                     self.took(asked.elapsed());
@@ -273,27 +265,32 @@ impl Running<'_> {
                     since = Instant::now();
                     waiting.because(sources.reason());
                 }
-                Next::Batch(Ok((found, _))) => {
+                Next::Came(Ok(Came::Batch(found, _))) => {
                     let message = format!("the batch of step {found} came in place of that of step {step}");
+                    progress.state().retries += 1;
                     tries.again(waiting, master, Fault::new(Kind::Storage, message)).await?;
                     sources = Sources { first: self.open(block, step, sources.workers()), second: None };
                     since = Instant::now();
                 }
-                Next::Batch(Err(Failure::Final(error))) => return Err(error),
-                Next::Batch(Err(Failure::UnknownJob)) => return Err(unexpected()),
-                Next::Batch(Err(Failure::Passing(cause))) => {
+                Next::Came(Err(Failure::Final(error))) => return Err(error),
+                Next::Came(Err(Failure::UnknownJob)) => return Err(unexpected()),
+                Next::Came(Err(Failure::Passing(cause))) => {
                     let avoid = sources.workers();
+                    progress.state().retries += 1;
                     tries.again(waiting, master, cause).await?;
                     sources = Sources { first: self.open(block, step, avoid), second: None };
                     since = Instant::now();
                 }
-                Next::Notice(Notice { reason, waits_for_client }) => {
+                Next::Came(Ok(Came::Notice(Notice { reason, waits_for_client }))) => {
                     waiting.because(reason);
                     if waits_for_client {
                         since = Instant::now();
                     }
                 }
-                Next::Nothing => sources.second = Some(self.open(block, step, sources.workers())),
+                Next::Nothing => {
+                    progress.state().second_requests += 1;
+                    sources.second = Some(self.open(block, step, sources.workers()));
+                }
                 Next::OneFailed => since = Instant::now(),
             }
         }
@@ -323,9 +320,7 @@ struct Sources {
 
 /// The next event.
 enum Next {
-    Batch(Result<(u64, PackedBatch), Failure>),
-    /// A worker's reason for a delay.
-    Notice(Notice),
+    Came(Received),
     /// Nothing arrived within the time limit.
     Nothing,
     /// One of two workers failed.
@@ -338,10 +333,8 @@ impl Sources {
     async fn next(&mut self, patience: Duration) -> Next {
         let Some(second) = &mut self.second else {
             return match tokio::time::timeout(patience, self.first.next()).await {
-                Ok(Some(Ok(Came::Batch(step, batch)))) => Next::Batch(Ok((step, batch))),
-                Ok(Some(Ok(Came::Notice(notice)))) => Next::Notice(notice),
-                Ok(Some(Err(failure))) => Next::Batch(Err(failure)),
-                Ok(None) => Next::Batch(Err(Failure::Passing(ended_early(&self.first)))),
+                Ok(Some(came)) => Next::Came(came),
+                Ok(None) => Next::Came(Err(Failure::Passing(ended_early(&self.first)))),
                 Err(_) => Next::Nothing,
             };
         };
@@ -350,7 +343,7 @@ impl Sources {
             came = second.next() => (true, came),
         };
         let came = match came {
-            Some(Ok(Came::Notice(notice))) => return Next::Notice(notice),
+            Some(notice @ Ok(Came::Notice(_))) => return Next::Came(notice),
             came => came,
         };
         let succeeded = matches!(came, Some(Ok(_)));
@@ -358,8 +351,7 @@ impl Sources {
             self.first = second;
         }
         match came {
-            Some(Ok(Came::Batch(step, batch))) => Next::Batch(Ok((step, batch))),
-            Some(Err(Failure::Final(error))) => Next::Batch(Err(Failure::Final(error))),
+            Some(came @ (Ok(_) | Err(Failure::Final(_)))) => Next::Came(came),
             _ => Next::OneFailed,
         }
     }

@@ -89,11 +89,13 @@ impl From<Status> for Failure {
 }
 
 impl Failure {
-    /// Adds the worker's name to a failure of its storage or memory, because the worker's operator must act.
+    /// Adds the worker's name to a failure of its storage, memory or certificate, because the worker's operator must act.
     pub(super) fn of_worker(self, worker: &str) -> Self {
-        let named = |fault: Fault| match fault.kind {
-            Kind::Storage => fault.within(&format!("the worker `{worker}`")),
-            _ => fault,
+        let is_of_worker =
+            |fault: &Fault| fault.kind == Kind::Storage || fault.hints.contains(&TLS_HINT.into());
+        let named = |fault: Fault| match is_of_worker(&fault) {
+            true => fault.within(&format!("the worker `{worker}`")),
+            false => fault,
         };
         match self {
             Self::Final(Error::Fault(fault)) => Self::Final(Error::Fault(named(fault))),
@@ -237,8 +239,12 @@ mod tests {
         let mut connection = Status::unavailable("transport error");
         connection
             .set_source(std::sync::Arc::new(std::io::Error::other("invalid peer certificate: Expired")));
-        match Failure::from(connection) {
-            Failure::Final(error) => assert!(error.to_string().contains("ONEFOLD_TLS_AUTHORITY"), "{error}"),
+        match Failure::from(connection).of_worker("10.0.0.2:7071") {
+            Failure::Final(error) => {
+                let text = error.to_string();
+                assert!(text.starts_with("the worker `10.0.0.2:7071`: cannot connect"), "{text}");
+                assert!(text.contains("Expired") && text.contains("ONEFOLD_TLS_AUTHORITY"), "{text}");
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -29,7 +29,7 @@ pub const PROTOCOL_KEY: &str = "onefold-protocol";
 /// of preprocessing, the packed form. Increase it with every change of the bytes of any batch, and of [`Job::key`].
 /// Clients receive batches only from workers with their own version, so the workers of a service can be upgraded one by
 /// one.
-pub const SAME_BYTES: u32 = 3;
+pub const SAME_BYTES: u32 = 4;
 
 /// The maximal size of a message in bytes, and thereby of a batch. The limit of gRPC is 2 GiB.
 pub const MOST_MESSAGE_BYTES: usize = 1 << 30;
@@ -112,6 +112,12 @@ pub struct ClientState {
     pub seconds: f64,
     /// The part of these seconds in which its caller waited for a batch.
     pub waited_seconds: f64,
+    /// The number of requests that it repeated after a failure.
+    #[serde(default)]
+    pub retries: u64,
+    /// The number of requests to a second worker, because the first one gave nothing for long.
+    #[serde(default)]
+    pub second_requests: u64,
     /// Whether it has finished reading.
     pub ended: bool,
 }
@@ -119,7 +125,18 @@ pub struct ClientState {
 impl ClientState {
     /// Creates the state of a client that has received nothing yet.
     pub fn new(client: String, job: String, dataset: String) -> Self {
-        Self { client, job, dataset, samples: 0, bytes: 0, seconds: 0.0, waited_seconds: 0.0, ended: false }
+        Self {
+            client,
+            job,
+            dataset,
+            samples: 0,
+            bytes: 0,
+            seconds: 0.0,
+            waited_seconds: 0.0,
+            retries: 0,
+            second_requests: 0,
+            ended: false,
+        }
     }
 }
 
@@ -165,7 +182,7 @@ impl Question for FindStatistics {
 pub struct Job {
     /// The location of the dataset.
     pub dataset: String,
-    /// The identity of the dataset, which changes if the dataset is built anew at the same location.
+    /// The [identity](crate::Reader::identity) of the dataset and its snapshot, wherever they are.
     pub identity: String,
     /// The options of reading, with the numbers of the snapshot and of the streams filled in.
     pub options: ReaderOptions,
@@ -175,13 +192,14 @@ pub struct Job {
 
 impl Job {
     /// Returns the name of the job: a prefix of the SHA-256 of everything that determines the bytes of its batches.
-    /// Jobs with equal batches have the same name. The path of the pipeline file and its comments do not matter.
+    /// Jobs with equal batches have the same name. The location of the dataset, the path of the pipeline file and its
+    /// comments do not matter.
     ///
     /// # Panics
     ///
     /// Never, because the parts of a job can always be written as JSON.
     pub fn key(&self) -> String {
-        let Self { dataset, identity, options, rank } = self;
+        let Self { dataset: _, identity, options, rank } = self;
         // A new option does not compile until it is added here. One that decides no byte belongs to `Checks`.
         let ReaderOptions {
             global_batch_size,
@@ -202,7 +220,7 @@ impl Job {
         let features = features.as_ref().map(|names| names.iter().collect::<BTreeSet<_>>());
         let samples = (global_batch_size, streams, tail, shuffle, snapshot, partitions, rank);
         let columns = (dedupe, features, pipeline, timestamps, kept);
-        let decides = (SAME_BYTES, dataset.trim_end_matches('/'), identity, samples, columns);
+        let decides = (SAME_BYTES, identity, samples, columns);
         let text = serde_json::to_vec(&decides).expect("a job is JSON");
         let digest = Sha256::digest(&text);
         digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
@@ -315,7 +333,7 @@ mod tests {
         let same = [
             job("b/preprocess.toml", steps),
             job("a/preprocess.toml", &commented),
-            Job { dataset: "s3://bucket/clicks/".to_owned(), ..first.clone() },
+            Job { dataset: "/mnt/bucket/clicks".to_owned(), ..first.clone() },
             serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap(),
         ];
         for same in same {

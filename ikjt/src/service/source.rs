@@ -6,9 +6,9 @@ use std::sync::Arc;
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 
 use super::address::ServiceAddress;
-use super::client::Service;
+use super::client::{OPENING, PATIENCE, Service};
 use super::fetch::{Fetch, block_bytes};
-use super::protocol::Job;
+use super::protocol::{CountSamples, FindSnapshot, FindStatistics, Job, Question};
 use crate::Result;
 use crate::reader::{Asked, Deliver, IsGone, Source, Wanted};
 
@@ -39,6 +39,11 @@ impl Served {
         let Asked { identity, options, rank } = asked.clone();
         Job { dataset: self.0.location().to_owned(), identity, options, rank }
     }
+
+    /// Asks the worker that answers questions about the dataset.
+    fn ask_about_dataset<Q: Question + Sync>(&self, question: Q) -> Result<Q::Answer> {
+        self.0.ask(OPENING, Some((self.0.location().to_owned(), None)), question)
+    }
 }
 
 impl Source for Served {
@@ -47,15 +52,20 @@ impl Source for Served {
     }
 
     fn snapshot(&self, number: Option<u64>) -> Result<Snapshot> {
-        self.0.snapshot(number)
+        let location = self.0.location().to_owned();
+        self.ask_about_dataset(FindSnapshot { location, number })
     }
 
     fn statistics(&self, number: u64, partitions: &PartitionFilter) -> Result<SampleStatistics> {
-        self.0.statistics(number, partitions)
+        let (location, partitions) = (self.0.location().to_owned(), partitions.clone());
+        self.ask_about_dataset(FindStatistics { location, number, partitions })
     }
 
     fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>> {
-        Ok(self.0.counts(&self.job(asked), epoch)?.sampled.unwrap_or_default())
+        let job = self.job(asked);
+        let question = CountSamples { job: job.key(), epoch };
+        let counts = self.0.ask(PATIENCE, Some((job.key(), Some(job))), question)?;
+        Ok(counts.sampled.unwrap_or_default())
     }
 
     fn batches(
@@ -65,18 +75,13 @@ impl Source for Served {
         deliver: &mut Deliver<'_>,
         is_gone: &IsGone<'_>,
     ) -> Result<()> {
-        let Wanted { epoch, pass, steps, block_steps, row_groups, batch_bytes, memory } = wanted;
-        let blocks = (memory / block_bytes(batch_bytes)).clamp(1, MOST_BLOCKS);
+        let blocks = (wanted.memory / block_bytes(wanted.batch_bytes)).clamp(1, MOST_BLOCKS);
         let fetch = Fetch {
             service: Arc::clone(&self.0),
             job: Arc::new(self.job(asked)),
-            epoch,
-            pass,
-            steps,
-            block_steps,
-            row_groups,
             ahead: blocks as usize,
-            block_bytes: memory / blocks,
+            block_bytes: wanted.memory / blocks,
+            wanted,
         };
         fetch.run(deliver, is_gone)
     }

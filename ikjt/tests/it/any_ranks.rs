@@ -128,15 +128,19 @@ fn check_streams(directory: &Path, options: &ReaderOptions, taken: prop::sample:
     let streams = options.streams.unwrap();
     let reader = of_rank(directory, options, Rank::default());
     let start = reader.position(1);
-    let Ok(steps) = reader.steps(1) else {
-        assert_eq!(options.tail, Tail::Drop);
-        return;
-    };
+    let steps = reader.steps(1).unwrap();
     let alone = steps_by_rank(directory, options, 1, &start);
+    if steps == 0 {
+        assert!(options.tail == Tail::Drop && alone[0].is_empty());
+        return;
+    }
     let expected = step_digests(&alone, &reader);
     let taken = taken.index(steps as usize);
     let position = &alone[0][taken].position;
-    for ranks in RANKS.into_iter().filter(|ranks| *ranks <= streams) {
+    // Ranks share streams if there are more of them than streams.
+    for ranks in RANKS.into_iter().filter(|ranks| *ranks <= options.global_batch_size) {
+        let of_ranks = (0..ranks).map(|rank| of_rank(directory, options, Rank { rank, world_size: ranks }));
+        assert_eq!(of_ranks.map(|reader| reader.samples()).sum::<u64>(), reader.samples());
         let whole = steps_by_rank(directory, options, ranks, &start);
         assert_eq!(step_digests(&whole, &reader), expected, "{streams} streams, {ranks} ranks");
         let rest = steps_by_rank(directory, options, ranks, position);
@@ -166,6 +170,56 @@ fn any_number_of_ranks_reads_a_dataset_of_any_size() {
             }
         }
     }
+}
+
+/// Takes a position with the default streams of one or two ranks, and resumes it with more ranks.
+#[test]
+fn a_position_resumes_with_more_ranks_than_streams() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), log(60, 5), 400, 1, Layout::Folded);
+    for (before, after) in [(1, 4), (2, 3), (2, 64)] {
+        let options = ReaderOptions::new(96);
+        let start = of_rank(directory.path(), &options, Rank { rank: 0, world_size: before }).position(0);
+        let whole = steps_by_rank(directory.path(), &options, before, &start);
+        let position = &whole[0][0].position;
+        let options = ReaderOptions { streams: Some(position.streams), ..options };
+        let rest = steps_by_rank(directory.path(), &options, after, position);
+        let reader = of_rank(directory.path(), &options, Rank::default());
+        assert_eq!(step_digests(&rest, &reader)[..], step_digests(&whole, &reader)[1..]);
+        let sizes: Vec<usize> = rest.iter().map(|steps| steps[0].batch.size()).collect();
+        assert!(sizes.iter().sum::<usize>() == 96 && !sizes.contains(&0), "{sizes:?}");
+    }
+}
+
+/// Reads fewer samples than a batch: as one short batch, or none if only complete ones are wanted.
+#[test]
+fn a_dataset_may_have_fewer_samples_than_a_batch() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = write(directory.path(), log(20, 8), 100, 1, Layout::Folded);
+    for (tail, size, expected) in [
+        (Tail::Short, written.len() + 1, vec![written.len()]),
+        (Tail::Drop, written.len(), vec![written.len()]),
+        (Tail::Drop, written.len() + 1, Vec::new()),
+    ] {
+        let options = ReaderOptions { tail, ..ReaderOptions::new(size) };
+        let reader = open(directory.path(), options).unwrap();
+        let sizes: Vec<usize> = reader.batches().unwrap().map(|step| step.unwrap().batch.size()).collect();
+        assert_eq!(sizes, expected, "{tail:?}");
+        assert_eq!(reader.steps(0).unwrap(), expected.len() as u64);
+    }
+}
+
+/// More ranks than buckets read a dataset with as many streams as it has buckets.
+#[test]
+fn there_may_be_more_ranks_than_buckets() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = write(directory.path(), log(60, 6), 400, 1, Layout::Rows);
+    let options = ReaderOptions::new(200);
+    let start = of_rank(directory.path(), &options, Rank { rank: 99, world_size: 100 }).position(0);
+    assert_eq!(start.streams, BUCKETS);
+    let steps = steps_by_rank(directory.path(), &options, 100, &start);
+    let sizes = steps.iter().flatten().map(|step| step.batch.size());
+    assert_eq!(sizes.sum::<usize>(), written.len());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use arrow::buffer::NullBuffer;
 use arrow::datatypes::Schema as ArrowSchema;
 use onefold_base::fault::{Explain, Kind};
 use onefold_datasets::{Layout, Snapshot};
-use onefold_ikjt::{Checks, Dedupe, Error, Rank, ReadRequest, ReaderOptions, Shuffle, Tail, Within, Workers};
+use onefold_ikjt::{Checks, Dedupe, Error, Rank, ReadRequest, ReaderOptions, Shuffle, Within, Workers};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::by_hand::{commit_again, row_groups, write_file};
@@ -257,19 +257,13 @@ fn ids_outside_their_table_are_placed() {
 #[test]
 fn options_that_cannot_work_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let written = LOG.write(directory.path(), Layout::Rows);
+    LOG.write(directory.path(), Layout::Rows);
     let refused = |request: ReadRequest, parts: &[&str]| {
         let error = open(directory.path(), request).unwrap_err();
         assert_eq!(error.fault().kind, Kind::Options);
         let text = error.to_string();
         assert!(text.contains("hint: ") && parts.iter().all(|part| text.contains(part)), "{text}");
     };
-    let all = written.len();
-    refused(
-        ReaderOptions { tail: Tail::Drop, ..ReaderOptions::new(all + 1) }.into(),
-        &[&format!("larger than the {all}"), &format!("at most {all}")],
-    );
-    assert_eq!(read(directory.path(), ReadRequest::from(ReaderOptions::new(all + 1))).len(), 1);
     refused(ReaderOptions::new(0).into(), &["batches of 0"]);
     let rank = Rank { rank: 2, world_size: 2 };
     refused(ReadRequest { rank, ..ReaderOptions::new(1).into() }, &["no rank 2 of 2"]);
@@ -278,9 +272,11 @@ fn options_that_cannot_work_are_refused() {
         let options = ReaderOptions { streams: Some(streams), ..ReaderOptions::new(8) };
         ReadRequest { rank, ..options.into() }
     };
-    refused(streams(1), &["1 streams cannot be divided among 2 ranks", "as there are ranks"]);
     refused(streams(0), &["0 streams"]);
-    refused(streams(2), &["the dataset's 1 buckets cannot be divided into 2 streams", "at most 1, or"]);
+    refused(streams(2), &["the dataset's 1 buckets cannot be divided into 2 streams", "must be 1 to 1;"]);
+    let ranks =
+        ["a global batch of 1 samples cannot be divided among 2 ranks", "at least 2: each gives a sample"];
+    refused(ReadRequest { rank, ..ReaderOptions::new(1).into() }, &ranks);
     let shuffle = Some(Shuffle { seed: 1, row_groups: 0, within: Within::Epoch });
     refused(ReaderOptions { shuffle, ..ReaderOptions::new(1) }.into(), &["0 row groups"]);
     assert!(Workers::new(0, 1).unwrap_err().to_string().contains("0 threads"));

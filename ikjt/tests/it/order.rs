@@ -148,13 +148,7 @@ proptest! {
             ..ReaderOptions::new((8 * of_stream).min(written.len()))
         };
         let reader = open(directory.path(), options.clone()).unwrap();
-        let plan = match reader.plan(epoch) {
-            Ok(plan) => plan,
-            Err(error) => {
-                prop_assert!(drop_tail && error.to_string().contains("the epoch has no step"), "{error}");
-                return Ok(());
-            }
-        };
+        let plan = reader.plan(epoch).unwrap();
         let start = reader.position(epoch);
         let alone = steps_by_rank(directory.path(), &options, 1, &start);
         prop_assert_eq!(alone[0].len() as u64, plan.steps);
@@ -168,7 +162,7 @@ proptest! {
             prop_assert_eq!(found.len() as u64, plan.streams.iter().map(|stream| stream.samples).sum::<u64>());
             prop_assert!(config.is_some() || found.len() == written.len());
         }
-        for world_size in (2..=streams).filter(|ranks| [2, 3, 5, 8].contains(ranks)) {
+        for world_size in [2, 3, 5, 8] {
             let steps = steps_by_rank(directory.path(), &options, world_size, &start);
             prop_assert_eq!(&step_digests(&steps, &reader), &expected);
         }
@@ -176,7 +170,7 @@ proptest! {
             let taken = resumed.index(expected.len());
             let saved = serde_json::to_string(&alone[0][taken].position).unwrap();
             let position: Position = serde_json::from_str(&saved).unwrap();
-            let rest = steps_by_rank(directory.path(), &options, streams.min(4), &position);
+            let rest = steps_by_rank(directory.path(), &options, 4, &position);
             prop_assert_eq!(&step_digests(&rest, &reader)[..], &expected[taken + 1..]);
         }
     }

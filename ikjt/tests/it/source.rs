@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use onefold_datasets::{Layout, PartitionFilter, SampleStatistics, Snapshot};
@@ -22,6 +23,8 @@ const LOG: Log = Log { sessions: 60, session_size: 6.0, repeat: 0.7, seed: 5 };
 struct Elsewhere {
     directory: PathBuf,
     batches: Gives,
+    /// How often samples were counted.
+    counted: AtomicUsize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,6 +56,7 @@ impl Source for Elsewhere {
     }
 
     fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>> {
+        self.counted.fetch_add(1, Relaxed);
         Ok(self.reader(asked)?.sample_counts(epoch)?.unwrap_or_default())
     }
 
@@ -85,9 +89,21 @@ impl Source for Elsewhere {
     }
 }
 
+fn elsewhere(directory: &Path, batches: Gives) -> Arc<Elsewhere> {
+    Arc::new(Elsewhere { directory: directory.to_owned(), batches, counted: AtomicUsize::new(0) })
+}
+
+fn open_source(source: &Arc<Elsewhere>, request: impl Into<ReadRequest>) -> Reader {
+    Reader::of_source(Arc::clone(source) as _, request, &Workers::new(2, 1 << 28).unwrap()).unwrap()
+}
+
 fn open_elsewhere(directory: &Path, batches: Gives, request: ReadRequest) -> Reader {
-    let source = Arc::new(Elsewhere { directory: directory.to_owned(), batches });
-    Reader::of_source(source, request, &Workers::new(2, 1 << 28).unwrap()).unwrap()
+    open_source(&elsewhere(directory, batches), request)
+}
+
+fn sampling() -> Option<PreprocessConfig> {
+    let text = "format_version = 1\n[[step]]\nop = 'sampling'\nlabel = 'clicked'\nkeep = { '0' = 0.5 }\n";
+    Some(PreprocessConfig::parse(Path::new("preprocess.toml"), text).unwrap())
 }
 
 fn read(reader: &Reader, epoch: u64, step: u64) -> Vec<(Batch, Position)> {
@@ -100,8 +116,7 @@ fn batches_from_elsewhere_are_those_of_a_local_reader() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write_buckets(directory.path(), Layout::Folded, 4);
     let shuffle = Some(Shuffle { seed: 5, row_groups: 2, within: Within::Epoch });
-    let sampling = "format_version = 1\n[[step]]\nop = 'sampling'\nlabel = 'clicked'\nkeep = { '0' = 0.5 }\n";
-    let preprocess = Some(PreprocessConfig::parse(Path::new("preprocess.toml"), sampling).unwrap());
+    let preprocess = sampling();
     let rank = Rank { rank: 1, world_size: 2 };
     let four = || ReaderOptions { streams: Some(4), ..ReaderOptions::new(16) };
     for request in [
@@ -116,6 +131,31 @@ fn batches_from_elsewhere_are_those_of_a_local_reader() {
             assert_eq!(read(&elsewhere, epoch, step), read(&local, epoch, step), "{request:?}");
         }
     }
+}
+
+/// Checks that the samples of an epoch are counted once, also by several threads and in alternating epochs.
+#[test]
+fn samples_of_an_epoch_are_counted_once() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write(directory.path(), Layout::Folded);
+    let source = elsewhere(directory.path(), Gives::Batches);
+    let reader = open_source(&source, ReaderOptions { preprocess: sampling(), ..ReaderOptions::new(16) });
+    let (threads, epochs) = (8, 3);
+    for epoch in 0..epochs {
+        let together = Barrier::new(threads);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    together.wait();
+                    reader.steps(epoch).unwrap()
+                });
+            }
+        });
+    }
+    for epoch in 0..epochs {
+        reader.steps(epoch).unwrap();
+    }
+    assert_eq!(source.counted.load(Relaxed) as u64, epochs);
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn shuffling_moves_samples_between_steps_and_loses_none() {
     assert!(told.contains("step 2 ") && told.contains("3,000 samples in 3 steps"), "{told}");
 }
 
-/// The global batches of eight streams are the same for 1, 2, 3, 5 and 8 ranks, whatever the other options are.
+/// The global batches of eight streams are the same for 1, 2, 3, 5, 8 and 12 ranks, whatever the other options are.
 #[test]
 fn steps_are_the_same_on_any_number_of_ranks() {
     let dir = Dir::new();
@@ -116,7 +116,7 @@ fn steps_are_the_same_on_any_number_of_ranks() {
         if options.is_empty() {
             assert_eq!(alone["samples"], 4000);
         }
-        for ranks in [2, 3, 5, 8] {
+        for ranks in [2, 3, 5, 8, 12] {
             let (mut sums, mut samples) = (vec![Digest::default(); steps as usize], 0);
             for rank in 0..ranks {
                 let read =
@@ -139,16 +139,17 @@ fn steps_are_the_same_on_any_number_of_ranks() {
         dir.command(&format!("onefold-read digest data {arguments}")).fails(parts);
     };
     refused(
-        "--rank 0/65",
-        &["64 buckets cannot be divided into 65 streams", "hint: ", "--streams", "at most 64"],
+        "--streams 65",
+        &["64 buckets cannot be divided into 65 streams", "hint: ", "--streams", "must be 1 to 64"],
     );
-    refused("--streams 8 --rank 0/9", &["8 streams cannot be divided among 9 ranks"]);
+    refused("--rank 0/9 --batch-size 8", &["8 samples cannot be divided among 9 ranks"]);
     refused(
         "--streams 8 --batch-size 7",
         &["7 samples cannot be divided among 8 streams", "--global-batch-size"],
     );
-    refused(
-        "--streams 16 --batch-size 3200 --tail drop",
-        &["a stream has only", "`short` as `--tail`", "--global-batch-size"],
-    );
+    let incomplete = "data --streams 16 --batch-size 3200 --tail drop";
+    let none = digest(&dir, incomplete);
+    assert_eq!((&none["steps"], &none["samples"]), (&0.into(), &0.into()));
+    dir.command(&format!("onefold-read head {incomplete}"))
+        .fails(&["there is no batch 0", "`short` as `--tail`"]);
 }

@@ -68,6 +68,20 @@ pub(crate) fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
     }
 }
 
+/// A run has as many streams as ranks when it begins, and keeps them when more ranks resume it.
+#[test]
+fn more_ranks_than_streams_resume_a_run() {
+    let dir = with_dataset();
+    dir.edit("logs/train.toml", "streams = 12", "");
+    let launch = |ranks: u32, more: &str| {
+        dir.command(&format!("onefold-train launch --ranks {ranks} -- {RUN} {more}")).json()
+    };
+    let whole = launch(2, "--out whole --max-steps 12");
+    launch(2, "--out moved --max-steps 5");
+    let moved = launch(3, "--out moved --max-steps 12 --resume");
+    assert_near("moved", &losses(&moved), &losses(&whole));
+}
+
 #[test]
 fn launched_ranks_train_the_same_model() {
     let dir = with_dataset();
@@ -113,12 +127,7 @@ fn launched_ranks_train_the_same_model() {
         &format!("onefold-train {RUN} --out other --plan plan.json"),
         &["for 3 ranks", "the job has 1 rank"],
     );
-    dir.edit("logs/train.toml", "streams = 12", "streams = 4");
-    refused(
-        &format!("onefold-train launch --ranks 5 -- {RUN} --out other"),
-        &["4 streams cannot be divided among 5 ranks", "start at most 4 ranks"],
-    );
-    dir.edit("logs/train.toml", "streams = 4", "streams = 1000");
+    dir.edit("logs/train.toml", "streams = 12", "streams = 1000");
     refused(
         &format!("onefold-train {RUN} --out other"),
         &["buckets cannot be divided into 1000 streams", "set `streams` under `[data]` to at most"],

@@ -133,31 +133,25 @@ pub struct Prepared<'a> {
 /// Checks that the number of streams fits the number of ranks, the dataset's buckets and the batch size.
 fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> Result<()> {
     let ranks = options.collectives.size() as usize;
-    let streams = config.data.streams.or(options.streams).unwrap_or(ranks);
+    let streams = config.data.streams.or(options.streams).unwrap_or(ranks.min(buckets as usize));
     let batch = config.train.batch_size;
     let wrong = |message: String, hint: String| Err(Error::config(config.path(), message, hint));
-    if streams < ranks {
-        return wrong(
-            format!("{streams} streams cannot be divided among {ranks} ranks"),
-            format!("start at most {streams} ranks, or begin a run with more `streams` under `[data]`"),
-        );
-    }
     if streams > buckets as usize {
-        let build = format!("build the dataset with as many (`onefold-ingest build --buckets {streams}`)");
-        let fewer = match ranks > buckets as usize {
-            true => format!("start at most {buckets} ranks"),
-            false => format!("set `streams` under `[data]` to at most {buckets}"),
-        };
         return wrong(
             format!("the dataset's {buckets} buckets cannot be divided into {streams} streams"),
-            format!("{fewer}, or {build}"),
+            format!(
+                "set `streams` under `[data]` to at most {buckets}, or build the dataset with as many buckets \
+                 (`onefold-ingest build --buckets {streams}`)"
+            ),
         );
     }
-    if batch < streams {
-        return wrong(
-            format!("a batch of {batch} samples cannot be divided among {streams} streams"),
-            format!("set `batch_size` under `[train]` to at least {streams}"),
-        );
+    for (parts, name) in [(streams, "streams"), (ranks, "ranks")] {
+        if batch < parts {
+            return wrong(
+                format!("a batch of {batch} samples cannot be divided among {parts} {name}"),
+                format!("set `batch_size` under `[train]` to at least {parts}"),
+            );
+        }
     }
     Ok(())
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onefold_ikjt::{Reader, ReaderOptions, Shuffle, Within};
 use onefold_tests::{BUCKET, Fault, S3Server, When, free_port};
 use serde_json::Value;
 
-use crate::fleet::{Fleet, START};
+use crate::fleet::{Fleet, is_another_client};
 use crate::reading::{SetAtEnd, bytes_of, dataset, workers};
 
 /// The number of epochs that are read repeatedly during the faults.
@@ -78,11 +78,13 @@ fn a_stopped_worker_is_left_behind() {
     let fleet = Fleet::new(&dir, 2);
     fleet.wait_for_workers(2);
     read_during(&fleet.url("data"), &dir.path("data"), || {
-        std::thread::sleep(Duration::from_millis(200));
+        fleet.wait_for_progress();
         fleet.signal(0, "STOP");
-        std::thread::sleep(Duration::from_secs(8));
+        fleet.wait_for_workers(1);
+        fleet.wait_for_progress();
         fleet.signal(0, "CONT");
-        std::thread::sleep(Duration::from_secs(1));
+        fleet.wait_for_workers(2);
+        fleet.wait_for_progress();
     });
 }
 
@@ -142,17 +144,17 @@ fn a_failing_object_store_changes_nothing() {
     read_during(&url, &dir.path("data"), || {
         let kinds = [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::Truncate];
         for (number, fault) in kinds.into_iter().enumerate() {
+            // Later the workers may have cached all data of the store, so that clients make progress without it. At
+            // first the dataset is not even open.
+            let client = (number > 0).then(|| fleet.client());
             server.reset_counters();
             server.inject("", fault, When::Always);
-            // Later the workers may have cached all data of the store.
-            let limit = if number == 0 { START } else { Duration::from_millis(700) };
-            let injected = Instant::now();
-            while server.counters().faults < 3 && injected.elapsed() < limit {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            assert!(number > 0 || server.counters().faults >= 3, "the workers ask for nothing");
+            fleet.wait_for("the workers meet faults", |status| {
+                let is_cached = client.as_ref().is_some_and(|client| is_another_client(client, status));
+                server.counters().faults >= 3 || is_cached
+            });
             server.heal();
-            std::thread::sleep(Duration::from_millis(100));
+            fleet.wait_for_progress();
         }
     });
 }

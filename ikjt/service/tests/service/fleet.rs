@@ -147,6 +147,18 @@ impl<'a> Fleet<'a> {
         }
     }
 
+    /// Returns the name of a client that reads, which is another one in each epoch.
+    pub(crate) fn client(&self) -> Value {
+        let status = self.wait_for("a client reads", |status| !status["clients"][0].is_null());
+        status["clients"][0]["client"].clone()
+    }
+
+    /// Waits until the only reader of the service has finished an epoch.
+    pub(crate) fn wait_for_progress(&self) {
+        let client = self.client();
+        self.wait_for("the client finishes its epoch", |status| is_another_client(&client, status));
+    }
+
     /// Returns a command in the folder. It is killed if it hangs.
     pub(crate) fn command(&self, line: &str) -> TestCommand {
         self.dir.command(line).with_time_limit(900)
@@ -157,6 +169,12 @@ impl Drop for Fleet<'_> {
     fn drop(&mut self) {
         self.workers.iter_mut().chain([&mut self.master]).for_each(end);
     }
+}
+
+/// Returns whether another client than `client` reads now.
+pub(crate) fn is_another_client(client: &Value, status: &Value) -> bool {
+    let now = &status["clients"][0]["client"];
+    !now.is_null() && now != client
 }
 
 fn end(process: &mut Child) {

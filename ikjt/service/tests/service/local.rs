@@ -99,20 +99,13 @@ fn jobs_are_listed_with_what_their_clients_get() {
     assert_eq!(jobs().json(), json!({"jobs": []}));
     let url = fleet.url("data");
     let over = AtomicBool::new(false);
-    // A client reports every second. The master drops a client that has not reported for some time.
+    // Takes a batch, and stays registered as a client until the test is over.
     let read = |dedupe| {
         let options = ReaderOptions { dedupe, ..ReaderOptions::new(64) };
         let reader = Reader::open(Path::new(&url), options, &workers()).unwrap();
-        for epoch in 0.. {
-            for step in reader.epoch(epoch).unwrap() {
-                step.unwrap();
-                if over.load(Relaxed) {
-                    return;
-                }
-                // Reads at the pace of a trainer. Otherwise the epoch and thereby the client would end at once.
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
+        let mut batches = reader.batches().unwrap();
+        batches.next().unwrap().unwrap();
+        wait_until("the test is over", || over.load(Relaxed));
     };
     let location = dir.path("data").display().to_string();
     std::thread::scope(|scope| {
@@ -121,7 +114,6 @@ fn jobs_are_listed_with_what_their_clients_get() {
             let read = &read;
             scope.spawn(move || read(dedupe));
         }
-        // A client is not registered for a moment between two epochs.
         wait_until("two jobs are read by three clients, whose samples are counted", || {
             let listed = jobs().json();
             let field = |name: &str| -> Vec<Value> {
@@ -151,10 +143,13 @@ fn a_client_whose_caller_pauses_stays() {
     let reader = Reader::open(Path::new(&fleet.url("data")), ReaderOptions::new(16), &workers()).unwrap();
     let mut batches = reader.batches().unwrap();
     batches.next().unwrap().unwrap();
-    // This is longer than the time after which the master drops a client that does not report.
-    std::thread::sleep(Duration::from_secs(12));
-    let status = fleet.status();
-    assert_eq!(status["clients"].as_array().unwrap().len(), 1, "{status}");
+    fleet.wait_for("the client reports", |status| status["clients"].as_array().unwrap().len() == 1);
+    // The master drops a client that has not reported for 10 seconds, so a client that is there later has reported.
+    fleet.wait_for("the client has reported during the whole pause", |status| {
+        let clients = status["clients"].as_array().unwrap();
+        assert_eq!(clients.len(), 1, "{status}");
+        clients[0]["seconds"].as_f64() > Some(12.0)
+    });
     drop(batches);
     fleet.wait_for("the client has ended", |status| status["clients"].as_array().unwrap().is_empty());
 }

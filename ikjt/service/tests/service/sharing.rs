@@ -95,6 +95,21 @@ fn jobs_share_batches_whatever_they_check() {
     fleet.wait_for("the batches that were there already", |status| sum(status, "block_hits") > 0);
 }
 
+/// Checks that clients that name a dataset differently have equal jobs.
+#[test]
+fn jobs_share_batches_wherever_their_dataset_is() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    compare(&fleet.url("data"), &dir.path("data"), &ReaderOptions::new(64), 0);
+    fs_err::os::unix::fs::symlink(dir.path("data"), dir.path("linked")).unwrap();
+    for location in ["logs/../data", "linked"] {
+        compare(&fleet.url(location), &dir.path("data"), &ReaderOptions::new(64), 0);
+    }
+    let status = fleet.wait_for("the batches of all clients", |status| sum(status, "batches_sent") >= 3 * 94);
+    let computed = sum(&status, "batches_computed");
+    assert!(computed < 2 * 94, "{computed} batches were computed");
+}
+
 /// Checks that cached data of a dataset is not used for a new dataset at the same location.
 #[test]
 fn a_dataset_that_is_built_anew_is_another_one() {
@@ -111,7 +126,7 @@ fn a_dataset_that_is_built_anew_is_another_one() {
     let late = Fleet::new(&dir, 1);
     let job = Job {
         dataset: dir.path("data").display().to_string(),
-        identity: before.snapshot().dataset.clone(),
+        identity: before.identity(),
         options: ReaderOptions { snapshot: Some(before.snapshot().snapshot), ..options },
         rank: Rank::default(),
     };

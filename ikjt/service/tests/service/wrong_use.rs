@@ -1,9 +1,13 @@
 //! Tests that errors are reported once, to the person who can resolve them.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use onefold_ikjt::service::protocol::FindSnapshot;
+use onefold_ikjt::service::protocol::{Define, FindSnapshot, Job, Lease, SAME_BYTES};
 use onefold_ikjt::service::{Failure, Network, Security};
+use onefold_ikjt::{Rank, ReaderOptions};
 use onefold_tests::{BUCKET, Dir, EXPIRY, Fault, S3Server, TestCommand, When};
 
 use crate::fleet::{Fleet, START};
@@ -34,7 +38,7 @@ fn wrong_requests_have_one_clear_error() {
     read("/nowhere/data", "").fails(&["`/nowhere/data` is not a dataset"]);
     read("clicks", "--at 7").fails(&["snapshot 7"]);
     read("clicks", "--features user_99").fails(&["no sparse feature `user_99`"]);
-    read("clicks", "--rank 0/1000").fails(&["1000 streams"]);
+    read("clicks", "--streams 1000").fails(&["1000 streams"]);
     dir.write("wrong.toml", "format_version = 1\n[[step]]\nop = \"log1p\"\ninputs = [\"label\"]\n");
     read("clicks", "--preprocess wrong.toml").fails(&["wrong.toml", "line 2"]);
     fleet.command("onefold-read digest grpc://127.0.0.1/clicks").fails(&["the host has no port"]);
@@ -94,6 +98,46 @@ fn denied_storage_and_missing_workers_are_told() {
     nobody.command(&read).fails(&["has no worker", " has waited for ", "onefold-serve status"]);
 }
 
+/// A process that is killed when this is dropped, also if the test fails.
+struct KilledAtEnd(Child);
+
+impl Drop for KilledAtEnd {
+    fn drop(&mut self) {
+        // The process may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Checks that a worker reports that its cache cannot be written, and that its clients read on.
+#[test]
+fn a_full_disk_of_the_cache_is_told_by_the_worker() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 0);
+    let options = format!("--threads 1 --memory-limit 4MiB --cache-dir {}", dir.path("cache").display());
+    let line = format!("onefold-serve worker --master {} {options}", fleet.address());
+    let mut worker = dir.command(&line).with_file_limit(1).spawn_with_stderr();
+    fleet.wait_for_workers(1);
+    let told = AtomicBool::new(false);
+    let stderr = worker.stderr.take().unwrap();
+    std::thread::scope(|scope| {
+        // The thread that reads stderr ends with the worker.
+        let _worker = KilledAtEnd(worker);
+        scope.spawn(|| {
+            let mut lines = BufReader::new(stderr).lines().map_while(Result::ok);
+            told.store(lines.any(|line| line.contains("`--cache-dir` cannot be written to")), Relaxed);
+        });
+        let started = Instant::now();
+        let mut seeds = 0..;
+        while !told.load(Relaxed) && started.elapsed() < START {
+            let seed = seeds.next().unwrap_or(0);
+            fleet.command(&format!("onefold-read digest {} --shuffle {seed}", fleet.url("data"))).works();
+            fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).works();
+        }
+    });
+    assert!(told.load(Relaxed), "the worker says nothing");
+}
+
 /// Checks that a worker reads only locations that its master names, for all clients.
 #[test]
 fn workers_read_only_named_datasets() {
@@ -114,6 +158,36 @@ fn workers_read_only_named_datasets() {
             Err(Failure::Final(error)) => assert!(error.to_string().contains("does not read"), "{error}"),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Checks that neither the master nor a worker gives batches to a client of another version, and that both say so.
+#[test]
+fn another_version_is_told() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    let worker = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
+    let network = Network::new(&Security::default(), false).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let same_bytes = SAME_BYTES + 1;
+    let lease = Lease { key: "key".to_owned(), affinity: None, avoid: Vec::new(), client: None, same_bytes };
+    match runtime.block_on(network.ask(&fleet.address(), &lease)) {
+        Err(Failure::Passing(fault)) => {
+            assert!(fault.to_string().contains("of another version of Onefold"), "{fault}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let job = Job {
+        dataset: dir.path("data").display().to_string(),
+        identity: "identity".to_owned(),
+        options: ReaderOptions::new(64),
+        rank: Rank::default(),
+    };
+    match runtime.block_on(network.ask(&worker, &Define { job, same_bytes })) {
+        Err(Failure::Final(error)) => {
+            assert!(error.to_string().contains("install the same version"), "{error}")
+        }
+        other => panic!("{other:?}"),
     }
 }
 
