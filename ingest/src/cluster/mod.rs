@@ -68,6 +68,6 @@ pub(crate) use self::origin::{
 pub(crate) use self::partitions::Partitions;
 pub(crate) use self::statistics::SampleStatistics;
 pub(crate) use self::totals::same_hash;
-pub(crate) use self::unfold::{Portions, RowGroups};
+pub(crate) use self::unfold::DecodedSamples;
 pub(crate) use self::write::WriteExec;
 pub(crate) use self::written_lists::{SentLists, WrittenLists};

@@ -35,6 +35,7 @@ use self::computing::Computing;
 use self::filling::Filling;
 use self::plan::{Plan, only, with_features};
 use self::sql::Sql;
+use crate::cluster::DecodedSamples;
 use crate::merge::OldDataset;
 use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::planned::PlannedTable;
@@ -282,7 +283,8 @@ impl Recomputing<'_> {
         let decided = pipeline.decide(reading, Some(snapshot)).await?;
         let (clustering, decided) = decided.ok_or_else(|| reading.no_samples())?;
         let mut computing = Computing::new(&reading.context, pipeline.config, plan)?;
-        clustering.decode("computing", decided.lists, self.reporter, &mut computing).await?;
+        let mut samples = DecodedSamples::new(|_| Ok(true), |_, samples| computing.add(samples));
+        clustering.decode("computing", decided.lists, self.reporter, &mut samples).await?;
         let (samples, rows) = computing.finish();
         spool.add(&reading.context, sql::COMPUTED, rows).await?;
         let is_used = |name: &String| {
