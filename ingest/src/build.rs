@@ -19,8 +19,9 @@ use serde::Serialize;
 pub use self::parts::{Part, commit_parts, write_part};
 
 use crate::cluster::{Clustering, LeftOut, WriteSpec, WrittenSamples};
-use crate::decide::{GroupSummary, OutputPlan, extended, has_features, keeps_features};
+use crate::decide::{OutputPlan, extended, keeps_features};
 use crate::engine;
+use crate::groups::GroupSummary;
 use crate::merge::MergeSummary;
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
 use crate::profile::staged;
@@ -242,12 +243,6 @@ impl Pipeline<'_> {
     /// come from the snapshot `old` if the dataset has the columns of the configuration.
     fn first_schema(&self, old: Option<&Snapshot>) -> Schema {
         let Self { config, options, .. } = *self;
-        if let Some(old) = old
-            && options.groups == Groups::Auto
-            && has_features(&old.schema, config)
-        {
-            return old.schema.clone();
-        }
         let known = |name: &String| old?.schema.kept.iter().find(|column| column.name == *name).cloned();
         let unknown = |name: &String| KeptColumn { name: name.clone(), kind: KeptKind::Integer };
         let kept = config.keep.iter().map(|name| known(name).unwrap_or_else(|| unknown(name)));

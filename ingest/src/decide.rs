@@ -17,10 +17,9 @@ use onefold_datasets::{
 };
 use onefold_sql::Query as _;
 use onefold_storage::Storage;
-use serde::Serialize;
 
 use crate::cluster::{ListColumn, SampleStatistics, list_names, same_hash};
-use crate::groups::{ObservedFeature, choose_groups};
+use crate::groups::{GroupSummary, ObservedFeature, choose_groups};
 use crate::ids::{IdForm, scalar_ids};
 use crate::reading::Reading;
 use crate::remote::cluster_of;
@@ -36,21 +35,6 @@ pub(crate) struct OutputPlan {
     pub(crate) vocabularies: BTreeMap<String, Vocabulary>,
     /// The groups that were chosen from the data, with reasons; empty if `[features]` defines the groups.
     pub(crate) groups: Vec<GroupSummary>,
-}
-
-/// A feature group that was chosen from the data.
-#[derive(Debug, Clone, Serialize)]
-pub struct GroupSummary {
-    /// The name of the group.
-    pub name: String,
-    /// Whether the group is deduplicated.
-    pub deduplicated: bool,
-    /// The features of the group.
-    pub features: Vec<String>,
-    /// The expected dedupe factor of the lists in batches of whole sessions.
-    pub dedupe_factor: f64,
-    /// The reason for the choice.
-    pub why: String,
 }
 
 impl OutputPlan {
@@ -89,7 +73,6 @@ pub(crate) async fn decide(
     }
     let (schema, groups) = match (old, &statistics.changes) {
         (_, None) => (config.schema.clone(), Vec::new()),
-        (Some((_, old)), Some(_)) if has_features(&old.schema, config) => (old.schema.clone(), Vec::new()),
         (Some((_, old)), Some(_)) if keeps_features(&old.schema, config) => {
             extended_groups(&old.schema, chosen_groups(config, statistics))
         }
@@ -295,18 +278,13 @@ fn chosen_groups(config: &Config, statistics: &SampleStatistics) -> (Schema, Vec
         })
         .collect();
     let chosen = choose_groups(&observed, changes);
-    let groups = chosen.iter().map(|group| FeatureGroup {
-        name: group.name.clone(),
-        deduplicated: group.deduplicated,
-        features: group.features.iter().map(|i| observed[*i].feature.clone()).collect(),
+    let groups = chosen.iter().map(|group| {
+        let features = observed.iter().map(|observed| &observed.feature);
+        FeatureGroup {
+            name: group.name.clone(),
+            deduplicated: group.deduplicated,
+            features: features.filter(|feature| group.features.contains(&feature.name)).cloned().collect(),
+        }
     });
-    let schema = Schema { groups: groups.collect(), ..config.schema.clone() };
-    let summaries = chosen.into_iter().map(|group| GroupSummary {
-        name: group.name,
-        deduplicated: group.deduplicated,
-        features: group.features.iter().map(|i| observed[*i].feature.name.clone()).collect(),
-        dedupe_factor: group.dedupe_factor,
-        why: group.why,
-    });
-    (schema, summaries.collect())
+    (Schema { groups: groups.collect(), ..config.schema.clone() }, chosen)
 }

@@ -62,9 +62,9 @@ pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,
     TimeConfig,
 };
-pub use decide::GroupSummary;
 pub use engine::EngineOptions;
 pub use error::{Error, Result};
+pub use groups::GroupSummary;
 pub use init::{InitSource, InitSummary, init};
 pub use merge::MergeSummary;
 pub use pipeline::{BuildOptions, Groups};
