@@ -466,15 +466,26 @@ fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
             "rename the column",
         ));
     }
+    if let Some(name) = config.time.columns().find(|name| !known.contains(name)) {
+        return Err(missing_column(config, &config.time.place, name, &known));
+    }
+    check_columns(config, &known)
+}
+
+/// Checks that the samples have each column that the configuration names, besides the time. `known` are their columns.
+///
+/// # Errors
+///
+/// [`Error::Fault`] that names the section and, for a wrong name, suggests the most similar correct one.
+pub(crate) fn check_columns(config: &Config, known: &[&str]) -> Result<()> {
     let features = logged_features(config).map(|name| ("`[features]`", name));
     let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));
     let order = config.order.iter().map(|name| ("`[session].order`", name.as_str()));
     let partition = config.partition_columns.iter().map(|name| ("`[partition].columns`", name.as_str()));
-    let time = config.time.columns().map(|name| (config.time.place.as_str(), name));
     let kept = config.keep.iter().map(|name| ("`keep`", name.as_str()));
-    for (place, name) in features.chain(time).chain(session).chain(order).chain(partition).chain(kept) {
+    for (place, name) in features.chain(session).chain(order).chain(partition).chain(kept) {
         if !known.contains(&name) {
-            return Err(missing_column(config, place, name, &known));
+            return Err(missing_column(config, place, name, known));
         }
     }
     Ok(())

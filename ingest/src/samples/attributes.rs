@@ -49,13 +49,13 @@ impl StepSql<'_> {
         ))
     }
 
-    /// Returns the numbers of rows of the attributes with a null key or time, with a time too early, with a time
-    /// too late, and with a time at a clock change.
+    /// Returns the numbers of rows of the attributes with a null key or time, with a time at a clock change, with a
+    /// time too early, and with a time too late.
     pub(super) fn attribute_counts(&self, attributes: &AttributesConfig) -> Result<String> {
         let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let rows = self.attribute_rows(attributes)?;
-        let [nulls, past, future, changes] = [NoKey, Past, Future, ClockChange].map(count);
-        Ok(format!("SELECT {nulls}, {past}, {future}, {changes} FROM ({rows})"))
+        let counts = [NoKey, ClockChange, Past, Future].map(count);
+        Ok(format!("SELECT {} FROM ({rows})", counts.join(", ")))
     }
 
     /// Returns the first row of the attributes with a state, for a message.

@@ -7,7 +7,7 @@ use onefold_datasets::SparseFeature;
 use super::check::StepColumns;
 use super::tables::RowState::{self, ClockChange, Future, LeftOut, NoKey, Past, Ragged, Usable};
 use super::tables::{
-    BASE, CANDIDATES, Dropped, LABELS, REPEATED, ROWS, attributes_in_time_table, attributes_table,
+    BASE, CANDIDATES, Dropped, LABELS, LogRows, REPEATED, ROWS, attributes_in_time_table, attributes_table,
 };
 use crate::config::{
     JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
@@ -308,20 +308,15 @@ impl<'a> StepSql<'a> {
     }
 
     /// Returns the first row with a state in the table of a [`log`](Self::log), for a message.
-    pub(super) fn example_log_row(
-        &self,
-        table: &str,
-        on: &[(String, String)],
-        time: &TimeConfig,
-        state: RowState,
-    ) -> String {
-        let keys = on.iter().enumerate().filter(|(_, (_, theirs))| *theirs != time.column);
+    pub(super) fn example_log_row(&self, log: &LogRows<'_>, state: RowState) -> String {
+        let keys = log.on.iter().enumerate().filter(|(_, (_, theirs))| *theirs != log.time.column);
         let keys = keys.map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)));
         format!(
-            "SELECT {}, {} AS {} FROM {table} WHERE __onefold_state = {state} ORDER BY 1, __onefold_time LIMIT 1",
+            "SELECT {}, {} AS {} FROM {} WHERE __onefold_state = {state} ORDER BY 1, __onefold_time LIMIT 1",
             keys.collect::<Vec<_>>().join(", "),
             timestamp("__onefold_time"),
-            quote(&time.column),
+            quote(&log.time.column),
+            log.table,
         )
     }
 
