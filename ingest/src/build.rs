@@ -344,8 +344,9 @@ impl Pipeline<'_> {
         Ok(Output { written, samples, partitions, left_out, statistics, cut_sessions })
     }
 
-    /// Returns warnings about suspicious values in the samples.
-    fn warnings(&self, statistics: &BuildStatistics, cut_sessions: u64) -> Vec<String> {
+    /// Returns warnings about suspicious values in the samples, and about ids that may be counted in too few of the
+    /// dataset's `samples`.
+    fn warnings(&self, statistics: &BuildStatistics, cut_sessions: u64, samples: u64) -> Vec<String> {
         let mut warnings =
             statistics::warnings(self.config, statistics, self.options.commit == Commit::Merge);
         if cut_sessions > 0 {
@@ -354,6 +355,16 @@ impl Pipeline<'_> {
                 "the partition columns `{columns}` cut {} into one session per value, because a session lies in one partition; \
                  give the samples of a session one value in the query, or partition by other columns",
                 count_of(cut_sessions, "session")
+            ));
+        }
+        let mut limited = self.config.vocabularies.iter().filter(|(_, vocabulary)| vocabulary.min_count > 1);
+        if let Some((name, _)) = limited.next().filter(|_| statistics.samples < samples) {
+            warnings.push(format!(
+                "vocabulary `{name}`: `min_count` counts ids in the {} that were read, not in the {} of the dataset, so ids \
+                 that are rare in each append stay 0; let the sources name the earlier logs, too, and choose the partitions \
+                 to write by a filter",
+                count_of(statistics.samples, "sample"),
+                count_of(samples, "sample")
             ));
         }
         warnings
@@ -391,7 +402,7 @@ impl Pipeline<'_> {
             groups: decided.groups.clone(),
             vocabularies: snapshot.vocabularies.iter().map(entries).collect(),
             cut_sessions,
-            warnings: self.warnings(&observed, cut_sessions),
+            warnings: self.warnings(&observed, cut_sessions, statistics.samples),
             statistics: observed,
             sorted_joins: engine::sorted_joins(&reading.context),
             wall_seconds: 0.0,
