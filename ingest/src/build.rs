@@ -18,11 +18,11 @@ use serde::Serialize;
 
 pub use self::parts::{Part, commit_parts, write_part};
 
-use crate::cluster::{Clustering, LeftOut, WriteSpec, WrittenSamples};
+use crate::cluster::{Clustering, WriteSpec, WrittenSamples};
 use crate::decide::{OutputPlan, extended, keeps_features};
 use crate::engine;
 use crate::groups::GroupSummary;
-use crate::merge::MergeSummary;
+use crate::merge::{Merge, MergeSummary};
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
 use crate::profile::staged;
 use crate::reading::Reading;
@@ -220,10 +220,8 @@ impl Pipeline<'_> {
             Some(merge) => Self::merged_rows(&reading, &merge.summary(), written.left_out.samples),
             None => reading.row_counts(written.samples, written.left_out.samples)?,
         };
-        let output = self.commit(&reading, writer, written).await?;
-        let merged = merge.map(|merge| merge.summary());
-        let merged = merged.or_else(|| self.merged_into_nothing(output.samples));
-        Ok(BuildSummary { merged, rows, ..self.summary(output, &decided, reading) })
+        let merged = merge.as_ref().map(Merge::summary);
+        self.commit((reading, decided), writer, written, (rows, merged)).await
     }
 
     /// Returns the partitions of the dataset in which sessions began that continue in the partitions which an append
@@ -323,13 +321,15 @@ impl Pipeline<'_> {
         Ok(written)
     }
 
-    /// Commits the ranges that were added to `writer`. They contain the samples `written`.
+    /// Commits the ranges that were added to `writer`. They contain the samples `written`. Returns the summary, without
+    /// the duration.
     async fn commit(
         &self,
-        reading: &Reading<'_>,
+        (reading, decided): (Reading<'_>, OutputPlan),
         writer: DatasetWriter,
         WrittenSamples { statistics, left_out, .. }: WrittenSamples,
-    ) -> Result<Output> {
+        (rows, merged): (RowCounts, Option<MergeSummary>),
+    ) -> Result<BuildSummary> {
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         let (samples, partitions) = writer.added();
         if samples == 0 && !is_merge {
@@ -339,9 +339,43 @@ impl Pipeline<'_> {
         // This is the last step before the commit that can fail.
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
-        let statistics = BuildStatistics::new(self.config, &statistics, &is_integer);
-        let written = writer.finish()?;
-        Ok(Output { written, samples, partitions, left_out, statistics, cut_sessions })
+        let observed = BuildStatistics::new(self.config, &statistics, &is_integer);
+        let Written { snapshot, changed, .. } = writer.finish()?;
+        let statistics = snapshot.statistics;
+        let vocabularies = snapshot.vocabularies.into_iter().map(|(name, file)| (name, file.entries));
+        Ok(BuildSummary {
+            samples: statistics.samples,
+            sessions: statistics.sessions,
+            samples_per_session: statistics.samples as f64 / statistics.sessions.max(1) as f64,
+            partitions: statistics.partitions,
+            snapshot: snapshot.snapshot,
+            changed,
+            buckets: snapshot.buckets,
+            merged: merged.or_else(|| self.merged_into_nothing(samples)),
+            partitions_written: partitions,
+            samples_written: samples,
+            samples_of_other_partitions: left_out.samples,
+            samples_of_earlier_sessions: left_out.tails,
+            files: statistics.files,
+            bytes_on_disk: statistics.bytes_on_disk,
+            layout: snapshot.layout,
+            order: snapshot.order,
+            share: reading.share,
+            source_rows: sources::total_rows(&reading.sources),
+            source_bytes: sources::total_bytes(&reading.sources),
+            rows,
+            ragged_rows_skipped: sources::ragged_rows_skipped(&reading.sources),
+            groups: decided.groups,
+            vocabularies: vocabularies.collect(),
+            cut_sessions,
+            warnings: self.warnings(&observed, cut_sessions, statistics.samples),
+            statistics: observed,
+            sorted_joins: engine::sorted_joins(&reading.context),
+            skipped: reading.planned.skipped,
+            wall_seconds: 0.0,
+            samples_per_second: 0.0,
+            peak_rss_bytes: None,
+        })
     }
 
     /// Returns warnings about suspicious values in the samples, and about ids that may be counted in too few of the
@@ -369,56 +403,4 @@ impl Pipeline<'_> {
         }
         warnings
     }
-
-    fn summary(&self, output: Output, decided: &OutputPlan, reading: Reading<'_>) -> BuildSummary {
-        let Output { written, samples, partitions, left_out, statistics: observed, cut_sessions } = output;
-        let snapshot = &written.snapshot;
-        let statistics = &snapshot.statistics;
-        let entries =
-            |(name, file): (&String, &onefold_datasets::VocabularyFile)| (name.clone(), file.entries);
-        BuildSummary {
-            samples: statistics.samples,
-            sessions: statistics.sessions,
-            samples_per_session: statistics.samples as f64 / statistics.sessions.max(1) as f64,
-            partitions: statistics.partitions,
-            snapshot: snapshot.snapshot,
-            changed: written.changed,
-            buckets: snapshot.buckets,
-            merged: None,
-            partitions_written: partitions,
-            samples_written: samples,
-            samples_of_other_partitions: left_out.samples,
-            samples_of_earlier_sessions: left_out.tails,
-            files: statistics.files,
-            bytes_on_disk: statistics.bytes_on_disk,
-            layout: snapshot.layout,
-            order: snapshot.order,
-            share: reading.share,
-            source_rows: sources::total_rows(&reading.sources),
-            source_bytes: sources::total_bytes(&reading.sources),
-            rows: RowCounts::default(),
-            skipped: reading.planned.skipped,
-            ragged_rows_skipped: sources::ragged_rows_skipped(&reading.sources),
-            groups: decided.groups.clone(),
-            vocabularies: snapshot.vocabularies.iter().map(entries).collect(),
-            cut_sessions,
-            warnings: self.warnings(&observed, cut_sessions, statistics.samples),
-            statistics: observed,
-            sorted_joins: engine::sorted_joins(&reading.context),
-            wall_seconds: 0.0,
-            samples_per_second: 0.0,
-            peak_rss_bytes: None,
-        }
-    }
-}
-
-/// The result of a commit, and the observations made during the build.
-struct Output {
-    written: Written,
-    /// The number of samples that were written, and the number of their partitions.
-    samples: u64,
-    partitions: usize,
-    left_out: LeftOut,
-    statistics: BuildStatistics,
-    cut_sessions: u64,
 }
