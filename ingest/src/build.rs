@@ -168,11 +168,8 @@ pub async fn build(
 impl Pipeline<'_> {
     async fn build(&self) -> Result<BuildSummary> {
         let Self { config, out, options, .. } = *self;
-        // A merge folds late samples with its own code, and stops at the first problem.
-        let found = match options.commit {
-            Commit::Merge => self.find_strictly().await?,
-            _ => self.find().await?,
-        };
+        let target = if options.commit == Commit::Merge { Target::Merge } else { Target::Partitions };
+        let found = self.find(target).await?;
         // Check before any work whether a dataset may exist at `out`.
         let mut old = self.old_snapshot()?;
         if let Some(old) = &old {

@@ -72,7 +72,8 @@ pub async fn compare(
 impl Pipeline<'_> {
     async fn compare(&self, snapshot: &Snapshot) -> Result<Comparison> {
         let Self { out, options, reporter, .. } = *self;
-        let reading = self.plan(self.find_strictly().await?, Target::Compare, Some(snapshot)).await?;
+        let found = self.find(Target::Compare).await?;
+        let reading = self.plan(found, Target::Compare, Some(snapshot)).await?;
         let choice = options.partitions.choice(&snapshot.partition_columns)?;
         let decided = self.decide(&reading, Some(snapshot)).await?;
         let (clustering, decided) = decided.ok_or_else(|| reading.no_samples())?;

@@ -133,7 +133,7 @@ impl Pipeline<'_> {
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
         let target = Target::Part { range, ranges };
-        let found = self.find().await?;
+        let found = self.find(target).await?;
         sources::check_segments(config, &found.0, place).await?;
         let reading = self.plan(found, target, old.as_ref()).await?;
         let partition_columns = reading.partition_columns();

@@ -231,7 +231,8 @@ impl Recomputing<'_> {
         let config = only(self.config, &plan.columns, self.task);
         let build = BuildOptions::new(options.engine.clone(), Commit::Append);
         let pipeline = Pipeline { config: &config, out, options: &build, reporter };
-        let reading = pipeline.plan(pipeline.find_strictly().await?, Target::Compare, Some(snapshot)).await?;
+        let found = pipeline.find(Target::Compare).await?;
+        let reading = pipeline.plan(found, Target::Compare, Some(snapshot)).await?;
         let mut spool = Spool::default();
         let sql = Sql { task: self.task, config: &config, columns: &plan.columns };
         let (computed, vocabularies) =
