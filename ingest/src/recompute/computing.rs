@@ -14,6 +14,7 @@ use onefold_datasets::{SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 use super::plan::Plan;
 use super::sql::{COMPUTED, HIGH, LOW_BITS, computed_column};
 use crate::error::{arrow_bug, bug};
+use crate::remote::ROW_GROUP_BYTES;
 use crate::sessionize::{EVENT_TIME, KEY, TIME};
 use crate::spool::SpooledRows;
 use crate::{Config, Result};
@@ -56,7 +57,7 @@ impl Computing {
             columns.push(kept.clone());
         }
         let schema = Arc::new(ArrowSchema::new(fields));
-        let rows = SpooledRows::new(context, COMPUTED, Arc::clone(&schema))?;
+        let rows = SpooledRows::new(context, COMPUTED, Arc::clone(&schema), ROW_GROUP_BYTES)?;
         let (first, last) = plan.times();
         Ok(Self { columns, times: first..=last, schema, rows, samples: 0 })
     }
