@@ -183,25 +183,17 @@ async fn vocabulary(
         None => None,
     };
     let Some(texts) = reading.ids.texts(name) else {
-        return Ok(match known {
-            None => Vocabulary::from_counts(counter.counts(), min_count),
-            Some(mut known) => {
-                let new: Vec<_> = counter.counts().filter(|(id, _)| known.id(*id) == 0).collect();
-                known.extend(new, min_count);
-                known
-            }
-        });
+        let mut vocabulary = known.unwrap_or_else(|| Vocabulary::from_counts([], min_count));
+        let new: Vec<_> = counter.counts().filter(|(id, _)| vocabulary.id(*id) == 0).collect();
+        vocabulary.extend(new, min_count);
+        return Ok(vocabulary);
     };
     let texts = texts.lock();
     let counts = counter.counts().filter_map(|(number, count)| Some((texts.text(number)?, count)));
-    Ok(match known {
-        None => Vocabulary::from_text_counts(counts, min_count),
-        Some(mut known) => {
-            let new: Vec<_> = counts.filter(|(text, _)| known.id_of_text(text) == 0).collect();
-            known.extend_texts(new, min_count);
-            known
-        }
-    })
+    let mut vocabulary = known.unwrap_or_else(|| Vocabulary::from_text_counts([], min_count));
+    let new: Vec<_> = counts.filter(|(text, _)| vocabulary.id_of_text(text) == 0).collect();
+    vocabulary.extend_texts(new, min_count);
+    Ok(vocabulary)
 }
 
 /// Returns the timeline columns that use the vocabulary `name`, as the number of the timeline and the position of the

@@ -42,7 +42,7 @@ use onefold_datasets::hash_id;
 
 use crate::config::TimelineConfig;
 use crate::ids::functions::timeline_function_name;
-use crate::sql::{enclosed, equal, numbered, quote, table as source_table};
+use crate::sql::{enclosed, have_keys, numbered, our_keys, quote, same_keys, table as source_table};
 
 /// The number of a row within its timeline: BIGINT.
 pub const POSITION: &str = "__onefold_position";
@@ -170,19 +170,14 @@ pub(crate) fn texts_sql(timeline: usize, config: &TimelineConfig, column: usize)
 /// Rows and samples are sorted together by key and by `__onefold_seen`. For a row, this is its time plus the delay; for
 /// a sample, it is the microsecond before its time. The rows up to a sample are the rows that it sees.
 pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &str) -> String {
-    let keys = numbered("__onefold_k", config.on.len());
-    let ours: Vec<String> =
-        config.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
-    let present: Vec<String> =
-        config.on.iter().map(|(ours, _)| format!("{} IS NOT NULL", quote(ours))).collect();
-    let keys = keys.join(", ");
+    let keys = numbered("__onefold_k", config.on.len()).join(", ");
     let within = |time: &str| format!("greatest(least({time}, {LATEST}), -{LATEST})");
     let probes = format!(
         "SELECT DISTINCT {}, __onefold_time AS __onefold_at, {} - 1 AS __onefold_seen, \
          CAST(NULL AS BIGINT) AS {POSITION} FROM ({samples}) WHERE {}",
-        ours.join(", "),
+        our_keys(&config.on),
         within("__onefold_time"),
-        present.join(" AND ")
+        have_keys(&config.on)
     );
     let rows = format!(
         "SELECT {keys}, CAST(NULL AS BIGINT) AS __onefold_at, {} + {} AS __onefold_seen, {POSITION} FROM {}",
@@ -217,8 +212,7 @@ pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &
 
 /// Returns the query of `samples` (with `__onefold_time`) with their [`start_column`] and [`end_column`].
 pub(crate) fn placed_sql(timeline: usize, config: &TimelineConfig, samples: &str) -> String {
-    let keys = config.on.iter().enumerate();
-    let on = equal(keys.map(|(i, (ours, _))| (format!("n.__onefold_k{i}"), format!("s.{}", quote(ours)))));
+    let on = same_keys(&config.on);
     let place = |column: &str| format!("COALESCE(n.{column}, 0) AS {column}");
     format!(
         "SELECT s.*, {}, {} FROM {} n RIGHT JOIN ({samples}) s ON {on} AND n.__onefold_at = s.__onefold_time",
