@@ -12,7 +12,7 @@ use datafusion::error::DataFusionError;
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::{
-    FeatureGroup, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, TextIds, Vocabulary,
+    FeatureGroup, IdMap, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, TextIds, Vocabulary,
     VocabularyCounter, VocabularyFile,
 };
 use onefold_sql::Query as _;
@@ -40,10 +40,9 @@ pub(crate) struct OutputPlan {
 impl OutputPlan {
     /// Returns the plan of a configuration that defines its groups and has no vocabularies.
     pub(crate) fn as_configured(config: &Config, kept: &[KeptColumn]) -> Self {
-        let list = |name: &str| ListColumn { name: name.to_owned(), vocabulary: None };
         Self {
             schema: Schema { kept: kept.to_vec(), ..config.schema.clone() },
-            lists: list_names(config).map(list).collect(),
+            lists: list_columns(config, &BTreeMap::new()),
             vocabularies: BTreeMap::new(),
             groups: Vec::new(),
         }
@@ -68,7 +67,7 @@ pub(crate) async fn decide(
     let mut id_maps = BTreeMap::new();
     for (name, counter) in config.vocabularies.keys().zip(mem::take(&mut statistics.counters)) {
         let vocabulary = vocabulary(config, reading, name, counter, old).await?;
-        id_maps.insert(name, vocabulary.id_map(reading.ids.texts(name)));
+        id_maps.insert(name.clone(), vocabulary.id_map(reading.ids.texts(name)));
         vocabularies.insert(name.clone(), vocabulary);
     }
     let (schema, groups) = match (old, &statistics.changes) {
@@ -79,13 +78,17 @@ pub(crate) async fn decide(
         _ => chosen_groups(config, statistics),
     };
     let schema = Schema { kept: reading.kept.clone(), ..schema };
-    let feature = |name: &str| config.schema.sparse_features().find(|feature| feature.name == name);
-    let lists = list_names(config).map(|name| {
-        let vocabulary = feature(name).and_then(|feature| feature.vocabulary.as_ref());
-        let vocabulary = vocabulary.and_then(|name| id_maps.get(name)).map(Arc::clone);
-        ListColumn { name: name.to_owned(), vocabulary }
-    });
-    Ok(OutputPlan { schema, lists: lists.collect(), vocabularies, groups })
+    Ok(OutputPlan { schema, lists: list_columns(config, &id_maps), vocabularies, groups })
+}
+
+/// Returns the list columns of decoded samples, in order, with the id maps of their vocabularies.
+pub(crate) fn list_columns(config: &Config, id_maps: &BTreeMap<String, Arc<IdMap>>) -> Vec<ListColumn> {
+    let list = |name: &str| {
+        let feature = config.schema.sparse_features().find(|feature| feature.name == name);
+        let vocabulary = feature.and_then(|feature| id_maps.get(feature.vocabulary.as_ref()?));
+        ListColumn { name: name.to_owned(), vocabulary: vocabulary.map(Arc::clone) }
+    };
+    list_names(config).map(list).collect()
 }
 
 /// Returns whether a schema has the columns of the configuration. Groups and the types of kept columns may differ.

@@ -5,6 +5,21 @@ use std::collections::BTreeSet;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::TableReference;
 
+/// Implements the name and the signature of an SQL function whose only field is its signature.
+macro_rules! function_methods {
+    ($name:expr) => {
+        fn name(&self) -> &str {
+            $name
+        }
+
+        fn signature(&self) -> &datafusion::logical_expr::Signature {
+            &self.0
+        }
+    };
+}
+
+pub(crate) use function_methods;
+
 /// Quotes a name for SQL, as `"name"`.
 pub(crate) fn quote(column: &str) -> String {
     format!("\"{}\"", column.replace('"', "\"\""))

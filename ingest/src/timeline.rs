@@ -42,7 +42,9 @@ use onefold_datasets::hash_id;
 
 use crate::config::TimelineConfig;
 use crate::ids::functions::timeline_function_name;
-use crate::sql::{enclosed, have_keys, numbered, our_keys, quote, same_keys, table as source_table};
+use crate::sql::{
+    enclosed, function_methods, have_keys, numbered, our_keys, quote, same_keys, table as source_table,
+};
 
 /// The number of a row within its timeline: BIGINT.
 pub const POSITION: &str = "__onefold_position";
@@ -101,13 +103,7 @@ pub(crate) fn class_function() -> ScalarUDF {
 struct ClassOf(Signature);
 
 impl ScalarUDFImpl for ClassOf {
-    fn name(&self) -> &str {
-        CLASS_FUNCTION
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.0
-    }
+    function_methods!(CLASS_FUNCTION);
 
     fn return_type(&self, _: &[DataType]) -> Result<DataType> {
         Ok(DataType::Int64)
