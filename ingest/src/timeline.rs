@@ -47,9 +47,9 @@ use crate::sql::{
 };
 
 /// The number of a row within its timeline: BIGINT.
-pub const POSITION: &str = "__onefold_position";
+pub(crate) const POSITION: &str = "__onefold_position";
 /// The number of the first sample of a slice among the samples of its bucket: BIGINT.
-pub const FIRST: &str = "__onefold_first";
+pub(crate) const FIRST: &str = "__onefold_first";
 /// The prefix of the `order` columns in the tables of a timeline; their number follows.
 pub(crate) const ORDER: &str = "__onefold_o";
 /// The prefix of the value columns in the tables of a timeline; their number follows.
@@ -67,13 +67,13 @@ const LATEST: i64 = 1 << 62;
 
 /// Returns the samples' column with the position of the first row of their lists in timeline `timeline`: BIGINT, not
 /// null.
-pub fn start_column(timeline: usize) -> String {
+pub(crate) fn start_column(timeline: usize) -> String {
     format!("__onefold_t{timeline}_start")
 }
 
 /// Returns the samples' column with the position after the last row of their lists in timeline `timeline`: BIGINT, not
 /// null.
-pub fn end_column(timeline: usize) -> String {
+pub(crate) fn end_column(timeline: usize) -> String {
     format!("__onefold_t{timeline}_end")
 }
 
@@ -232,7 +232,7 @@ const MOST_BLOCK_ROWS: usize = 256;
 /// The result has the columns `place`, [`FIRST`] (the number of the slice's first sample), `low` (inclusive) and `high`
 /// (exclusive): a range of positions that the slice needs. The ranges of a slice are the islands of its overlapping
 /// windows, so they neither overlap nor touch. Slices that need no rows are left out.
-pub fn ranges_sql(
+pub(crate) fn ranges_sql(
     timeline: usize,
     samples: &str,
     (place, order): (&[String], &[String]),
@@ -277,7 +277,7 @@ pub fn ranges_sql(
 /// nulls), each under its feature's name in the order of `[timelines.columns]`. It has no order.
 ///
 /// The rows of a range are found by blocks of positions, so that no range is compared with all rows.
-pub fn slices_sql(timeline: usize, config: &TimelineConfig, ranges: &str, place: &[String]) -> String {
+pub(crate) fn slices_sql(timeline: usize, config: &TimelineConfig, ranges: &str, place: &[String]) -> String {
     let block = config.length.clamp(16, MOST_BLOCK_ROWS);
     let blocks =
         format!("SELECT *, unnest(range(low / {block}, (high - 1) / {block} + 1)) AS block FROM {ranges}");

@@ -52,24 +52,25 @@ use crate::{Config, Error, Result, timeline};
 
 /// The samples of a configuration, planned but not yet read.
 #[derive(Debug)]
-pub struct Samples {
+pub(crate) struct Samples {
     /// One row per sample, with all columns that features, session, order and partitions need.
-    pub wide: DataFrame,
+    pub(crate) wide: DataFrame,
     /// The same samples, with only the columns that session, order, partitions and timelines need.
-    pub narrow: DataFrame,
+    pub(crate) narrow: DataFrame,
     /// The numbers of rows that were left out or filled up.
-    pub skipped: SkipCounts,
+    pub(crate) skipped: SkipCounts,
     /// The number of samples. It is unknown for a query without declared steps.
-    pub expected: Option<u64>,
+    pub(crate) expected: Option<u64>,
     /// The numbers of rows that the declared steps read and left out. Unknown for a query without declared steps.
     pub(crate) rows: Option<RowCounts>,
     /// The range of allowed times of samples; `None` if the steps have checked it.
-    pub time_limits: Option<TimeLimits>,
+    pub(crate) time_limits: Option<TimeLimits>,
     /// The files of the tables that the plans read.
     _spool: Spool,
 }
 
-/// Plans the samples of `config` over its sources, which are tables of `context`.
+/// Plans the samples of `config` over its sources, which are tables of `context`. If `problems` are collected, rows
+/// that the configuration does not allow are reported there and left out.
 ///
 /// Keep the result until its plans have run, because they read temporary files that it owns.
 ///
@@ -77,21 +78,7 @@ pub struct Samples {
 ///
 /// [`Error::Fault`] for names and types that do not fit, before anything is read, for rows that the configuration
 /// does not allow, and if the keys of a join do not fit into memory.
-pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
-    plan_with(context, config, &Problems::default()).await
-}
-
-/// Plans the samples like [`plan`]. If `problems` are collected, rows that the configuration does not allow are
-/// reported there and left out.
-///
-/// # Errors
-///
-/// The errors of [`plan`].
-pub(crate) async fn plan_with(
-    context: &SessionContext,
-    config: &Config,
-    problems: &Problems,
-) -> Result<Samples> {
+pub(crate) async fn plan(context: &SessionContext, config: &Config, problems: &Problems) -> Result<Samples> {
     context.register_udf(times::function());
     context.register_udf(times::change_function());
     context.register_udf(timeline::class_function());
