@@ -185,8 +185,8 @@ impl Users {
         Ok(Some((vocabulary, ids)))
     }
 
-    /// Returns the feature of a snapshot that is the users' [column](Self::column), and the users by their
-    /// ids.
+    /// Returns the feature of a snapshot that is the users' [column](Self::column), its vocabulary if it has
+    /// one, and the users by their ids.
     ///
     /// # Errors
     ///
@@ -195,16 +195,18 @@ impl Users {
         &self,
         storage: &Storage,
         snapshot: &'s Snapshot,
-    ) -> Result<Option<(&'s SparseFeature, HashMap<i64, usize>)>> {
+    ) -> Result<Option<(&'s SparseFeature, Option<Vocabulary>, HashMap<i64, usize>)>> {
         let mut features = snapshot.schema.sparse_features();
         let Some(feature) = features.find(|feature| self.column() == Some(feature.name.as_str())) else {
             return Ok(None);
         };
-        let ids = match &feature.vocabulary {
-            None => self.ids(feature, None),
-            Some(name) => self.known_by(storage, snapshot, name)?.map(|(_, ids)| ids),
-        };
-        Ok(ids.map(|ids| (feature, ids)))
+        Ok(match &feature.vocabulary {
+            None => self.ids(feature, None).map(|ids| (feature, None, ids)),
+            Some(name) => {
+                let known = self.known_by(storage, snapshot, name)?;
+                known.map(|(vocabulary, ids)| (feature, Some(vocabulary), ids))
+            }
+        })
     }
 
     /// Returns the row groups of a manifest whose statistics have an id of a user as the smallest or

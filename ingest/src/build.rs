@@ -18,10 +18,11 @@ use serde::Serialize;
 
 pub use self::parts::{Part, commit_parts, write_part};
 
-use crate::cluster::{Clustering, LeftOut, WriteSpec, WrittenSamples};
-use crate::decide::{GroupSummary, OutputPlan, extended, has_features, keeps_features};
+use crate::cluster::{Clustering, WriteSpec, WrittenSamples};
+use crate::decide::{OutputPlan, extended, keeps_features};
 use crate::engine;
-use crate::merge::MergeSummary;
+use crate::groups::GroupSummary;
+use crate::merge::{Merge, MergeSummary};
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
 use crate::profile::staged;
 use crate::reading::Reading;
@@ -167,11 +168,8 @@ pub async fn build(
 impl Pipeline<'_> {
     async fn build(&self) -> Result<BuildSummary> {
         let Self { config, out, options, .. } = *self;
-        // A merge folds late samples with its own code, and stops at the first problem.
-        let found = match options.commit {
-            Commit::Merge => self.find_strictly().await?,
-            _ => self.find().await?,
-        };
+        let target = if options.commit == Commit::Merge { Target::Merge } else { Target::Partitions };
+        let found = self.find(target).await?;
         // Check before any work whether a dataset may exist at `out`.
         let mut old = self.old_snapshot()?;
         if let Some(old) = &old {
@@ -219,10 +217,8 @@ impl Pipeline<'_> {
             Some(merge) => Self::merged_rows(&reading, &merge.summary(), written.left_out.samples),
             None => reading.row_counts(written.samples, written.left_out.samples)?,
         };
-        let output = self.commit(&reading, writer, written).await?;
-        let merged = merge.map(|merge| merge.summary());
-        let merged = merged.or_else(|| self.merged_into_nothing(output.samples));
-        Ok(BuildSummary { merged, rows, ..self.summary(output, &decided, reading) })
+        let merged = merge.as_ref().map(Merge::summary);
+        self.commit((reading, decided), writer, written, (rows, merged)).await
     }
 
     /// Returns the partitions of the dataset in which sessions began that continue in the partitions which an append
@@ -242,12 +238,6 @@ impl Pipeline<'_> {
     /// come from the snapshot `old` if the dataset has the columns of the configuration.
     fn first_schema(&self, old: Option<&Snapshot>) -> Schema {
         let Self { config, options, .. } = *self;
-        if let Some(old) = old
-            && options.groups == Groups::Auto
-            && has_features(&old.schema, config)
-        {
-            return old.schema.clone();
-        }
         let known = |name: &String| old?.schema.kept.iter().find(|column| column.name == *name).cloned();
         let unknown = |name: &String| KeptColumn { name: name.clone(), kind: KeptKind::Integer };
         let kept = config.keep.iter().map(|name| known(name).unwrap_or_else(|| unknown(name)));
@@ -328,13 +318,15 @@ impl Pipeline<'_> {
         Ok(written)
     }
 
-    /// Commits the ranges that were added to `writer`. They contain the samples `written`.
+    /// Commits the ranges that were added to `writer`. They contain the samples `written`. Returns the summary, without
+    /// the duration.
     async fn commit(
         &self,
-        reading: &Reading<'_>,
+        (reading, decided): (Reading<'_>, OutputPlan),
         writer: DatasetWriter,
         WrittenSamples { statistics, left_out, .. }: WrittenSamples,
-    ) -> Result<Output> {
+        (rows, merged): (RowCounts, Option<MergeSummary>),
+    ) -> Result<BuildSummary> {
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         let (samples, partitions) = writer.added();
         if samples == 0 && !is_merge {
@@ -344,41 +336,19 @@ impl Pipeline<'_> {
         // This is the last step before the commit that can fail.
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
-        let statistics = BuildStatistics::new(self.config, &statistics, &is_integer);
-        let written = writer.finish()?;
-        Ok(Output { written, samples, partitions, left_out, statistics, cut_sessions })
-    }
-
-    /// Returns warnings about suspicious values in the samples.
-    fn warnings(&self, statistics: &BuildStatistics, cut_sessions: u64) -> Vec<String> {
-        let mut warnings =
-            statistics::warnings(self.config, statistics, self.options.commit == Commit::Merge);
-        if cut_sessions > 0 {
-            let columns = self.config.partition_columns.join("`, `");
-            warnings.push(format!(
-                "the partition columns `{columns}` cut {} into one session per value, because a session lies in one partition; \
-                 give the samples of a session one value in the query, or partition by other columns",
-                count_of(cut_sessions, "session")
-            ));
-        }
-        warnings
-    }
-
-    fn summary(&self, output: Output, decided: &OutputPlan, reading: Reading<'_>) -> BuildSummary {
-        let Output { written, samples, partitions, left_out, statistics: observed, cut_sessions } = output;
-        let snapshot = &written.snapshot;
-        let statistics = &snapshot.statistics;
-        let entries =
-            |(name, file): (&String, &onefold_datasets::VocabularyFile)| (name.clone(), file.entries);
-        BuildSummary {
+        let observed = BuildStatistics::new(self.config, &statistics, &is_integer);
+        let Written { snapshot, changed, .. } = writer.finish()?;
+        let statistics = snapshot.statistics;
+        let vocabularies = snapshot.vocabularies.into_iter().map(|(name, file)| (name, file.entries));
+        Ok(BuildSummary {
             samples: statistics.samples,
             sessions: statistics.sessions,
             samples_per_session: statistics.samples as f64 / statistics.sessions.max(1) as f64,
             partitions: statistics.partitions,
             snapshot: snapshot.snapshot,
-            changed: written.changed,
+            changed,
             buckets: snapshot.buckets,
-            merged: None,
+            merged: merged.or_else(|| self.merged_into_nothing(samples)),
             partitions_written: partitions,
             samples_written: samples,
             samples_of_other_partitions: left_out.samples,
@@ -390,29 +360,44 @@ impl Pipeline<'_> {
             share: reading.share,
             source_rows: sources::total_rows(&reading.sources),
             source_bytes: sources::total_bytes(&reading.sources),
-            rows: RowCounts::default(),
-            skipped: reading.planned.skipped,
+            rows,
             ragged_rows_skipped: sources::ragged_rows_skipped(&reading.sources),
-            groups: decided.groups.clone(),
-            vocabularies: snapshot.vocabularies.iter().map(entries).collect(),
+            groups: decided.groups,
+            vocabularies: vocabularies.collect(),
             cut_sessions,
-            warnings: self.warnings(&observed, cut_sessions),
+            warnings: self.warnings(&observed, cut_sessions, statistics.samples),
             statistics: observed,
             sorted_joins: engine::sorted_joins(&reading.context),
+            skipped: reading.planned.skipped,
             wall_seconds: 0.0,
             samples_per_second: 0.0,
             peak_rss_bytes: None,
-        }
+        })
     }
-}
 
-/// The result of a commit, and the observations made during the build.
-struct Output {
-    written: Written,
-    /// The number of samples that were written, and the number of their partitions.
-    samples: u64,
-    partitions: usize,
-    left_out: LeftOut,
-    statistics: BuildStatistics,
-    cut_sessions: u64,
+    /// Returns warnings about suspicious values in the samples, and about ids that may be counted in too few of the
+    /// dataset's `samples`.
+    fn warnings(&self, statistics: &BuildStatistics, cut_sessions: u64, samples: u64) -> Vec<String> {
+        let mut warnings =
+            statistics::warnings(self.config, statistics, self.options.commit == Commit::Merge);
+        if cut_sessions > 0 {
+            let columns = self.config.partition_columns.join("`, `");
+            warnings.push(format!(
+                "the partition columns `{columns}` cut {} into one session per value, because a session lies in one partition; \
+                 give the samples of a session one value in the query, or partition by other columns",
+                count_of(cut_sessions, "session")
+            ));
+        }
+        let mut limited = self.config.vocabularies.iter().filter(|(_, vocabulary)| vocabulary.min_count > 1);
+        if let Some((name, _)) = limited.next().filter(|_| statistics.samples < samples) {
+            warnings.push(format!(
+                "vocabulary `{name}`: `min_count` counts ids in the {} that were read, not in the {} of the dataset, so ids \
+                 that are rare in each append stay 0; let the sources name the earlier logs, too, and choose the partitions \
+                 to write by a filter",
+                count_of(statistics.samples, "sample"),
+                count_of(samples, "sample")
+            ));
+        }
+        warnings
+    }
 }

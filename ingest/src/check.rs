@@ -73,7 +73,7 @@ impl Checked {
 
 impl Pipeline<'_> {
     async fn check(&self) -> Result<(RowCounts, SkipCounts)> {
-        let reading = self.plan(self.find().await?, Target::Partitions, None).await?;
+        let reading = self.plan(self.find(Target::Partitions).await?, Target::Partitions, None).await?;
         let mut clustering = reading.clustering().await?;
         let samples = reading.fold(&mut clustering, self.reporter).await?.map(|totals| totals.samples);
         let samples = samples.ok_or_else(|| reading.no_samples())?;

@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use onefold_base::progress::Reporter;
 use onefold_datasets::verify::ExpectedSamples;
-use onefold_datasets::{Commit, Decode, PartitionChoice, PartitionFilter, PartitionKey, Problem, Snapshot};
+use onefold_datasets::{Commit, PartitionFilter, Problem, Snapshot};
 use onefold_storage::Storage;
 use serde::Serialize;
 
-use crate::cluster::{Portions, RowGroups};
+use crate::cluster::DecodedSamples;
 use crate::decide::has_features;
 use crate::engine::EngineOptions;
 use crate::pipeline::{BuildOptions, Pipeline, Target};
@@ -69,56 +69,21 @@ pub async fn compare(
     Ok(comparison)
 }
 
-/// Counts the samples of the compared partitions.
-struct Counting<'a> {
-    expected: ExpectedSamples<'a>,
-    choice: &'a PartitionChoice<'a>,
-    partition: PartitionKey,
-    portions: Portions,
-}
-
-impl RowGroups for Counting<'_> {
-    fn wants(&mut self, partition: &PartitionKey) -> Result<bool> {
-        Ok(self.choice.matches(partition)?)
-    }
-
-    fn leave_out(&mut self, _: &PartitionKey, _: &[i64]) -> Result<()> {
-        Ok(())
-    }
-
-    fn enter(&mut self, partition: &PartitionKey, _: u32) -> Result<()> {
-        (self.partition, self.portions) = (partition.clone(), Portions::default());
-        Ok(())
-    }
-
-    fn push(&mut self, session: i64, _: i64, bytes: usize) -> Result<bool> {
-        Ok(self.portions.push(session, bytes))
-    }
-
-    fn write_row_group(&mut self, decode: Decode) -> Result<()> {
-        for samples in decode().map_err(onefold_datasets::Error::Decoding)? {
-            self.expected.add(&self.partition, &samples)?;
-        }
-        Ok(())
-    }
-}
-
 impl Pipeline<'_> {
     async fn compare(&self, snapshot: &Snapshot) -> Result<Comparison> {
         let Self { out, options, reporter, .. } = *self;
-        let reading = self.plan(self.find_strictly().await?, Target::Compare, Some(snapshot)).await?;
+        let found = self.find(Target::Compare).await?;
+        let reading = self.plan(found, Target::Compare, Some(snapshot)).await?;
         let choice = options.partitions.choice(&snapshot.partition_columns)?;
         let decided = self.decide(&reading, Some(snapshot)).await?;
         let (clustering, decided) = decided.ok_or_else(|| reading.no_samples())?;
         let storage = Storage::open(out).map_err(onefold_datasets::Error::from)?;
-        let mut counting = Counting {
-            expected: ExpectedSamples::new(&storage, snapshot, options.engine.threads)?,
-            choice: &choice,
-            partition: PartitionKey::default(),
-            portions: Portions::default(),
-        };
-        clustering.decode("comparing", decided.lists, reporter, &mut counting).await?;
-        let expected = counting.expected;
+        let mut expected = ExpectedSamples::new(&storage, snapshot, options.engine.threads)?;
+        let mut counted = DecodedSamples::new(
+            |partition| Ok(choice.matches(partition)?),
+            |partition, samples| Ok(expected.add(partition, samples)?),
+        );
+        clustering.decode("comparing", decided.lists, reporter, &mut counted).await?;
         Ok(Comparison {
             samples: expected.samples(),
             problems: expected.problems(&options.partitions)?,

@@ -12,15 +12,14 @@ use datafusion::error::DataFusionError;
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::{
-    FeatureGroup, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, TextIds, Vocabulary,
+    FeatureGroup, IdMap, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, TextIds, Vocabulary,
     VocabularyCounter, VocabularyFile,
 };
 use onefold_sql::Query as _;
 use onefold_storage::Storage;
-use serde::Serialize;
 
 use crate::cluster::{ListColumn, SampleStatistics, list_names, same_hash};
-use crate::groups::{ObservedFeature, choose_groups};
+use crate::groups::{GroupSummary, ObservedFeature, choose_groups};
 use crate::ids::{IdForm, scalar_ids};
 use crate::reading::Reading;
 use crate::remote::cluster_of;
@@ -38,28 +37,12 @@ pub(crate) struct OutputPlan {
     pub(crate) groups: Vec<GroupSummary>,
 }
 
-/// A feature group that was chosen from the data.
-#[derive(Debug, Clone, Serialize)]
-pub struct GroupSummary {
-    /// The name of the group.
-    pub name: String,
-    /// Whether the group is deduplicated.
-    pub deduplicated: bool,
-    /// The features of the group.
-    pub features: Vec<String>,
-    /// The expected dedupe factor of the lists in batches of whole sessions.
-    pub dedupe_factor: f64,
-    /// The reason for the choice.
-    pub why: String,
-}
-
 impl OutputPlan {
     /// Returns the plan of a configuration that defines its groups and has no vocabularies.
     pub(crate) fn as_configured(config: &Config, kept: &[KeptColumn]) -> Self {
-        let list = |name: &str| ListColumn { name: name.to_owned(), vocabulary: None };
         Self {
             schema: Schema { kept: kept.to_vec(), ..config.schema.clone() },
-            lists: list_names(config).map(list).collect(),
+            lists: list_columns(config, &BTreeMap::new()),
             vocabularies: BTreeMap::new(),
             groups: Vec::new(),
         }
@@ -84,25 +67,28 @@ pub(crate) async fn decide(
     let mut id_maps = BTreeMap::new();
     for (name, counter) in config.vocabularies.keys().zip(mem::take(&mut statistics.counters)) {
         let vocabulary = vocabulary(config, reading, name, counter, old).await?;
-        id_maps.insert(name, vocabulary.id_map(reading.ids.texts(name)));
+        id_maps.insert(name.clone(), vocabulary.id_map(reading.ids.texts(name)));
         vocabularies.insert(name.clone(), vocabulary);
     }
     let (schema, groups) = match (old, &statistics.changes) {
         (_, None) => (config.schema.clone(), Vec::new()),
-        (Some((_, old)), Some(_)) if has_features(&old.schema, config) => (old.schema.clone(), Vec::new()),
         (Some((_, old)), Some(_)) if keeps_features(&old.schema, config) => {
             extended_groups(&old.schema, chosen_groups(config, statistics))
         }
         _ => chosen_groups(config, statistics),
     };
     let schema = Schema { kept: reading.kept.clone(), ..schema };
-    let feature = |name: &str| config.schema.sparse_features().find(|feature| feature.name == name);
-    let lists = list_names(config).map(|name| {
-        let vocabulary = feature(name).and_then(|feature| feature.vocabulary.as_ref());
-        let vocabulary = vocabulary.and_then(|name| id_maps.get(name)).map(Arc::clone);
-        ListColumn { name: name.to_owned(), vocabulary }
-    });
-    Ok(OutputPlan { schema, lists: lists.collect(), vocabularies, groups })
+    Ok(OutputPlan { schema, lists: list_columns(config, &id_maps), vocabularies, groups })
+}
+
+/// Returns the list columns of decoded samples, in order, with the id maps of their vocabularies.
+pub(crate) fn list_columns(config: &Config, id_maps: &BTreeMap<String, Arc<IdMap>>) -> Vec<ListColumn> {
+    let list = |name: &str| {
+        let feature = config.schema.sparse_features().find(|feature| feature.name == name);
+        let vocabulary = feature.and_then(|feature| id_maps.get(feature.vocabulary.as_ref()?));
+        ListColumn { name: name.to_owned(), vocabulary: vocabulary.map(Arc::clone) }
+    };
+    list_names(config).map(list).collect()
 }
 
 /// Returns whether a schema has the columns of the configuration. Groups and the types of kept columns may differ.
@@ -200,25 +186,17 @@ async fn vocabulary(
         None => None,
     };
     let Some(texts) = reading.ids.texts(name) else {
-        return Ok(match known {
-            None => Vocabulary::from_counts(counter.counts(), min_count),
-            Some(mut known) => {
-                let new: Vec<_> = counter.counts().filter(|(id, _)| known.id(*id) == 0).collect();
-                known.extend(new, min_count);
-                known
-            }
-        });
+        let mut vocabulary = known.unwrap_or_else(|| Vocabulary::from_counts([], min_count));
+        let new: Vec<_> = counter.counts().filter(|(id, _)| vocabulary.id(*id) == 0).collect();
+        vocabulary.extend(new, min_count);
+        return Ok(vocabulary);
     };
     let texts = texts.lock();
     let counts = counter.counts().filter_map(|(number, count)| Some((texts.text(number)?, count)));
-    Ok(match known {
-        None => Vocabulary::from_text_counts(counts, min_count),
-        Some(mut known) => {
-            let new: Vec<_> = counts.filter(|(text, _)| known.id_of_text(text) == 0).collect();
-            known.extend_texts(new, min_count);
-            known
-        }
-    })
+    let mut vocabulary = known.unwrap_or_else(|| Vocabulary::from_text_counts([], min_count));
+    let new: Vec<_> = counts.filter(|(text, _)| vocabulary.id_of_text(text) == 0).collect();
+    vocabulary.extend_texts(new, min_count);
+    Ok(vocabulary)
 }
 
 /// Returns the timeline columns that use the vocabulary `name`, as the number of the timeline and the position of the
@@ -295,18 +273,13 @@ fn chosen_groups(config: &Config, statistics: &SampleStatistics) -> (Schema, Vec
         })
         .collect();
     let chosen = choose_groups(&observed, changes);
-    let groups = chosen.iter().map(|group| FeatureGroup {
-        name: group.name.clone(),
-        deduplicated: group.deduplicated,
-        features: group.features.iter().map(|i| observed[*i].feature.clone()).collect(),
+    let groups = chosen.iter().map(|group| {
+        let features = observed.iter().map(|observed| &observed.feature);
+        FeatureGroup {
+            name: group.name.clone(),
+            deduplicated: group.deduplicated,
+            features: features.filter(|feature| group.features.contains(&feature.name)).cloned().collect(),
+        }
     });
-    let schema = Schema { groups: groups.collect(), ..config.schema.clone() };
-    let summaries = chosen.into_iter().map(|group| GroupSummary {
-        name: group.name,
-        deduplicated: group.deduplicated,
-        features: group.features.iter().map(|i| observed[*i].feature.name.clone()).collect(),
-        dedupe_factor: group.dedupe_factor,
-        why: group.why,
-    });
-    (schema, summaries.collect())
+    (Schema { groups: groups.collect(), ..config.schema.clone() }, chosen)
 }

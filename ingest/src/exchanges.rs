@@ -18,7 +18,8 @@ use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::union::InterleaveExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties};
 
-use crate::operator::{operator_methods, plan_properties, shown_as};
+use crate::operator::{operator_methods, shown_as};
+use crate::planned::PlannedExec;
 
 /// Gives each input of an exchange its own exchange. Must run after the rules that add exchanges.
 #[derive(Debug)]
@@ -75,8 +76,10 @@ struct ExchangeExec {
 
 impl ExchangeExec {
     fn new(input: Arc<dyn ExecutionPlan>, partitioning: Partitioning) -> Result<Self> {
+        // A rule that rewrote the plan in each part would copy the plan, but the partitions of one plan may share what
+        // they read.
         let exchange = |part| -> Result<Arc<dyn ExecutionPlan>> {
-            let part = Arc::new(PartExec::new(Arc::clone(&input), part));
+            let part = Arc::new(PlannedExec::of_part(Arc::clone(&input), part));
             Ok(Arc::new(RepartitionExec::try_new(part, partitioning.clone())?))
         };
         let parts = 0..input.output_partitioning().partition_count();
@@ -97,32 +100,6 @@ impl ExecutionPlan for ExchangeExec {
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         self.exchanges.execute(partition, context)
-    }
-}
-
-/// One partition of a plan. The optimizer sees it as an operator without inputs. A rule that rewrote the plan inside
-/// each `PartExec` would copy the plan per partition, but the partitions of one plan may share what they read.
-#[derive(Debug)]
-struct PartExec {
-    plan: Arc<dyn ExecutionPlan>,
-    part: usize,
-    properties: Arc<PlanProperties>,
-}
-
-impl PartExec {
-    fn new(plan: Arc<dyn ExecutionPlan>, part: usize) -> Self {
-        let properties = plan_properties(&plan.schema(), 1);
-        Self { plan, part, properties }
-    }
-}
-
-shown_as!(PartExec, |operator| ": part={}", operator.part);
-
-impl ExecutionPlan for PartExec {
-    operator_methods!("PartExec");
-
-    fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        self.plan.execute(self.part, context)
     }
 }
 

@@ -45,6 +45,7 @@ mod names;
 mod tests;
 
 use onefold_datasets::{SparseFeature, SparseKind};
+use serde::Serialize;
 
 pub(crate) use self::co_change::CoChange;
 use self::merge::merge_groups;
@@ -56,6 +57,7 @@ pub(crate) const WORTHWHILE_FACTOR: f64 = 1.5;
 /// The bytes of an id, and of the offset and size of a row.
 const ID_BYTES: f64 = 8.0;
 const PLACE_BYTES: f64 = 8.0;
+
 /// The statistics of one sparse feature over the observed samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ObservedFeature {
@@ -68,19 +70,20 @@ pub(crate) struct ObservedFeature {
     pub(crate) window_values: u64,
 }
 
-/// A group that was chosen from the data.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ChosenGroup {
-    /// The words that the names of its features begin with, or else the name of the first feature.
-    pub(crate) name: String,
+/// A feature group that was chosen from the data.
+#[derive(Debug, Clone, Serialize)]
+pub struct GroupSummary {
+    /// The name of the group: the words that the names of its features begin with, or else the name of the first
+    /// feature.
+    pub name: String,
     /// Whether the group is deduplicated.
-    pub(crate) deduplicated: bool,
-    /// The indices of its features among the observed features, in ascending order.
-    pub(crate) features: Vec<usize>,
-    /// The expected dedupe factor of its lists.
-    pub(crate) dedupe_factor: f64,
+    pub deduplicated: bool,
+    /// The features of the group.
+    pub features: Vec<String>,
+    /// The expected dedupe factor of the lists in batches of whole sessions.
+    pub dedupe_factor: f64,
     /// The reason for the choice, in a sentence.
-    pub(crate) why: String,
+    pub why: String,
 }
 
 /// Chooses the groups. Returns the deduplicated groups in the order of their first feature, then the group of all other
@@ -89,7 +92,7 @@ pub(crate) struct ChosenGroup {
 /// # Panics
 ///
 /// If `observed` and `features` have different numbers of features.
-pub(crate) fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<ChosenGroup> {
+pub(crate) fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<GroupSummary> {
     assert_eq!(features.len(), observed.features(), "observations of other features");
     let (mut by_rows, mut by_windows, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for (number, feature) in features.iter().enumerate() {
@@ -108,25 +111,26 @@ pub(crate) fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -
     groups.sort();
     let all_names: Vec<&str> = features.iter().map(|feature| feature.feature.name.as_str()).collect();
     let names = group_names(&all_names, &groups);
-    let mut chosen: Vec<ChosenGroup> = groups
+    let names_of = |group: &[usize]| group.iter().map(|feature| all_names[*feature].to_owned()).collect();
+    let mut chosen: Vec<GroupSummary> = groups
         .into_iter()
         .zip(names)
         .map(|(group, name)| {
             let dedupe_factor = observed.dedupe_factor(&group);
             let why = why_deduplicated(features, observed, &group);
-            ChosenGroup { name, deduplicated: true, features: group, dedupe_factor, why }
+            GroupSummary { name, deduplicated: true, features: names_of(&group), dedupe_factor, why }
         })
         .collect();
     if !rest.is_empty() {
         let best = rest.iter().map(|f| observed.dedupe_factor(&[*f])).fold(1.0, f64::max);
-        chosen.push(ChosenGroup {
+        chosen.push(GroupSummary {
             name: UNGROUPED.to_owned(),
             deduplicated: false,
             dedupe_factor: 1.0,
             why: format!(
                 "no feature has a dedupe factor over {WORTHWHILE_FACTOR} (the largest is {best:.2})"
             ),
-            features: rest,
+            features: names_of(&rest),
         });
     }
     chosen

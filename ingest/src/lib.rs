@@ -7,8 +7,8 @@
 //! ```
 //!
 //! [`Config`] is a checked `dataset.toml`. [`build()`] runs it on DataFusion, which does the joins, windows, sorts and
-//! spilling. This crate finds and inspects logs (`sources`), makes the SQL of the declared steps ([`samples`],
-//! [`timeline`]) and of sessions ([`sessionize`]), and keeps lists out of the sort (`cluster`). The crate
+//! spilling. This crate finds and inspects logs (`sources`), makes the SQL of the declared steps (`samples`,
+//! `timeline`) and of sessions (`sessionize`), and keeps lists out of the sort (`cluster`). The crate
 //! `onefold-datasets` contains the dataset format and its writer.
 #![forbid(unsafe_code)]
 
@@ -42,9 +42,9 @@ mod recompute;
 pub mod remote;
 mod row_counts;
 mod row_digest;
-pub mod samples;
+mod samples;
 mod session_ids;
-pub mod sessionize;
+mod sessionize;
 mod shard;
 mod signed_lengths;
 mod sources;
@@ -52,7 +52,7 @@ mod spilling_join;
 mod spool;
 mod sql;
 mod statistics;
-pub mod timeline;
+mod timeline;
 mod times;
 
 pub use build::{BuildSummary, Part, build, commit_parts, write_part};
@@ -62,13 +62,14 @@ pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,
     TimeConfig,
 };
-pub use decide::GroupSummary;
 pub use engine::EngineOptions;
 pub use error::{Error, Result};
+pub use groups::GroupSummary;
 pub use init::{InitSource, InitSummary, init};
 pub use merge::MergeSummary;
 pub use pipeline::{BuildOptions, Groups};
 pub use recompute::{ColumnsOptions, ColumnsSummary, LabelChanges, add_features, relabel};
 pub use row_counts::{Reason, RowCounts};
+pub use samples::SkipCounts;
 pub use statistics::{BuildStatistics, ColumnStatistics, ValueStatistics};
 pub use times::TimeLimits;

@@ -137,27 +137,18 @@ impl<'a> Pipeline<'a> {
         reading.map_err(|error| problems.and(error))
     }
 
-    /// Finds the files of the sources. Problems are collected, and reported after all samples have been folded. On a
-    /// cluster, which reports no problems to this process, the first problem ends the run.
+    /// Finds the files of the sources for a target. Problems are collected, and reported after all samples have been
+    /// folded. The first problem ends a comparison, a merge, which folds late samples with its own code, and a run on a
+    /// cluster, which reports no problems to this process.
     ///
     /// # Errors
     ///
     /// The errors of [`sources::find`].
-    pub(crate) async fn find(&self) -> Result<(Vec<Source>, Problems)> {
-        let problems = match self.options.engine.cluster {
-            None => Problems::collected(),
-            Some(_) => Problems::default(),
+    pub(crate) async fn find(&self, target: Target) -> Result<(Vec<Source>, Problems)> {
+        let problems = match (target, &self.options.engine.cluster) {
+            (Target::Partitions | Target::Part { .. }, None) => Problems::collected(),
+            _ => Problems::default(),
         };
-        Ok((sources::find(self.config, &problems).await?, problems))
-    }
-
-    /// Finds the files of the sources; the first problem ends the run.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`sources::find`].
-    pub(crate) async fn find_strictly(&self) -> Result<(Vec<Source>, Problems)> {
-        let problems = Problems::default();
         Ok((sources::find(self.config, &problems).await?, problems))
     }
 

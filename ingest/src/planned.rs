@@ -51,17 +51,25 @@ impl TableProvider for PlannedTable {
     }
 }
 
-/// The rows of a plan that optimizer rules must not change: an operator without inputs.
+/// The rows of a plan, or of one of its partitions, that optimizer rules must not change: an operator without inputs.
 #[derive(Debug)]
 pub(crate) struct PlannedExec {
     plan: Arc<dyn ExecutionPlan>,
+    /// The only partition that is read; all if `None`.
+    part: Option<usize>,
     properties: Arc<PlanProperties>,
 }
 
 impl PlannedExec {
     fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
         let properties = plan_properties(&plan.schema(), plan.output_partitioning().partition_count());
-        Self { plan, properties }
+        Self { plan, part: None, properties }
+    }
+
+    /// Makes an operator that reads partition `part` of a plan.
+    pub(crate) fn of_part(plan: Arc<dyn ExecutionPlan>, part: usize) -> Self {
+        let properties = plan_properties(&plan.schema(), 1);
+        Self { plan, part: Some(part), properties }
     }
 
     /// Returns the plan.
@@ -76,6 +84,6 @@ impl ExecutionPlan for PlannedExec {
     operator_methods!("PlannedExec");
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        self.plan.execute(partition, context)
+        self.plan.execute(self.part.unwrap_or(partition), context)
     }
 }

@@ -64,7 +64,7 @@ struct Profile {
 }
 
 /// The measurements of a stage.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Stage {
     name: String,
     detail: String,

@@ -63,7 +63,7 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// The errors of [`samples::plan_with`], and [`Error::Fault`] for a kept column with an unsupported type.
+    /// The errors of [`samples::plan`], and [`Error::Fault`] for a kept column with an unsupported type.
     pub(crate) async fn plan(
         config: &'a Config,
         (sources, problems): (Vec<Source>, Problems),
@@ -77,7 +77,7 @@ impl<'a> Reading<'a> {
         let rows = samples::rows(&context, config).await?;
         let ids = FeatureIds::plan(config, &context, rows.schema().as_arrow(), &wanted.vocabularies, &budget);
         let ids = ids.await?;
-        let mut planned = samples::plan_with(&context, config, &problems).await?;
+        let mut planned = samples::plan(&context, config, &problems).await?;
         let takes_some = wanted.only_range.is_some() || wanted.about_samples.is_some();
         let candidates = match planned.expected {
             None if takes_some => Some(planned.narrow.clone().count().await? as u64),

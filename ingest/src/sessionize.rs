@@ -19,32 +19,32 @@ use crate::sql::{first_of_each, is_float, key_hint, numbered, quote};
 use crate::{Config, Error, PartitionBy, Result, timeline, times};
 
 /// The view with the samples.
-pub const SAMPLES_VIEW: &str = "__onefold_samples";
+pub(crate) const SAMPLES_VIEW: &str = "__onefold_samples";
 /// The view with the narrow columns of the samples: those that determine their sessions and order.
-pub const NARROW_VIEW: &str = "__onefold_narrow";
+pub(crate) const NARROW_VIEW: &str = "__onefold_narrow";
 /// The time of a sample, in microseconds since 1970.
-pub const TIME: &str = "__onefold_time";
+pub(crate) const TIME: &str = "__onefold_time";
 /// The time of the first sample of a sample's session, in microseconds since 1970.
-pub const START: &str = "__onefold_start";
+pub(crate) const START: &str = "__onefold_start";
 /// The id of a sample's session, see [`onefold_datasets::session_id`].
-pub const SESSION: &str = "__onefold_session";
+pub(crate) const SESSION: &str = "__onefold_session";
 /// The time of the latest event that determines a sample's labels, in microseconds since 1970; null without an event.
 /// Samples have this column only if the configuration keeps it.
 pub(crate) const EVENT_TIME: &str = "__onefold_event_time";
 /// Whether a row of the table of records is not a record, but a part of the totals of its samples.
-pub const TOTALS: &str = "__onefold_totals";
+pub(crate) const TOTALS: &str = "__onefold_totals";
 /// The bucket of a record.
 pub(crate) const BUCKET: &str = "__onefold_bucket";
 /// The hash of a sample's key, see [`onefold_datasets::SAMPLE_KEY_COLUMN`].
-pub const KEY: &str = "__onefold_key";
+pub(crate) const KEY: &str = "__onefold_key";
 
 /// The order of the samples of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SampleOrder {
+pub(crate) struct SampleOrder {
     /// The order within a bucket of a partition.
-    pub order: Order,
+    pub(crate) order: Order,
     /// The buckets, which are in ascending order.
-    pub buckets: Buckets,
+    pub(crate) buckets: Buckets,
 }
 
 /// Returns the SQL expression for the bucket of a session among `buckets` buckets:
@@ -76,7 +76,7 @@ pub(crate) fn in_range(config: &Config, buckets: Buckets, range: u32) -> String 
 ///
 /// [`Error::Fault`] if the query lacks a column that the configuration names, the type and the configuration of the
 /// time do not determine the meaning of its values, or a session or partition column is a list.
-pub fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
+pub(crate) fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
     check_names(config, columns)?;
     check_comparable(config, columns)?;
     let time = time_in_micros(config, columns)?;
@@ -93,7 +93,7 @@ pub(crate) fn key_hash(config: &Config) -> Option<String> {
 }
 
 /// Returns the columns of the samples with the positions of their lists in timelines: a start and an end per timeline.
-pub fn position_columns(config: &Config) -> Vec<String> {
+pub(crate) fn position_columns(config: &Config) -> Vec<String> {
     (0..config.timelines.len()).flat_map(|i| [timeline::start_column(i), timeline::end_column(i)]).collect()
 }
 
@@ -201,7 +201,7 @@ pub(crate) fn same_session(config: &Config) -> String {
 
 /// Returns the query of `records` with their [`START`] and [`SESSION`]. `records` is a table of the [`key_columns`],
 /// [`TIME`], [`TOTALS`] and other columns of the samples. `sessions` is the query of [`sessions`].
-pub fn with_sessions(config: &Config, sessions: &str, records: &str) -> String {
+pub(crate) fn with_sessions(config: &Config, sessions: &str, records: &str) -> String {
     format!(
         "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n RIGHT JOIN {records} s ON {}",
         same_session(config)
@@ -263,7 +263,7 @@ pub(crate) fn sorted(
 
 /// Returns the columns of the samples, besides [`TIME`], that [`with_sessions`] and the following sort need in their
 /// records.
-pub fn key_columns(config: &Config) -> Vec<String> {
+pub(crate) fn key_columns(config: &Config) -> Vec<String> {
     let columns = [&config.partition_columns[..], &session_columns(config), &config.order];
     first_of_each(columns.concat())
 }
@@ -276,7 +276,7 @@ pub(crate) fn record_columns(config: &Config) -> Vec<String> {
 }
 
 /// Returns the columns that identify a session together with its start.
-pub fn identity_columns(config: &Config) -> Vec<String> {
+pub(crate) fn identity_columns(config: &Config) -> Vec<String> {
     first_of_each([&config.partition_columns[..], &session_columns(config)].concat())
 }
 
@@ -287,7 +287,7 @@ pub(crate) fn session_columns(config: &Config) -> Vec<String> {
 
 /// Returns the partition columns of the dataset, with the types of their values. `columns` are the columns of the
 /// samples' view.
-pub fn partition_columns(config: &Config, columns: &ArrowSchema) -> Vec<PartitionColumn> {
+pub(crate) fn partition_columns(config: &Config, columns: &ArrowSchema) -> Vec<PartitionColumn> {
     let of_samples = |name: &String| {
         let data_type = columns.field_with_name(name).ok().map(|field| match field.data_type() {
             DataType::Dictionary(_, values) => &**values,
@@ -313,7 +313,7 @@ pub fn partition_columns(config: &Config, columns: &ArrowSchema) -> Vec<Partitio
 /// Returns the fraction of samples to take, about `wanted` of `all`, and the SQL condition that takes them; no
 /// condition if all samples are taken. The condition takes whole sessions, or all sessions of a user if a pause ends a
 /// session.
-pub fn taken(config: &Config, wanted: u64, all: u64) -> (f64, Option<String>) {
+pub(crate) fn taken(config: &Config, wanted: u64, all: u64) -> (f64, Option<String>) {
     const STEPS: u64 = 1 << 32;
     let steps =
         (u128::from(wanted) * u128::from(STEPS) / u128::from(all.max(1))).min(u128::from(STEPS)) as u64;
@@ -349,7 +349,7 @@ pub(crate) fn instants(config: &Config, columns: &ArrowSchema) -> Result<String>
 /// # Errors
 ///
 /// The errors of [`samples`].
-pub fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
+pub(crate) fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
     let by = identity(config).join(", ");
     let narrow = instants(config, columns)?;
     let starts = match &config.session {
@@ -466,15 +466,26 @@ fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
             "rename the column",
         ));
     }
+    if let Some(name) = config.time.columns().find(|name| !known.contains(name)) {
+        return Err(missing_column(config, &config.time.place, name, &known));
+    }
+    check_columns(config, &known)
+}
+
+/// Checks that the samples have each column that the configuration names, besides the time. `known` are their columns.
+///
+/// # Errors
+///
+/// [`Error::Fault`] that names the section and, for a wrong name, suggests the most similar correct one.
+pub(crate) fn check_columns(config: &Config, known: &[&str]) -> Result<()> {
     let features = logged_features(config).map(|name| ("`[features]`", name));
     let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));
     let order = config.order.iter().map(|name| ("`[session].order`", name.as_str()));
     let partition = config.partition_columns.iter().map(|name| ("`[partition].columns`", name.as_str()));
-    let time = config.time.columns().map(|name| (config.time.place.as_str(), name));
     let kept = config.keep.iter().map(|name| ("`keep`", name.as_str()));
-    for (place, name) in features.chain(time).chain(session).chain(order).chain(partition).chain(kept) {
+    for (place, name) in features.chain(session).chain(order).chain(partition).chain(kept) {
         if !known.contains(&name) {
-            return Err(missing_column(config, place, name, &known));
+            return Err(missing_column(config, place, name, known));
         }
     }
     Ok(())

@@ -68,11 +68,9 @@ impl Spool {
         let parts = plan.output_partitioning().partition_count();
         let (mut paths, mut writers) = (Vec::with_capacity(parts), JoinSet::new());
         for part in 0..parts {
-            let file = context.runtime_env().disk_manager.create_tmp_file(name)?;
-            paths.push(path_of(&*file)?);
-            let rows = plan.execute(part, Arc::clone(&task))?;
-            writers.spawn(write(rows, Arc::clone(&schema), Arc::clone(&file), ROW_GROUP_BYTES / parts));
-            self.files.push(file);
+            let written = SpooledRows::new(context, name, Arc::clone(&schema), ROW_GROUP_BYTES / parts)?;
+            paths.push(self.hold(&written)?);
+            writers.spawn(written.write_all(plan.execute(part, Arc::clone(&task))?));
         }
         while let Some(written) = writers.join_next().await {
             written.unwrap_or_else(|error| match error.try_into_panic() {
@@ -92,12 +90,18 @@ impl Spool {
         &mut self,
         context: &SessionContext,
         name: &str,
-        SpooledRows { file, writer }: SpooledRows,
+        rows: SpooledRows,
     ) -> Result<()> {
-        writer.into_inner().map_err(unwritten)?.finish()?;
-        let path = path_of(&*file)?;
-        self.files.push(file);
+        let path = self.hold(&rows)?;
+        rows.finish()?;
         read(context, name, vec![path]).await
+    }
+
+    /// Keeps the file of some rows, and returns its path.
+    fn hold(&mut self, rows: &SpooledRows) -> Result<String> {
+        self.files.push(Arc::clone(&rows.file));
+        let path = rows.file.path().map(|path| path.to_string_lossy().into_owned());
+        Ok(path.ok_or_else(|| DataFusionError::Internal("temporary files are not local".to_owned()))?)
     }
 }
 
@@ -105,19 +109,26 @@ impl Spool {
 pub(crate) struct SpooledRows {
     file: Arc<dyn SpillFile>,
     writer: ArrowWriter<Box<dyn SpillWriter>>,
+    /// The approximate number of bytes of a row group.
+    row_group_bytes: usize,
 }
 
 impl SpooledRows {
-    /// No rows yet, of a table that will be called `name`.
+    /// Creates an empty file for a table that will be called `name`, with row groups of about `row_group_bytes` bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if there can be no such file.
-    pub(crate) fn new(context: &SessionContext, name: &str, schema: SchemaRef) -> Result<Self> {
+    /// [`Error::Fault`](crate::Error::Fault) if the file cannot be created.
+    pub(crate) fn new(
+        context: &SessionContext,
+        name: &str,
+        schema: SchemaRef,
+        row_group_bytes: usize,
+    ) -> Result<Self> {
         let file = context.runtime_env().disk_manager.create_tmp_file(name)?;
         let writer =
             ArrowWriter::try_new(file.open_writer()?, schema, Some(properties())).map_err(unwritten)?;
-        Ok(Self { file, writer })
+        Ok(Self { file, writer, row_group_bytes })
     }
 
     /// Adds rows.
@@ -127,17 +138,23 @@ impl SpooledRows {
     /// [`Error::Fault`](crate::Error::Fault) if they cannot be written.
     pub(crate) fn write(&mut self, rows: &RecordBatch) -> Result<()> {
         self.writer.write(rows).map_err(unwritten)?;
-        if self.writer.memory_size() >= ROW_GROUP_BYTES {
+        if self.writer.memory_size() >= self.row_group_bytes {
             self.writer.flush().map_err(unwritten)?;
         }
         Ok(())
     }
-}
 
-/// The path of a temporary file.
-fn path_of(file: &dyn SpillFile) -> Result<String> {
-    let path = file.path().map(|path| path.to_string_lossy().into_owned());
-    Ok(path.ok_or_else(|| DataFusionError::Internal("temporary files are not local".to_owned()))?)
+    async fn write_all(mut self, mut rows: SendableRecordBatchStream) -> Result<()> {
+        while let Some(batch) = rows.next().await {
+            self.write(&batch?)?;
+        }
+        self.finish()
+    }
+
+    fn finish(self) -> Result<()> {
+        self.writer.into_inner().map_err(unwritten)?.finish()?;
+        Ok(())
+    }
 }
 
 /// Registers the rows of files as the table `name`.
@@ -145,25 +162,6 @@ async fn read(context: &SessionContext, name: &str, paths: Vec<String>) -> Resul
     let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
     let table = context.read_parquet(paths, options).await?;
     context.register_table(name, table.into_view())?;
-    Ok(())
-}
-
-/// Writes rows to a file, in row groups of about `row_group_bytes` bytes.
-async fn write(
-    mut rows: SendableRecordBatchStream,
-    schema: SchemaRef,
-    file: Arc<dyn SpillFile>,
-    row_group_bytes: usize,
-) -> Result<()> {
-    let mut writer =
-        ArrowWriter::try_new(file.open_writer()?, schema, Some(properties())).map_err(unwritten)?;
-    while let Some(batch) = rows.next().await {
-        writer.write(&batch?).map_err(unwritten)?;
-        if writer.memory_size() >= row_group_bytes {
-            writer.flush().map_err(unwritten)?;
-        }
-    }
-    writer.into_inner().map_err(unwritten)?.finish()?;
     Ok(())
 }
 

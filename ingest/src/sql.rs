@@ -5,6 +5,21 @@ use std::collections::BTreeSet;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::TableReference;
 
+/// Implements the name and the signature of an SQL function whose only field is its signature.
+macro_rules! function_methods {
+    ($name:expr) => {
+        fn name(&self) -> &str {
+            $name
+        }
+
+        fn signature(&self) -> &datafusion::logical_expr::Signature {
+            &self.0
+        }
+    };
+}
+
+pub(crate) use function_methods;
+
 /// Quotes a name for SQL, as `"name"`.
 pub(crate) fn quote(column: &str) -> String {
     format!("\"{}\"", column.replace('"', "\"\""))
@@ -29,6 +44,33 @@ pub(crate) fn list<S: AsRef<str>>(columns: impl IntoIterator<Item = S>) -> Strin
 /// Returns the names `prefix0, prefix1, …` of `count` generated columns.
 pub(crate) fn numbered(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|i| format!("{prefix}{i}")).collect()
+}
+
+/// Returns the columns of the samples that a join compares, under the names of the join's keys (`__onefold_k0, …`).
+pub(crate) fn our_keys(on: &[(String, String)]) -> String {
+    let ours = on.iter().enumerate().map(|(i, (ours, _))| format!("{} AS __onefold_k{i}", quote(ours)));
+    ours.collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the keys of a join under the names of the source's columns, for a message.
+pub(crate) fn shown_keys(on: &[(String, String)]) -> String {
+    let shown = on.iter().enumerate().map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the condition that a row `n` has the join's keys of a sample `s`.
+pub(crate) fn same_keys(on: &[(String, String)]) -> String {
+    equal(
+        on.iter()
+            .enumerate()
+            .map(|(i, (ours, _))| (format!("n.__onefold_k{i}"), format!("s.{}", quote(ours)))),
+    )
+}
+
+/// Returns the condition that the columns of the samples that a join compares are not null.
+pub(crate) fn have_keys(on: &[(String, String)]) -> String {
+    let present = on.iter().map(|(ours, _)| format!("{} IS NOT NULL", quote(ours)));
+    present.collect::<Vec<_>>().join(" AND ")
 }
 
 /// Returns the kind of a key's values; keys of different kinds are never equal. Returns `None` for a type that cannot

@@ -42,12 +42,14 @@ use onefold_datasets::hash_id;
 
 use crate::config::TimelineConfig;
 use crate::ids::functions::timeline_function_name;
-use crate::sql::{enclosed, equal, numbered, quote, table as source_table};
+use crate::sql::{
+    enclosed, function_methods, have_keys, numbered, our_keys, quote, same_keys, table as source_table,
+};
 
 /// The number of a row within its timeline: BIGINT.
-pub const POSITION: &str = "__onefold_position";
+pub(crate) const POSITION: &str = "__onefold_position";
 /// The number of the first sample of a slice among the samples of its bucket: BIGINT.
-pub const FIRST: &str = "__onefold_first";
+pub(crate) const FIRST: &str = "__onefold_first";
 /// The prefix of the `order` columns in the tables of a timeline; their number follows.
 pub(crate) const ORDER: &str = "__onefold_o";
 /// The prefix of the value columns in the tables of a timeline; their number follows.
@@ -65,13 +67,13 @@ const LATEST: i64 = 1 << 62;
 
 /// Returns the samples' column with the position of the first row of their lists in timeline `timeline`: BIGINT, not
 /// null.
-pub fn start_column(timeline: usize) -> String {
+pub(crate) fn start_column(timeline: usize) -> String {
     format!("__onefold_t{timeline}_start")
 }
 
 /// Returns the samples' column with the position after the last row of their lists in timeline `timeline`: BIGINT, not
 /// null.
-pub fn end_column(timeline: usize) -> String {
+pub(crate) fn end_column(timeline: usize) -> String {
     format!("__onefold_t{timeline}_end")
 }
 
@@ -101,13 +103,7 @@ pub(crate) fn class_function() -> ScalarUDF {
 struct ClassOf(Signature);
 
 impl ScalarUDFImpl for ClassOf {
-    fn name(&self) -> &str {
-        CLASS_FUNCTION
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.0
-    }
+    function_methods!(CLASS_FUNCTION);
 
     fn return_type(&self, _: &[DataType]) -> Result<DataType> {
         Ok(DataType::Int64)
@@ -170,19 +166,14 @@ pub(crate) fn texts_sql(timeline: usize, config: &TimelineConfig, column: usize)
 /// Rows and samples are sorted together by key and by `__onefold_seen`. For a row, this is its time plus the delay; for
 /// a sample, it is the microsecond before its time. The rows up to a sample are the rows that it sees.
 pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &str) -> String {
-    let keys = numbered("__onefold_k", config.on.len());
-    let ours: Vec<String> =
-        config.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
-    let present: Vec<String> =
-        config.on.iter().map(|(ours, _)| format!("{} IS NOT NULL", quote(ours))).collect();
-    let keys = keys.join(", ");
+    let keys = numbered("__onefold_k", config.on.len()).join(", ");
     let within = |time: &str| format!("greatest(least({time}, {LATEST}), -{LATEST})");
     let probes = format!(
         "SELECT DISTINCT {}, __onefold_time AS __onefold_at, {} - 1 AS __onefold_seen, \
          CAST(NULL AS BIGINT) AS {POSITION} FROM ({samples}) WHERE {}",
-        ours.join(", "),
+        our_keys(&config.on),
         within("__onefold_time"),
-        present.join(" AND ")
+        have_keys(&config.on)
     );
     let rows = format!(
         "SELECT {keys}, CAST(NULL AS BIGINT) AS __onefold_at, {} + {} AS __onefold_seen, {POSITION} FROM {}",
@@ -217,8 +208,7 @@ pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &
 
 /// Returns the query of `samples` (with `__onefold_time`) with their [`start_column`] and [`end_column`].
 pub(crate) fn placed_sql(timeline: usize, config: &TimelineConfig, samples: &str) -> String {
-    let keys = config.on.iter().enumerate();
-    let on = equal(keys.map(|(i, (ours, _))| (format!("n.__onefold_k{i}"), format!("s.{}", quote(ours)))));
+    let on = same_keys(&config.on);
     let place = |column: &str| format!("COALESCE(n.{column}, 0) AS {column}");
     format!(
         "SELECT s.*, {}, {} FROM {} n RIGHT JOIN ({samples}) s ON {on} AND n.__onefold_at = s.__onefold_time",
@@ -242,7 +232,7 @@ const MOST_BLOCK_ROWS: usize = 256;
 /// The result has the columns `place`, [`FIRST`] (the number of the slice's first sample), `low` (inclusive) and `high`
 /// (exclusive): a range of positions that the slice needs. The ranges of a slice are the islands of its overlapping
 /// windows, so they neither overlap nor touch. Slices that need no rows are left out.
-pub fn ranges_sql(
+pub(crate) fn ranges_sql(
     timeline: usize,
     samples: &str,
     (place, order): (&[String], &[String]),
@@ -287,7 +277,7 @@ pub fn ranges_sql(
 /// nulls), each under its feature's name in the order of `[timelines.columns]`. It has no order.
 ///
 /// The rows of a range are found by blocks of positions, so that no range is compared with all rows.
-pub fn slices_sql(timeline: usize, config: &TimelineConfig, ranges: &str, place: &[String]) -> String {
+pub(crate) fn slices_sql(timeline: usize, config: &TimelineConfig, ranges: &str, place: &[String]) -> String {
     let block = config.length.clamp(16, MOST_BLOCK_ROWS);
     let blocks =
         format!("SELECT *, unnest(range(low / {block}, (high - 1) / {block} + 1)) AS block FROM {ranges}");

@@ -128,7 +128,7 @@ pub fn forget(
         forgotten: Forgotten { dry_run: options.dry_run, users: users.len(), ..Forgotten::default() },
     };
     reporter.begin("forgetting", None, "samples");
-    let searched = work.partitions().and_then(|()| work.vocabularies()).and_then(|()| work.statistics());
+    let searched = work.partitions().and_then(|()| work.feature());
     reporter.end();
     searched?;
     let Work { rewriter, found, has_users, mut forgotten, .. } = work;
@@ -210,30 +210,21 @@ impl Work<'_> {
         self.rewriter.add(written, sets, &chosen)
     }
 
-    /// Removes the users' originals from the vocabulary of the feature that identifies users.
-    fn vocabularies(&mut self) -> Result<()> {
+    /// Removes the users' originals from the vocabulary of the feature that identifies users, and finds the
+    /// manifests whose statistics contain ids of the users.
+    fn feature(&mut self) -> Result<()> {
         let Search { storage, snapshot, users, .. } = self.search;
-        for name in snapshot.vocabularies.keys() {
-            let Some((mut vocabulary, ids)) = users.known_by(storage, snapshot, name)? else { continue };
+        let Some((feature, vocabulary, ids)) = users.feature(storage, snapshot)? else { return Ok(()) };
+        if let (Some(name), Some(mut vocabulary)) = (&feature.vocabulary, vocabulary) {
             self.has_users.insert(snapshot.vocabularies[name].path.clone(), !ids.is_empty());
-            if ids.is_empty() {
-                continue;
-            }
             self.forgotten.vocabulary_entries_removed += ids.len() as u64;
             self.found.extend(ids.values());
-            if !self.dry_run {
+            if !self.dry_run && !ids.is_empty() {
                 let former = self.former_originals(name, &vocabulary)?;
-                vocabulary.remove(ids.into_keys());
+                vocabulary.remove(ids.keys().copied());
                 self.rewriter.add_vocabulary(name, &vocabulary, former)?;
             }
         }
-        Ok(())
-    }
-
-    /// Finds the manifests whose statistics contain ids of the users.
-    fn statistics(&mut self) -> Result<()> {
-        let Search { storage, snapshot, users, .. } = self.search;
-        let Some((feature, ids)) = users.feature(storage, snapshot)? else { return Ok(()) };
         for entry in &snapshot.manifests {
             let found = users.in_manifest(storage, snapshot, entry, (feature, &ids))?;
             self.has_users.insert(entry.path.clone(), !found.is_empty());

@@ -57,7 +57,7 @@ impl OlderSnapshots<'_> {
         let is_new = |entry: &&ManifestEntry| !self.has_users.contains_key(&entry.path);
         let new: Vec<&ManifestEntry> = snapshot.manifests.iter().filter(is_new).collect();
         if !new.is_empty()
-            && let Some((feature, ids)) = users.feature(self.storage, snapshot)?
+            && let Some((feature, _, ids)) = users.feature(self.storage, snapshot)?
         {
             for entry in new {
                 let found = users.in_manifest(self.storage, snapshot, entry, (feature, &ids))?;

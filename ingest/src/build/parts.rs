@@ -133,7 +133,7 @@ impl Pipeline<'_> {
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
         let target = Target::Part { range, ranges };
-        let found = self.find().await?;
+        let found = self.find(target).await?;
         sources::check_segments(config, &found.0, place).await?;
         let reading = self.plan(found, target, old.as_ref()).await?;
         let partition_columns = reading.partition_columns();
@@ -141,7 +141,6 @@ impl Pipeline<'_> {
             old.check_partition_columns(&partition_columns)?;
         }
         options.partitions.choice(&partition_columns)?;
-        let sample_keys = old.map_or(!config.samples.key.is_empty(), |old| old.sample_keys);
         let mut part = Part {
             format_version: FORMAT_VERSION,
             range,
@@ -151,7 +150,7 @@ impl Pipeline<'_> {
             order,
             sessions: config.session.clone(),
             partition_columns,
-            sample_keys,
+            sample_keys: old.map_or(!config.samples.key.is_empty(), |old| old.sample_keys),
             configuration: config.hash(),
             filter: options.partitions.to_string(),
             input: sources::file_hashes(&reading.sources),
@@ -160,28 +159,24 @@ impl Pipeline<'_> {
             ragged_rows_skipped: 0,
             written: Vec::new(),
         };
-        let Some((clustering, decided)) = self.decide(&reading, None).await? else {
-            part.rows = reading.row_counts(0, 0)?;
-            part.ragged_rows_skipped = sources::ragged_rows_skipped(&reading.sources);
-            return Ok(part);
-        };
-        let spec = WriteSpec {
-            location: self.out.to_owned(),
-            schema: part.schema.clone(),
-            options: WriterOptions {
-                column_order: options.column_order.clone(),
-                ..part.options(Commit::Append)
-            },
-            filter: options.partitions.clone(),
-            partition_columns: part.partition_columns.clone(),
-            cut: clustering.cut(true),
-        };
-        let mut add = |range: WrittenBucket| {
-            part.samples += range.samples();
-            written.push(range);
-            Ok(())
-        };
-        let read = clustering.write(spec, decided.lists, reporter, &mut add).await?;
+        let mut read = None;
+        if let Some((clustering, decided)) = self.decide(&reading, None).await? {
+            let column_order = options.column_order.clone();
+            let spec = WriteSpec {
+                location: self.out.to_owned(),
+                schema: part.schema.clone(),
+                options: WriterOptions { column_order, ..part.options(Commit::Append) },
+                filter: options.partitions.clone(),
+                partition_columns: part.partition_columns.clone(),
+                cut: clustering.cut(true),
+            };
+            let mut add = |range: WrittenBucket| {
+                part.samples += range.samples();
+                written.push(range);
+                Ok(())
+            };
+            read = clustering.write(spec, decided.lists, reporter, &mut add).await?;
+        }
         let (samples, others) = read.map_or((0, 0), |read| (read.samples, read.left_out.samples));
         part.rows = RowCounts { written: part.samples, ..reading.row_counts(samples, others)? };
         part.rows.check()?;

@@ -52,7 +52,7 @@ mod unfold;
 mod write;
 mod written_lists;
 
-pub(crate) use self::bucket_files::{LeftOut, WriteSpec};
+pub(crate) use self::bucket_files::WriteSpec;
 pub(crate) use self::clustering::{Clustering, WrittenSamples};
 pub(crate) use self::counts::{ListCounts, NumberCounts};
 pub(crate) use self::decode::ListColumn;
@@ -68,6 +68,6 @@ pub(crate) use self::origin::{
 pub(crate) use self::partitions::Partitions;
 pub(crate) use self::statistics::SampleStatistics;
 pub(crate) use self::totals::same_hash;
-pub(crate) use self::unfold::{Portions, RowGroups};
+pub(crate) use self::unfold::DecodedSamples;
 pub(crate) use self::write::WriteExec;
 pub(crate) use self::written_lists::{SentLists, WrittenLists};

@@ -50,10 +50,14 @@ pub(crate) trait RowGroups {
     fn write_row_group(&mut self, decode: Decode) -> Result<()>;
 }
 
-/// Divides samples that are not written into portions of about [`PORTION_BYTES`] decoded bytes. A portion ends between
+/// Decodes samples that are not written, in portions of about [`PORTION_BYTES`] decoded bytes. A portion ends between
 /// sessions, unless a session is larger than a portion.
-#[derive(Debug, Default)]
-pub(crate) struct Portions {
+pub(crate) struct DecodedSamples<W, R> {
+    /// Returns whether the samples of a partition are wanted.
+    wants: W,
+    /// Receives the batches of a partition's samples.
+    receive: R,
+    partition: PartitionKey,
     session: Option<i64>,
     bytes: usize,
 }
@@ -61,13 +65,45 @@ pub(crate) struct Portions {
 /// The approximate number of decoded bytes of a portion.
 const PORTION_BYTES: usize = 32 << 20;
 
-impl Portions {
-    /// Adds the next sample. Returns whether a portion ends before it.
-    pub(crate) fn push(&mut self, session: i64, bytes: usize) -> bool {
+impl<W, R> DecodedSamples<W, R>
+where
+    W: FnMut(&PartitionKey) -> Result<bool>,
+    R: FnMut(&PartitionKey, &RecordBatch) -> Result<()>,
+{
+    /// Passes the samples of the partitions that `wants` selects to `receive`, batch by batch.
+    pub(crate) fn new(wants: W, receive: R) -> Self {
+        Self { wants, receive, partition: PartitionKey::default(), session: None, bytes: 0 }
+    }
+}
+
+impl<W, R> RowGroups for DecodedSamples<W, R>
+where
+    W: FnMut(&PartitionKey) -> Result<bool>,
+    R: FnMut(&PartitionKey, &RecordBatch) -> Result<()>,
+{
+    fn wants(&mut self, partition: &PartitionKey) -> Result<bool> {
+        (self.wants)(partition)
+    }
+
+    fn leave_out(&mut self, _: &PartitionKey, _: &[i64]) -> Result<()> {
+        Ok(())
+    }
+
+    fn enter(&mut self, partition: &PartitionKey, _: u32) -> Result<()> {
+        (self.partition, self.session, self.bytes) = (partition.clone(), None, 0);
+        Ok(())
+    }
+
+    fn push(&mut self, session: i64, _: i64, bytes: usize) -> Result<bool> {
         let begins = self.session.replace(session) != Some(session);
         let ends = self.bytes >= PORTION_BYTES && begins || self.bytes >= 2 * PORTION_BYTES;
         self.bytes = if ends { bytes } else { self.bytes + bytes };
-        ends
+        Ok(ends)
+    }
+
+    fn write_row_group(&mut self, decode: Decode) -> Result<()> {
+        let decoded = decode().map_err(onefold_datasets::Error::Decoding)?;
+        decoded.iter().try_for_each(|samples| (self.receive)(&self.partition, samples))
     }
 }
 

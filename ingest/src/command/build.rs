@@ -12,21 +12,14 @@ use onefold_storage::commit::write_atomically;
 use onefold_terminal::Printer;
 
 use super::statistics::table;
-use super::{EngineArguments, run_async};
+use super::{DatasetArguments, EngineArguments, run_async};
 use crate::remote::Cluster;
 
 /// The arguments that `build` and `append` share.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// The configuration: sources, samples, session, partitions, features, kept columns
-    config: PathBuf,
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
-    #[arg(long)]
-    out: PathBuf,
-    /// Read other files in place of those that a source of the configuration names, as `log=log.parquet`: a file, a
-    /// directory, a pattern or a URL, and no other key of the source
-    #[arg(long, value_name = "NAME=PATH", value_parser = parse_source)]
-    sources: Vec<(String, String)>,
+    #[command(flatten)]
+    dataset: DatasetArguments,
     /// Which features are deduplicated together
     #[arg(long, value_enum, default_value_t = Groups::Given)]
     groups: Groups,
@@ -105,23 +98,6 @@ enum OrderArgument {
 /// A function that connects to a cluster, given its work folder.
 pub type ConnectCluster<'a> = dyn Fn(&Path) -> anyhow::Result<Arc<dyn Cluster>> + 'a;
 
-/// Parses the name and the path of a source.
-pub(super) fn parse_source(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.to_owned())),
-        _ => Err("write the name of a source and a path, as `log=log.parquet`".to_owned()),
-    }
-}
-
-/// Reads a configuration. `sources` are the names and the paths of sources that read other files than it says.
-pub(super) fn load_config(config: &Path, sources: &[(String, String)]) -> crate::Result<Config> {
-    let mut config = Config::load(config)?;
-    for (name, path) in sources {
-        config.set_source(name, path)?;
-    }
-    Ok(config)
-}
-
 /// Runs `build`, on a cluster if one is given.
 ///
 /// # Errors
@@ -161,10 +137,10 @@ fn run(
     cluster: Option<&ConnectCluster<'_>>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
-    let config = load_config(&arguments.config, &arguments.sources)?;
+    let config = arguments.dataset.config()?;
     let mut options =
         BuildOptions { groups: arguments.groups, buckets, ..arguments.how.options(&config, commit)? };
-    let mut out = arguments.out.clone();
+    let mut out = arguments.dataset.out.clone();
     if let Some(connect) = cluster {
         // Executors have other working directories, so a path must be absolute.
         out = onefold_storage::absolute(&out)?;
@@ -182,7 +158,7 @@ fn run(
     if let Some((path, profile)) = profile {
         write_atomically(path, profile.page(options.engine.threads).as_bytes())?;
     }
-    Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)
+    Ok(printer.summary(&describe(&summary, &arguments.dataset.out, commit), &summary)?)
 }
 
 impl HowArguments {

@@ -53,12 +53,12 @@ pub(crate) enum Command {
     /// of the samples, and written into files beside those of the samples that are there. The dataset is then the one that
     /// a build of all features gives. Example: onefold-ingest add-features logs/dataset.toml --out dataset
     /// --partition 'date>=2024-05-01'
-    AddFeatures(columns::AddFeaturesArguments),
+    AddFeatures(columns::ColumnsArguments),
     /// Compute labels and weights from the events that the logs have now, and write those that changed
     ///
     /// No other column is written. Partitions whose labels are those of the dataset get no files.
     /// Example: onefold-ingest relabel logs/dataset.toml --out dataset --partition 'date>=2024-05-25'
-    Relabel(columns::RelabelArguments),
+    Relabel(columns::ColumnsArguments),
     /// Write one range of a dataset's buckets; `commit` makes a dataset of all of them
     ///
     /// Any scheduler can so build a dataset on many machines, each of which needs only its range's samples. Samples of
@@ -131,8 +131,8 @@ impl CommandLine for Cli {
             Command::Build(arguments) => build::run_build(arguments, None, printer),
             Command::Check(arguments) => check::run(arguments, printer),
             Command::Append(arguments) => build::run_append(arguments, None, printer),
-            Command::AddFeatures(arguments) => columns::run_add_features(arguments, printer),
-            Command::Relabel(arguments) => columns::run_relabel(arguments, printer),
+            Command::AddFeatures(arguments) => columns::run(arguments, false, printer),
+            Command::Relabel(arguments) => columns::run(arguments, true, printer),
             Command::Write(arguments) => parts::run_write(arguments, printer),
             Command::Commit(arguments) => parts::run_commit(arguments, printer),
             Command::Shard(arguments) => shard::run(arguments, printer),

@@ -1,78 +1,47 @@
 //! `onefold-ingest add-features` and `relabel`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::PartitionFilter;
 use onefold_terminal::Printer;
 
-use super::build::{load_config, parse_source};
-use super::{EngineArguments, run_async};
+use super::{DatasetArguments, EngineArguments, run_async};
 use crate::{ColumnsOptions, ColumnsSummary, LabelChanges, add_features, relabel};
 
-/// The arguments that `add-features` and `relabel` share.
+/// The arguments of `add-features` and `relabel`.
 #[derive(Debug, clap::Args)]
-struct Common {
-    /// The configuration of the dataset
-    config: PathBuf,
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
-    #[arg(long)]
-    out: PathBuf,
-    /// Read other files in place of those that a source of the configuration names, as `log=log.parquet`: a file, a
-    /// directory, a pattern or a URL, and no other key of the source
-    #[arg(long, value_name = "NAME=PATH", value_parser = parse_source)]
-    sources: Vec<(String, String)>,
+pub(crate) struct ColumnsArguments {
+    #[command(flatten)]
+    dataset: DatasetArguments,
     /// Write columns of these partitions alone, as `date=2024-06-01` or `city="Paris, TX"`
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     partition: PartitionFilter,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct AddFeaturesArguments {
-    #[command(flatten)]
-    common: Common,
-    /// Samples of the dataset may be missing in the logs: they get no ids, and 0 of dense features
+    /// Samples of the dataset may be missing in the logs: added features have no ids, or 0, in them, and labels stay as
+    /// they are
     #[arg(long)]
     allow_missing: bool,
     #[command(flatten)]
     engine: EngineArguments,
 }
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct RelabelArguments {
-    #[command(flatten)]
-    common: Common,
-    /// Samples of the dataset may be missing in the logs: they keep their labels
-    #[arg(long)]
-    allow_missing: bool,
-    #[command(flatten)]
-    engine: EngineArguments,
-}
-
-impl Common {
-    fn options(&self, engine: &EngineArguments, allow_missing: bool) -> ColumnsOptions {
-        ColumnsOptions { engine: engine.options(), partitions: self.partition.clone(), allow_missing }
-    }
-}
-
-/// Adds features to samples that lack them.
-pub(crate) fn run_add_features(arguments: &AddFeaturesArguments, printer: &Printer) -> anyhow::Result<()> {
-    let AddFeaturesArguments { common, allow_missing, engine } = arguments;
-    let config = load_config(&common.config, &common.sources)?;
-    let options = common.options(engine, *allow_missing);
-    let work = add_features(&config, &common.out, &options, printer);
+/// Adds features to samples that lack them, or recomputes labels (`labels`) and writes the changed ones.
+pub(crate) fn run(arguments: &ColumnsArguments, labels: bool, printer: &Printer) -> anyhow::Result<()> {
+    let ColumnsArguments { dataset, partition, allow_missing, engine } = arguments;
+    let config = dataset.config()?;
+    let options = ColumnsOptions {
+        engine: engine.options(),
+        partitions: partition.clone(),
+        allow_missing: *allow_missing,
+    };
+    let work = async {
+        match labels {
+            true => relabel(&config, &dataset.out, &options, printer).await,
+            false => add_features(&config, &dataset.out, &options, printer).await,
+        }
+    };
     let summary = run_async(options.engine.threads, work, printer)?;
-    Ok(printer.summary(&describe(&summary, &common.out), &summary)?)
-}
-
-/// Recomputes labels, and writes the changed ones.
-pub(crate) fn run_relabel(arguments: &RelabelArguments, printer: &Printer) -> anyhow::Result<()> {
-    let RelabelArguments { common, allow_missing, engine } = arguments;
-    let config = load_config(&common.config, &common.sources)?;
-    let options = common.options(engine, *allow_missing);
-    let work = relabel(&config, &common.out, &options, printer);
-    let summary = run_async(options.engine.threads, work, printer)?;
-    Ok(printer.summary(&describe(&summary, &common.out), &summary)?)
+    Ok(printer.summary(&describe(&summary, &dataset.out), &summary)?)
 }
 
 fn describe(summary: &ColumnsSummary, out: &Path) -> String {

@@ -30,7 +30,7 @@ use onefold_datasets::RewriteOptions;
 use onefold_terminal::Program;
 
 pub use self::build::{AppendArguments, BuildArguments, ConnectCluster, run_append, run_build};
-use crate::EngineOptions;
+use crate::{Config, EngineOptions};
 
 /// The program, for callers that run it in their own process.
 pub const PROGRAM: Program = Program::of::<cli::Cli>();
@@ -65,6 +65,39 @@ fn run_async<T>(
             }
         }
     })
+}
+
+/// A configuration, and the dataset that it describes.
+#[derive(Debug, clap::Args)]
+struct DatasetArguments {
+    /// The configuration: sources, samples, session, partitions, features, kept columns
+    config: PathBuf,
+    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    #[arg(long)]
+    out: PathBuf,
+    /// Read other files in place of those that a source of the configuration names, as `log=log.parquet`: a file, a
+    /// directory, a pattern or a URL, and no other key of the source
+    #[arg(long, value_name = "NAME=PATH", value_parser = parse_source)]
+    sources: Vec<(String, String)>,
+}
+
+impl DatasetArguments {
+    /// Reads the configuration.
+    fn config(&self) -> crate::Result<Config> {
+        let mut config = Config::load(&self.config)?;
+        for (name, path) in &self.sources {
+            config.set_source(name, path)?;
+        }
+        Ok(config)
+    }
+}
+
+/// Parses the name and the path of a source.
+fn parse_source(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.to_owned())),
+        _ => Err("write the name of a source and a path, as `log=log.parquet`".to_owned()),
+    }
 }
 
 /// How files of a dataset are written again.

@@ -66,7 +66,12 @@ pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Res
             return Err(Fault::new(Kind::Options, message).hint(hint).into());
         }
     };
-    finish(&report, arguments.html.as_deref(), printer)
+    let page = arguments.html.as_deref();
+    if let Some(path) = page {
+        write_atomically(path, html(&report).as_bytes())
+            .with_context(|| format!("the report could not be written to `{}`", path.display()))?;
+    }
+    Ok(printer.summary(&describe(&report, page), &report)?)
 }
 
 /// Builds a temporary dataset from whole sessions of the logs, and reports on it.
@@ -101,15 +106,6 @@ fn from_logs(
     let built = run_async(options.threads, work, printer)?;
     let sampled = Some(built.share).filter(|share| *share < 1.0);
     Ok(gather(&dataset, &ReportOptions { sampled, ..options.clone() }, printer)?)
-}
-
-/// Writes the page of a report, and prints its summary.
-pub(crate) fn finish(report: &Report, page: Option<&Path>, printer: &Printer) -> anyhow::Result<()> {
-    if let Some(path) = page {
-        write_atomically(path, html(report).as_bytes())
-            .with_context(|| format!("the report could not be written to `{}`", path.display()))?;
-    }
-    Ok(printer.summary(&describe(report, page), report)?)
 }
 
 fn describe(report: &Report, page: Option<&Path>) -> String {

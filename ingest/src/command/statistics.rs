@@ -5,15 +5,8 @@ use onefold_base::units::format_count;
 
 /// Returns a heading and one line per feature column.
 pub(super) fn table(statistics: &BuildStatistics) -> Vec<String> {
-    let mut rows = vec![[
-        "feature".to_owned(),
-        "kind".to_owned(),
-        "null".to_owned(),
-        "empty".to_owned(),
-        "length".to_owned(),
-        "distinct".to_owned(),
-        "values".to_owned(),
-    ]];
+    let heading = ["feature", "kind", "null", "empty", "length", "distinct", "values"];
+    let mut rows = vec![heading.map(str::to_owned)];
     rows.extend(statistics.features.iter().map(row));
     let widths: [usize; 7] =
         std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));

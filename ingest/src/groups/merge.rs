@@ -1,6 +1,6 @@
 //! Merges groups as long as that lowers their cost.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::co_change::CoChange;
@@ -20,28 +20,6 @@ struct Cluster {
     weight: f64,
 }
 
-/// A pair of groups whose merger lowers the cost. The order is by saving; of equal savings, the pair of the earliest
-/// groups is the greatest.
-#[derive(Debug, PartialEq)]
-struct Merge {
-    saving: f64,
-    pair: (usize, usize),
-}
-
-impl Eq for Merge {}
-
-impl Ord for Merge {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.saving.total_cmp(&other.saving).then_with(|| other.pair.cmp(&self.pair))
-    }
-}
-
-impl PartialOrd for Merge {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
 /// Merges `features`, which begin as groups of features that always change together, as long as that lowers the cost.
 /// No merged group has more than `most_distinct` distinct rows per sample. The features of a group are in ascending
 /// order.
@@ -53,11 +31,13 @@ pub(super) fn merge_groups(
 ) -> Vec<Vec<usize>> {
     let sets = Sets::of(observed, features);
     let first = sets.clusters(features, weights);
-    let merge = |a: &Cluster, b: &Cluster, pair| {
+    // Pairs whose merger lowers the cost are ordered by the saving, then by their numbers. The bits of positive numbers
+    // have the order of the numbers.
+    let merge = |a: &Cluster, b: &Cluster, pair: (usize, usize)| {
         let distinct = sets.distinct_of_union(&a.hits, &b.hits);
         let again = (distinct - a.distinct) * a.weight + (distinct - b.distinct) * b.weight;
-        (again < INDEX_BYTES && distinct <= most_distinct)
-            .then_some(Merge { saving: INDEX_BYTES - again, pair })
+        let saves = again < INDEX_BYTES && distinct <= most_distinct;
+        saves.then(|| ((INDEX_BYTES - again).to_bits(), Reverse(pair)))
     };
     let mut merges = BinaryHeap::new();
     for (j, b) in first.iter().enumerate() {
@@ -65,7 +45,7 @@ pub(super) fn merge_groups(
     }
     // A merged group is appended at the end, and the entries of its two parts become `None`.
     let mut clusters: Vec<Option<Cluster>> = first.into_iter().map(Some).collect();
-    while let Some(Merge { pair: (i, j), .. }) = merges.pop() {
+    while let Some((_, Reverse((i, j)))) = merges.pop() {
         if clusters[i].is_none() {
             continue;
         }
@@ -106,7 +86,7 @@ impl Sets {
         }
         reduced.retain(|set, _| set.iter().any(|word| *word != 0));
         let mut counted: Vec<(Vec<u64>, u64)> = reduced.into_iter().collect();
-        counted.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
+        counted.sort_by_key(|(_, times)| Reverse(*times));
         let longest = counted.first().map_or(0, |(_, times)| u64::BITS - times.leading_zeros());
         let count_bits = (0..longest).map(|k| {
             let mut words = vec![0_u64; counted.len().div_ceil(64)];

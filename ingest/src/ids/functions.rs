@@ -20,6 +20,7 @@ use super::values::item_type;
 use super::{IdForm, IdType, list_ids, scalar_ids};
 use crate::Error;
 use crate::error::external;
+use crate::sql::function_methods;
 
 /// Registers the functions with `context`.
 pub(crate) fn register(context: &SessionContext) {
@@ -96,13 +97,7 @@ fn of_one_value() -> Signature {
 }
 
 impl ScalarUDFImpl for HashId {
-    fn name(&self) -> &str {
-        "hash_id"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.0
-    }
+    function_methods!("hash_id");
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
         match arguments {
@@ -132,13 +127,7 @@ impl ScalarUDFImpl for HashId {
 }
 
 impl ScalarUDFImpl for WholeId {
-    fn name(&self) -> &str {
-        "whole_id"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.0
-    }
+    function_methods!("whole_id");
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
         match arguments {
@@ -198,13 +187,7 @@ fn whole_ids(numbers: &ArrayRef) -> Result<Int64Array> {
 }
 
 impl ScalarUDFImpl for SplitIds {
-    fn name(&self) -> &str {
-        "split_ids"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.0
-    }
+    function_methods!("split_ids");
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
         if arguments.len() == 2 && arguments.iter().all(is_text) {
@@ -236,13 +219,7 @@ impl ScalarUDFImpl for SplitIds {
 }
 
 impl ScalarUDFImpl for SplitPartEach {
-    fn name(&self) -> &str {
-        "split_part_each"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.0
-    }
+    function_methods!("split_part_each");
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
         match arguments {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use onefold_base::units::count_of;
+
 use super::columns::in_comment;
 use super::logs::{Log, ROWS};
 use super::roles::{Choice, Feature, Plan};
@@ -25,7 +27,8 @@ pub(super) fn written(logs: &[Log], main: usize, plan: &Plan, out: &Path) -> Str
         "[sources]".to_owned(),
     ];
     for (place, log) in logs.iter().enumerate() {
-        lines.push(format!("# {:?}, {} files; {} rows seen", log.format, log.files, log.rows));
+        let (files, rows) = (count_of(log.files as u64, "file"), count_of(log.rows as u64, "row"));
+        lines.push(format!("# {:?}, {files}; {rows} seen", log.format));
         if !log.source.header {
             lines.push(
                 "# without a header: `schema = { user_id = \"VARCHAR\", … }` names all columns, in order"

@@ -106,6 +106,14 @@ pub(super) struct Feature {
     pub(super) check: Option<String>,
 }
 
+impl Feature {
+    /// Makes a feature of a kind without a group.
+    fn new(name: impl Into<String>, kind: &'static str, evidence: impl Into<String>) -> Self {
+        let (name, evidence) = (name.into(), evidence.into());
+        Self { name, kind, group: None, hash: false, evidence, check: None }
+    }
+}
+
 /// A choice with its evidence, and a question for the user to check.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Choice {
@@ -404,14 +412,9 @@ impl<'a> Roles<'a> {
         if let Some(user) = user
             && !OWN_NAMES.contains(&user.name.as_str())
         {
-            self.plan.features.push(Feature {
-                kind: "sparse",
-                group: Some("user".to_owned()),
-                hash: user.kind != Type::Integer,
-                evidence: user.examples(),
-                check: None,
-                name: user.name,
-            });
+            let hash = user.kind != Type::Integer;
+            let feature = Feature::new(&user.name, "sparse", user.examples());
+            self.plan.features.push(Feature { group: Some("user".to_owned()), hash, ..feature });
         }
     }
 
@@ -466,14 +469,8 @@ impl<'a> Roles<'a> {
             let name = self.unused_name("constant");
             self.plan.take_as(&name, "1".to_owned());
             let check = "no column is a feature, and a dataset needs one: write a column or an expression in its place";
-            self.plan.features.push(Feature {
-                name,
-                kind: "dense",
-                group: None,
-                hash: false,
-                evidence: String::new(),
-                check: Some(check.to_owned()),
-            });
+            let feature = Feature::new(name, "dense", "");
+            self.plan.features.push(Feature { check: Some(check.to_owned()), ..feature });
         }
     }
 
@@ -486,15 +483,9 @@ impl<'a> Roles<'a> {
         let evidence = column.examples();
         // If a row makes several samples, all features that are not items repeat together.
         let group = (!self.plan.unnested.is_empty()).then(|| "row".to_owned());
-        let sparse = |hash| Feature {
-            name: name.clone(),
-            kind: "sparse",
-            group: group.clone(),
-            hash,
-            evidence: evidence.clone(),
-            check: None,
-        };
-        let dense = || Feature { kind: "dense", group: None, ..sparse(false) };
+        let sparse =
+            |hash| Feature { group: group.clone(), hash, ..Feature::new(&name, "sparse", &evidence) };
+        let dense = || Feature::new(&name, "dense", &evidence);
         if column.is_list {
             if column.kind.is_float() || column.kind == Type::Time {
                 return Err(format!("lists of numbers with fractions, or of times, are no ids: {evidence}"));

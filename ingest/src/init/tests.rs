@@ -59,6 +59,7 @@ fn times_users_and_labels_are_found_with_their_evidence() {
         column("clicked", Type::Boolean, &["true", "false", "true"]),
         column("price", Type::Number, &["0.5", "NaN", ""]),
     ]));
+    assert!(text.contains("# Csv, 1 file; 3 rows seen"), "{text}");
     assert!(text.contains("# 1541599523: seconds, 2018-11-07T14:05:23Z to 2018-11-07T14:13:20Z"), "{text}");
     assert_eq!(config.time.column, "timestamp");
     assert_eq!(config.session_columns(), ["userId"]);

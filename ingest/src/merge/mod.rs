@@ -41,9 +41,9 @@ pub(crate) use self::old_rows::{OldRowsExec, OldRowsSpec};
 use self::sql::{COUNT, RANGE, Sql};
 use crate::cluster::{
     ClusterOptions, Clustering, LateSamples, ListColumn, MergedQueries, PARTITION, Partitions, SentLists,
-    WrittenLists, fold_old_samples, list_names, same_hash,
+    WrittenLists, fold_old_samples, same_hash,
 };
-use crate::decide::OutputPlan;
+use crate::decide::{OutputPlan, list_columns};
 use crate::planned::PlannedTable;
 use crate::reading::Reading;
 use crate::remote::{Cluster, WorkFile, WorkRowsSpec, WrittenRows, cluster_of};
@@ -483,12 +483,6 @@ pub(crate) fn know_originals(config: &Config, reading: &Reading<'_>, decided: &m
         }
         maps.insert(name.clone(), vocabulary.id_map(texts));
     }
-    for (name, list) in list_names(config).zip(&mut decided.lists) {
-        let feature = config.schema.sparse_features().find(|feature| feature.name == name);
-        let vocabulary = feature.and_then(|feature| feature.vocabulary.as_ref());
-        if let Some(map) = vocabulary.and_then(|name| maps.get(name)) {
-            list.vocabulary = Some(Arc::clone(map));
-        }
-    }
+    decided.lists = list_columns(config, &maps);
     Ok(())
 }

@@ -84,22 +84,25 @@ impl OldDataset {
         ranges: &BTreeSet<(usize, u32)>,
         readers: usize,
     ) -> Result<Vec<Vec<OldFile>>> {
-        let mut parts: Vec<Vec<OldFile>> = vec![Vec::new(); readers.max(1)];
-        let mut next = 0;
-        for (number, range) in ranges {
-            let values = self.values(config, &self.snapshot.partitions[*number])?;
-            let mut before = 0;
-            for files in self.of_range(*number, *range) {
-                let place = next % parts.len();
-                parts[place].push(OldFile {
-                    partition: *number,
-                    values: values.clone(),
-                    files: files.clone(),
-                    before,
-                });
-                before += files.samples;
-                next += 1;
-            }
+        let of_range = |(number, range): &(usize, u32)| {
+            numbered(self.of_range(*number, *range).map(|files| (*number, files)))
+        };
+        self.divide(config, ranges.iter().flat_map(of_range), readers)
+    }
+
+    /// Divides files among at most `readers` readers. Each set of files is given with the index of its partition, and
+    /// the number of the samples that precede it.
+    fn divide<'s>(
+        &self,
+        config: &Config,
+        sets: impl Iterator<Item = (usize, &'s FileSet, u64)>,
+        readers: usize,
+    ) -> Result<Vec<Vec<OldFile>>> {
+        let readers = readers.max(1);
+        let mut parts: Vec<Vec<OldFile>> = vec![Vec::new(); readers];
+        for (place, (partition, files, before)) in sets.enumerate() {
+            let values = self.values(config, &self.snapshot.partitions[partition])?;
+            parts[place % readers].push(OldFile { partition, values, files: files.clone(), before });
         }
         parts.retain(|files| !files.is_empty());
         Ok(parts)
@@ -117,16 +120,7 @@ impl OldDataset {
         sets: &[(usize, &FileSet)],
         readers: usize,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let mut parts: Vec<Vec<OldFile>> = vec![Vec::new(); readers.clamp(1, sets.len().max(1))];
-        let mut before = 0;
-        for (place, (partition, files)) in sets.iter().enumerate() {
-            let values = self.values(config, &self.snapshot.partitions[*partition])?;
-            let (partition, files) = (*partition, FileSet::clone(files));
-            let samples = files.samples;
-            let readers = parts.len();
-            parts[place % readers].push(OldFile { partition, values, files, before });
-            before += samples;
-        }
+        let parts = self.divide(config, numbered(sets.iter().copied()), readers)?;
         let (spec, schema) = self.rows(config, Read::Places);
         let rows = parts.iter().map(|files| OldFile::rows(files)).collect::<Result<Vec<_>, _>>()?;
         let lists = WrittenLists::Here(Vec::new());
@@ -190,6 +184,17 @@ impl OldDataset {
             groups.flat_map(|group| group.features.iter().map(move |feature| (group, feature)));
         features.find(|(_, f)| f.name == name).map(|(group, feature)| (group.clone(), feature.clone()))
     }
+}
+
+/// Adds to each set of files the number of the samples that precede it.
+fn numbered<'s>(
+    sets: impl Iterator<Item = (usize, &'s FileSet)>,
+) -> impl Iterator<Item = (usize, &'s FileSet, u64)> {
+    sets.scan(0, |before, (partition, files)| {
+        let first = *before;
+        *before += files.samples;
+        Some((partition, files, first))
+    })
 }
 
 /// Returns the float columns to read. [`Read::Places`] reads labels and weights, but no dense features.

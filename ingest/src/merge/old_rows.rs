@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray,
+    Array, ArrayRef, AsArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, UInt64Array,
 };
-use datafusion::arrow::compute::cast;
+use datafusion::arrow::compute::{cast, take_arrays};
 use datafusion::arrow::datatypes::{
     DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef, TimestampMicrosecondType,
 };
@@ -31,10 +31,10 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use crate::Result;
 use crate::cluster::WrittenLists;
 use crate::error::{arrow_bug, bug, external};
 use crate::operator::{operator_methods, plan_properties, shown_as};
+use crate::{Error, Result};
 
 /// The number of batches that are read ahead.
 const WAITING: usize = 2;
@@ -279,11 +279,11 @@ impl Reader<'_> {
         open.check_columns(&snapshot.columns_of(&file.files)).map_err(onefold_datasets::Error::from)?;
         let mut before = file.before;
         for group in 0..open.row_groups() {
-            let columns = RowGroup::read(self.spec, &open, group)?;
-            let rows = columns.sessions.len();
+            let columns = RowGroup::read(self.spec, &open, group, before)?;
+            let rows = columns.values.first().map_or(0, |sessions| sessions.len());
             for start in (0..rows).step_by(self.batch_rows) {
                 let rows = start..(start + self.batch_rows).min(rows);
-                let batch = self.batch(file, &columns, rows, before)?;
+                let batch = self.batch(file, &columns, rows)?;
                 if output.blocking_send(Ok(batch)).is_err() {
                     return Ok(false);
                 }
@@ -293,85 +293,71 @@ impl Reader<'_> {
         Ok(true)
     }
 
-    /// Returns some rows of a row group. `before` is the number of samples of the range before the row group.
-    fn batch(
-        &self,
-        file: &OldFile,
-        group: &RowGroup,
-        rows: Range<usize>,
-        before: u64,
-    ) -> Result<RecordBatch> {
-        let integers =
-            |values: &[i64]| -> ArrayRef { Arc::new(Int64Array::from(values[rows.clone()].to_vec())) };
-        let same = |value: i64| -> ArrayRef { Arc::new(Int64Array::from(vec![value; rows.len()])) };
+    /// Returns some rows of a row group.
+    fn batch(&self, file: &OldFile, group: &RowGroup, rows: Range<usize>) -> Result<RecordBatch> {
         let mut columns = Vec::with_capacity(self.schema.fields().len());
         for (text, field) in file.values.iter().zip(self.schema.fields()) {
             let value = value_of(text, field.data_type());
             let value = value.ok_or_else(|| bug("a partition has a value of another type"))?;
             columns.push(value.to_array_of_size(rows.len())?);
         }
-        columns.extend([same(file.partition as i64), integers(&group.sessions)]);
-        if matches!(self.spec.read, Read::Samples | Read::Places) {
-            let first = before as i64;
-            let sequence = rows.clone().map(|row| first + row as i64);
-            columns.push(Arc::new(Int64Array::from_iter_values(sequence)));
-            columns.extend(group.keys.as_ref().map(|keys| integers(keys)));
-            columns.extend(group.times.as_ref().map(|times| integers(times)));
-            columns.extend((0..self.spec.positions).map(|_| same(0)));
-            for floats in &group.floats {
-                columns.push(Arc::new(Float32Array::from(floats[rows.clone()].to_vec())));
-            }
-            columns.extend(group.kept.iter().map(|values| values.slice(rows.start, rows.len())));
-            for (lists, originals) in group.lists.iter().zip(&self.originals) {
-                let lists = lists.to_array(rows.clone());
-                columns.push(match originals {
-                    None => lists,
-                    Some(originals) => with_originals(&lists, originals)?,
-                });
-            }
-        } else {
-            columns.extend(group.times.as_ref().or(group.keys.as_ref()).map(|values| integers(values)));
+        columns.push(Arc::new(Int64Array::from(vec![file.partition as i64; rows.len()])));
+        // Slices would keep the row group in memory, and operators would count all of it for each batch.
+        let picked = UInt64Array::from_iter_values(rows.start as u64..rows.end as u64);
+        columns.extend(take_arrays(&group.values, &picked, None).map_err(arrow_bug)?);
+        for (lists, originals) in group.lists.iter().zip(&self.originals) {
+            let lists = lists.to_array(rows.clone());
+            columns.push(match originals {
+                None => lists,
+                Some(originals) => with_originals(&lists, originals)?,
+            });
         }
         RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(arrow_bug)
     }
 }
 
-/// The columns of a row group that a table needs.
+/// The columns of a row group that a table needs after the partition, in the order of the table.
 struct RowGroup {
-    sessions: Vec<i64>,
-    times: Option<Vec<i64>>,
-    keys: Option<Vec<i64>>,
-    floats: Vec<Vec<f32>>,
-    kept: Vec<ArrayRef>,
+    /// The columns before the lists; the first one is the session.
+    values: Vec<ArrayRef>,
     lists: Vec<onefold_datasets::scan::SampleLists>,
 }
 
 impl RowGroup {
-    fn read(spec: &OldRowsSpec, file: &OpenFiles, group: usize) -> Result<Self> {
-        let sessions = file.numbers::<Int64Type>(group, SESSION_COLUMN)?.to_vec();
-        let (floats, kept, lists) = (Vec::new(), Vec::new(), Vec::new());
-        let mut columns = Self { sessions, times: None, keys: None, floats, kept, lists };
-        if spec.read != Read::Keys {
-            columns.times = Some(file.numbers::<TimestampMicrosecondType>(group, TIME_COLUMN)?.to_vec());
-        }
-        let (is_whole, is_place) = (spec.read == Read::Samples, spec.read == Read::Places);
-        if spec.read == Read::Keys || (is_whole || is_place) && spec.keyed {
-            columns.keys = Some(file.numbers::<Int64Type>(group, SAMPLE_KEY_COLUMN)?.to_vec());
-        }
-        if is_whole || is_place {
-            for name in &spec.floats {
-                columns.floats.push(file.numbers::<Float32Type>(group, name)?.to_vec());
+    /// Reads a row group. `before` is the number of samples of the range before the row group.
+    fn read(spec: &OldRowsSpec, file: &OpenFiles, group: usize, before: u64) -> Result<Self> {
+        let column = |values| -> ArrayRef { Arc::new(Int64Array::new(values, None)) };
+        let integers = |name| Ok::<_, Error>(column(file.numbers::<Int64Type>(group, name)?));
+        let times = || Ok::<_, Error>(column(file.numbers::<TimestampMicrosecondType>(group, TIME_COLUMN)?));
+        let sessions = integers(SESSION_COLUMN)?;
+        let rows = sessions.len();
+        let mut read = Self { values: vec![sessions], lists: Vec::new() };
+        match spec.read {
+            Read::Times => read.values.push(times()?),
+            Read::Keys => read.values.push(integers(SAMPLE_KEY_COLUMN)?),
+            Read::Places | Read::Samples => {
+                let sequence = (before as i64..).take(rows);
+                read.values.push(Arc::new(Int64Array::from_iter_values(sequence)));
+                if spec.keyed {
+                    read.values.push(integers(SAMPLE_KEY_COLUMN)?);
+                }
+                read.values.push(times()?);
+                read.values.extend((0..spec.positions).map(|_| column(vec![0; rows].into())));
+                for name in &spec.floats {
+                    let floats = file.numbers::<Float32Type>(group, name)?;
+                    read.values.push(Arc::new(Float32Array::new(floats, None)));
+                }
             }
         }
-        if is_whole {
-            for column in &spec.snapshot.schema.kept {
-                columns.kept.push(file.kept(group, column)?);
+        if spec.read == Read::Samples {
+            for kept in &spec.snapshot.schema.kept {
+                read.values.push(file.kept(group, kept)?);
             }
             for (in_group, feature) in &spec.lists {
-                columns.lists.push(file.lists(group, spec.snapshot.layout, in_group, feature)?);
+                read.lists.push(file.lists(group, spec.snapshot.layout, in_group, feature)?);
             }
         }
-        Ok(columns)
+        Ok(read)
     }
 }
 

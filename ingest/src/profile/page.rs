@@ -22,22 +22,47 @@ const WIDTH: f64 = 1040.0;
 const LABELS: f64 = 290.0;
 const ROW: f64 = 34.0;
 
-/// A stage in the form that is shown.
-struct Row {
-    name: String,
-    detail: String,
-    streams: usize,
-    seconds: f64,
-    /// The seconds of the two busiest streams.
-    busiest: [f64; 2],
-    intervals: Vec<Duration>,
+impl Stage {
+    /// Returns the processor time of each stream, in seconds.
+    fn seconds(&self) -> impl Iterator<Item = f64> {
+        self.streams.iter().map(Duration::as_secs_f64)
+    }
+
+    /// Returns the seconds of the two busiest streams.
+    fn busiest(&self) -> [f64; 2] {
+        self.seconds().fold([0.0; 2], |[first, second], value| match value {
+            value if value > first => [value, first],
+            value => [first, second.max(value)],
+        })
+    }
+
+    /// Returns the interval by which half of the time was spent.
+    fn middle(&self) -> usize {
+        let all: Duration = self.intervals.iter().sum();
+        let mut before = Duration::ZERO;
+        let half = |time: &Duration| {
+            before += *time;
+            2 * before >= all
+        };
+        self.intervals.iter().position(half).unwrap_or(0)
+    }
+
+    /// Adds the streams of another stage.
+    fn merge(&mut self, other: &Self) {
+        self.streams.extend(&other.streams);
+        self.intervals.resize(self.intervals.len().max(other.intervals.len()), Duration::ZERO);
+        self.intervals.iter_mut().zip(&other.intervals).for_each(|(sum, time)| *sum += *time);
+    }
 }
 
 impl Profile {
     /// Implements [`Running::page`](super::Running::page).
     pub(super) fn page(&self, threads: usize) -> String {
         let wall = self.began.elapsed().as_secs_f64();
-        let (rows, seconds) = self.rows(threads);
+        let stages = self.stages();
+        let measured: f64 = stages.iter().flat_map(Stage::seconds).sum();
+        let seconds = cpu_seconds().map_or(measured, |now| measured.max(now - self.began_seconds));
+        let shown = shown(&stages, seconds, threads);
         let whole = seconds / threads as f64;
         let lead = format!(
             "{seconds:.1} s of processor time in {wall:.1} s. Divided evenly among {threads} processors that would take \
@@ -50,7 +75,7 @@ impl Profile {
                 "When each stage worked",
                 "The processors that a stage kept busy, by time. A stage is an operator of the engine with its tasks, or a \
                  part of Onefold's own work.",
-                &picture(&rows, wall),
+                &picture(&shown, wall),
             ),
             section(
                 "How far stages can be divided",
@@ -60,83 +85,34 @@ impl Profile {
                      that the busiest one takes longer than the next. The shares are of the {whole:.2} s that {threads} \
                      processors would take."
                 ),
-                &table(&rows, seconds, whole),
+                &table(&shown, seconds, whole),
             ),
         ];
         document("Where the time of a build went", STYLE, &body)
     }
+}
 
-    /// Returns the stages in the order of the times at which they ran, and the total processor time in seconds.
-    fn rows(&self, threads: usize) -> (Vec<Row>, f64) {
-        let stages = self.stages();
-        let measured: f64 = stages.iter().flat_map(|stage| &stage.streams).map(Duration::as_secs_f64).sum();
-        let all = cpu_seconds().map_or(measured, |now| measured.max(now - self.began_seconds));
-        let (mut rows, mut small) = (Vec::new(), row(&Stage::default()));
-        for stage in stages.iter() {
-            let row = row(stage);
-            let is_shown = row.seconds >= SMALLEST_SHARE * all
-                || row.busiest[0] >= SMALLEST_STREAM * all / threads as f64;
-            if is_shown {
-                rows.push(row);
-            } else {
-                small.seconds += row.seconds;
-                small.streams += row.streams;
-                small.busiest = largest(small.busiest.into_iter().chain(row.busiest));
-                let length = small.intervals.len().max(row.intervals.len());
-                small.intervals.resize(length, Duration::ZERO);
-                small.intervals.iter_mut().zip(row.intervals).for_each(|(sum, time)| *sum += time);
-            }
+/// Returns the stages in the order of the times at which they ran, and then the smaller stages together.
+fn shown(stages: &[Stage], seconds: f64, threads: usize) -> Vec<Stage> {
+    let (mut shown, mut small) =
+        (Vec::new(), Stage { name: "smaller stages".to_owned(), ..Stage::default() });
+    for stage in stages {
+        let is_large = stage.seconds().sum::<f64>() >= SMALLEST_SHARE * seconds
+            || stage.busiest()[0] >= SMALLEST_STREAM * seconds / threads as f64;
+        if is_large {
+            shown.push(stage.clone());
+        } else {
+            small.merge(stage);
         }
-        rows.sort_by_key(|row| middle(&row.intervals));
-        "smaller stages".clone_into(&mut small.name);
-        rows.push(small);
-        let rest = Row {
-            name: "not measured".to_owned(),
-            detail: "reads and writes of files, and work between the tasks of the engine".to_owned(),
-            streams: 0,
-            seconds: all - measured,
-            busiest: [0.0; 2],
-            intervals: Vec::new(),
-        };
-        rows.push(rest);
-        (rows, all)
     }
-}
-
-fn row(stage: &Stage) -> Row {
-    let streams = || stage.streams.iter().map(Duration::as_secs_f64);
-    Row {
-        name: stage.name.clone(),
-        detail: stage.detail.clone(),
-        streams: streams().filter(|seconds| *seconds > 0.0).count(),
-        seconds: streams().sum(),
-        busiest: largest(streams()),
-        intervals: stage.intervals.clone(),
-    }
-}
-
-/// Returns the two largest values.
-fn largest(values: impl Iterator<Item = f64>) -> [f64; 2] {
-    values.fold([0.0; 2], |[first, second], value| match value {
-        value if value > first => [value, first],
-        value => [first, second.max(value)],
-    })
-}
-
-/// Returns the interval by which half of the time was spent.
-fn middle(intervals: &[Duration]) -> usize {
-    let all: Duration = intervals.iter().sum();
-    let mut before = Duration::ZERO;
-    let half = |time: &Duration| {
-        before += *time;
-        2 * before >= all
-    };
-    intervals.iter().position(half).unwrap_or(0)
+    shown.sort_by_key(Stage::middle);
+    shown.push(small);
+    shown
 }
 
 /// Draws a curve for each stage: the number of processors that it kept busy.
-fn picture(rows: &[Row], wall: f64) -> String {
-    let rows: Vec<&Row> = rows.iter().filter(|row| !row.intervals.is_empty()).collect();
+fn picture(stages: &[Stage], wall: f64) -> String {
+    let rows: Vec<&Stage> = stages.iter().filter(|stage| !stage.intervals.is_empty()).collect();
     let height = ROW * rows.len() as f64;
     let mut svg = Svg::new(WIDTH, height + 24.0, "processors that each stage kept busy, by time");
     let x = |seconds: f64| LABELS + (WIDTH - LABELS - 60.0) * seconds / wall;
@@ -175,30 +151,33 @@ fn busy(intervals: &[Duration], wall: f64) -> Vec<f64> {
     busy
 }
 
-fn table(rows: &[Row], seconds: f64, whole: f64) -> String {
-    let line = |row: &Row| {
-        let [first, second] = row.busiest;
-        let cells = match row.streams {
-            0 => "<td></td><td></td><td></td><td></td><td></td>".to_owned(),
-            streams => format!(
-                "<td>{streams}</td><td>{first:.3}</td><td>{}</td><td>{:.3}</td><td>{}</td>",
-                percent(first / whole),
-                first - second,
-                percent((first - second) / whole)
-            ),
-        };
+fn table(stages: &[Stage], seconds: f64, whole: f64) -> String {
+    let line = |name: &str, detail: &str, own: f64, cells: &str| {
         format!(
-            "<tr><td title=\"{}\">{}</td><td>{:.2}</td><td>{}</td>{cells}</tr>",
-            escape(&row.detail),
-            escape(&row.name),
-            row.seconds,
-            percent(row.seconds / seconds.max(f64::MIN_POSITIVE)),
+            "<tr><td title=\"{}\">{}</td><td>{own:.2}</td><td>{}</td>{cells}</tr>",
+            escape(detail),
+            escape(name),
+            percent(own / seconds.max(f64::MIN_POSITIVE)),
         )
     };
+    let of_stage = |stage: &Stage| {
+        let [first, second] = stage.busiest();
+        let cells = format!(
+            "<td>{}</td><td>{first:.3}</td><td>{}</td><td>{:.3}</td><td>{}</td>",
+            stage.seconds().filter(|seconds| *seconds > 0.0).count(),
+            percent(first / whole),
+            first - second,
+            percent((first - second) / whole)
+        );
+        line(&stage.name, &stage.detail, stage.seconds().sum(), &cells)
+    };
+    let rest = seconds - stages.iter().flat_map(Stage::seconds).sum::<f64>();
+    let detail = "reads and writes of files, and work between the tasks of the engine";
+    let rest = line("not measured", detail, rest, &"<td></td>".repeat(5));
     format!(
         "<div class=\"scroll plain\"><table><thead><tr><th>stage</th><th>processor time, s</th><th>share</th>\
          <th>streams</th><th>busiest, s</th><th>of the whole</th><th>serial, s</th><th>of the whole</th></tr></thead>\
-         <tbody>{}</tbody></table></div>",
-        rows.iter().map(line).collect::<String>()
+         <tbody>{}{rest}</tbody></table></div>",
+        stages.iter().map(of_stage).collect::<String>()
     )
 }

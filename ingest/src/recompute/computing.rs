@@ -9,17 +9,17 @@ use datafusion::arrow::datatypes::{
     DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef, TimestampMicrosecondType,
 };
 use datafusion::prelude::SessionContext;
-use onefold_datasets::{Decode, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
+use onefold_datasets::{SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 
 use super::plan::Plan;
 use super::sql::{COMPUTED, HIGH, LOW_BITS, computed_column};
-use crate::cluster::{Portions, RowGroups};
 use crate::error::{arrow_bug, bug};
+use crate::remote::ROW_GROUP_BYTES;
 use crate::sessionize::{EVENT_TIME, KEY, TIME};
 use crate::spool::SpooledRows;
 use crate::{Config, Result};
 
-/// Receives the samples of a clustering, and writes their computed columns.
+/// Writes the computed columns of the samples of a clustering.
 pub(super) struct Computing {
     /// The columns that are written after the key, the time and the high bits of the session's id.
     columns: Vec<String>,
@@ -27,7 +27,6 @@ pub(super) struct Computing {
     times: RangeInclusive<i64>,
     schema: SchemaRef,
     rows: SpooledRows,
-    portions: Portions,
     samples: u64,
 }
 
@@ -58,9 +57,9 @@ impl Computing {
             columns.push(kept.clone());
         }
         let schema = Arc::new(ArrowSchema::new(fields));
-        let rows = SpooledRows::new(context, COMPUTED, Arc::clone(&schema))?;
+        let rows = SpooledRows::new(context, COMPUTED, Arc::clone(&schema), ROW_GROUP_BYTES)?;
         let (first, last) = plan.times();
-        Ok(Self { columns, times: first..=last, schema, rows, portions: Portions::default(), samples: 0 })
+        Ok(Self { columns, times: first..=last, schema, rows, samples: 0 })
     }
 
     /// Returns the number of all samples, and the written rows.
@@ -68,7 +67,8 @@ impl Computing {
         (self.samples, self.rows)
     }
 
-    fn add(&mut self, samples: &RecordBatch) -> Result<()> {
+    /// Writes the computed columns of decoded samples.
+    pub(super) fn add(&mut self, samples: &RecordBatch) -> Result<()> {
         self.samples += samples.num_rows() as u64;
         let times = column(samples, TIME_COLUMN)?.as_primitive::<TimestampMicrosecondType>().values();
         if !times.iter().any(|time| self.times.contains(time)) {
@@ -86,30 +86,6 @@ impl Computing {
         }
         let rows = RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(arrow_bug)?;
         self.rows.write(&rows)
-    }
-}
-
-impl RowGroups for Computing {
-    fn wants(&mut self, _: &PartitionKey) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn leave_out(&mut self, _: &PartitionKey, _: &[i64]) -> Result<()> {
-        Ok(())
-    }
-
-    fn enter(&mut self, _: &PartitionKey, _: u32) -> Result<()> {
-        self.portions = Portions::default();
-        Ok(())
-    }
-
-    fn push(&mut self, session: i64, _: i64, bytes: usize) -> Result<bool> {
-        Ok(self.portions.push(session, bytes))
-    }
-
-    fn write_row_group(&mut self, decode: Decode) -> Result<()> {
-        let decoded = decode().map_err(onefold_datasets::Error::Decoding)?;
-        decoded.iter().try_for_each(|samples| self.add(samples))
     }
 }
 

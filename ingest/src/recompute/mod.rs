@@ -35,6 +35,7 @@ use self::computing::Computing;
 use self::filling::Filling;
 use self::plan::{Plan, only, with_features};
 use self::sql::Sql;
+use crate::cluster::DecodedSamples;
 use crate::merge::OldDataset;
 use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::planned::PlannedTable;
@@ -230,7 +231,8 @@ impl Recomputing<'_> {
         let config = only(self.config, &plan.columns, self.task);
         let build = BuildOptions::new(options.engine.clone(), Commit::Append);
         let pipeline = Pipeline { config: &config, out, options: &build, reporter };
-        let reading = pipeline.plan(pipeline.find_strictly().await?, Target::Compare, Some(snapshot)).await?;
+        let found = pipeline.find(Target::Compare).await?;
+        let reading = pipeline.plan(found, Target::Compare, Some(snapshot)).await?;
         let mut spool = Spool::default();
         let sql = Sql { task: self.task, config: &config, columns: &plan.columns };
         let (computed, vocabularies) =
@@ -282,7 +284,8 @@ impl Recomputing<'_> {
         let decided = pipeline.decide(reading, Some(snapshot)).await?;
         let (clustering, decided) = decided.ok_or_else(|| reading.no_samples())?;
         let mut computing = Computing::new(&reading.context, pipeline.config, plan)?;
-        clustering.decode("computing", decided.lists, self.reporter, &mut computing).await?;
+        let mut samples = DecodedSamples::new(|_| Ok(true), |_, samples| computing.add(samples));
+        clustering.decode("computing", decided.lists, self.reporter, &mut samples).await?;
         let (samples, rows) = computing.finish();
         spool.add(&reading.context, sql::COMPUTED, rows).await?;
         let is_used = |name: &String| {

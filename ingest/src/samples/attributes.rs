@@ -5,7 +5,7 @@ use super::tables::RowState::{self, ClockChange, Future, NoKey, Past, Usable};
 use super::tables::{CANDIDATES, attributes_table};
 use crate::Result;
 use crate::config::AttributesConfig;
-use crate::sql::{all, list, numbered, quote, table};
+use crate::sql::{have_keys, list, numbered, our_keys, quote, shown_keys, table};
 use crate::times;
 
 impl StepSql<'_> {
@@ -49,30 +49,24 @@ impl StepSql<'_> {
         ))
     }
 
-    /// Returns the numbers of rows of the attributes with a null key or time, with a time too early, with a time
-    /// too late, and with a time at a clock change.
+    /// Returns the numbers of rows of the attributes with a null key or time, with a time at a clock change, with a
+    /// time too early, and with a time too late.
     pub(super) fn attribute_counts(&self, attributes: &AttributesConfig) -> Result<String> {
         let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let rows = self.attribute_rows(attributes)?;
-        let [nulls, past, future, changes] = [NoKey, Past, Future, ClockChange].map(count);
-        Ok(format!("SELECT {nulls}, {past}, {future}, {changes} FROM ({rows})"))
+        let counts = [NoKey, ClockChange, Past, Future].map(count);
+        Ok(format!("SELECT {} FROM ({rows})", counts.join(", ")))
     }
 
     /// Returns the first row of the attributes with a state, for a message.
     pub(super) fn example_attribute(&self, attributes: &AttributesConfig, state: RowState) -> Result<String> {
-        let mut shown: Vec<String> = attributes
-            .on
-            .iter()
-            .enumerate()
-            .map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)))
-            .collect();
+        let mut shown = shown_keys(&attributes.on);
         let time = attributes.time.as_ref().map(|time| &time.column);
         if let Some(time) = time.filter(|time| attributes.on.iter().all(|(_, theirs)| theirs != *time)) {
-            shown.push(format!("{} AS {}", timestamp("__onefold_from"), quote(time)));
+            shown += &format!(", {} AS {}", timestamp("__onefold_from"), quote(time));
         }
         Ok(format!(
-            "SELECT {} FROM ({}) WHERE __onefold_state = {state} ORDER BY __onefold_from, 1 LIMIT 1",
-            shown.join(", "),
+            "SELECT {shown} FROM ({}) WHERE __onefold_state = {state} ORDER BY __onefold_from, 1 LIMIT 1",
             self.attribute_rows(attributes)?
         ))
     }
@@ -93,18 +87,13 @@ impl StepSql<'_> {
     /// samples and the attributes are sorted together by time, and a running maximum gives the latest attributes. A
     /// range join would compare every sample with all rows of its key.
     pub(super) fn attributes_in_time(&self, i: usize, attributes: &AttributesConfig) -> String {
-        let keys = numbered("__onefold_k", attributes.on.len());
-        let ours = attributes.on.iter().zip(&keys);
-        let ours: Vec<String> = ours.map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
-        let present: Vec<String> =
-            attributes.on.iter().map(|(ours, _)| format!("{} IS NOT NULL", quote(ours))).collect();
-        let keys = keys.join(", ");
+        let keys = numbered("__onefold_k", attributes.on.len()).join(", ");
         let samples = format!(
             "SELECT DISTINCT {}, __onefold_time AS __onefold_at, __onefold_time AS __onefold_sorted, \
              CAST(NULL AS BIGINT) AS __onefold_from FROM ({}) WHERE {}",
-            ours.join(", "),
+            our_keys(&attributes.on),
             self.distinct(),
-            all(&present)
+            have_keys(&attributes.on)
         );
         let starts = format!(
             "SELECT {keys}, CAST(NULL AS BIGINT) AS __onefold_at, __onefold_from AS __onefold_sorted, __onefold_from FROM {}",
@@ -120,17 +109,10 @@ impl StepSql<'_> {
 
     /// Returns the first key of the `i`th attributes that has different rows with the same time, for a message.
     pub(super) fn contradiction(&self, i: usize, attributes: &AttributesConfig) -> String {
-        let keys = numbered("__onefold_k", attributes.on.len());
-        let shown: Vec<String> = attributes
-            .on
-            .iter()
-            .zip(&keys)
-            .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
-            .collect();
-        let keys = keys.join(", ");
+        let keys = numbered("__onefold_k", attributes.on.len()).join(", ");
         format!(
             "SELECT {} FROM {} GROUP BY {keys}, __onefold_from HAVING count(*) > 1 ORDER BY {keys} LIMIT 1",
-            shown.join(", "),
+            shown_keys(&attributes.on),
             attributes_table(i)
         )
     }

@@ -18,7 +18,7 @@ use crate::config::{
 use crate::error::engine_message;
 use crate::ids::wrong_item_type;
 use crate::problems::Problems;
-use crate::sessionize::EVENT_TIME;
+use crate::sessionize::{EVENT_TIME, check_columns};
 use crate::sql::{key_hint, key_kind, table};
 use crate::{Config, Error, Result, times};
 
@@ -113,7 +113,7 @@ impl<'a> StepColumns<'a> {
     }
 
     fn check_rows(&self) -> Result<()> {
-        self.key("`[samples].key`", &self.config.samples.key)?;
+        self.key("`[samples].key`", None, &self.config.samples.key)?;
         for column in self.config.time.columns() {
             self.in_rows(&self.config.time.place, column)?;
         }
@@ -135,7 +135,7 @@ impl<'a> StepColumns<'a> {
         let events = self.of(&join.source);
         self.pairs("`[join].on`", &join.source, &join.on)?;
         self.source_time(&join.source, &join.time).await?;
-        self.source_key("`[join].key`", &join.source, &join.key)?;
+        self.key("`[join].key`", Some(&join.source), &join.key)?;
         for (name, label) in &join.labels {
             let place = format!("`[join.labels].{name}`");
             match label {
@@ -166,7 +166,7 @@ impl<'a> StepColumns<'a> {
         for name in &timeline.order {
             self.in_source(&format!("{place}: `order`"), source, name)?;
         }
-        self.source_key(&format!("{place}: `key`"), source, &timeline.key)?;
+        self.key(&format!("{place}: `key`"), Some(source), &timeline.key)?;
         for (feature, column) in &timeline.columns {
             let data_type = self.in_source(&format!("{place}: `columns`"), source, column)?;
             let made = self.config.schema.sparse_features().find(|made| made.name == *feature);
@@ -201,18 +201,7 @@ impl<'a> StepColumns<'a> {
         self.check_reserved("a step", made.iter().copied())?;
         made.extend(self.config.sampling.iter().map(|sampling| sampling.weight.as_str()));
         made.extend(self.config.keep.iter().map(String::as_str).filter(|name| *name == EVENT_TIME));
-        let config = self.config;
-        let features = config.feature_columns().map(|(name, _)| ("`[features]`", name));
-        let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));
-        let order = config.order.iter().map(|name| ("`[session].order`", name.as_str()));
-        let partition = config.partition_columns.iter().map(|name| ("`[partition].columns`", name.as_str()));
-        let kept = config.keep.iter().map(|name| ("`keep`", name.as_str()));
-        for (place, name) in features.chain(session).chain(order).chain(partition).chain(kept) {
-            if !made.contains(&name) {
-                return Err(missing_column(config, place, name, &made));
-            }
-        }
-        Ok(())
+        check_columns(self.config, &made)
     }
 
     fn check_sampling(&self, sampling: &SamplingConfig) -> Result<()> {
@@ -242,25 +231,16 @@ impl<'a> StepColumns<'a> {
         Ok(())
     }
 
-    /// Checks that every key column exists and has a type that can be compared.
-    fn key(&self, place: &str, key: &[String]) -> Result<()> {
+    /// Checks that every column of a key of the samples, or of a source, exists and has a type that can be compared.
+    fn key(&self, place: &str, source: Option<&str>, key: &[String]) -> Result<()> {
         for name in key {
-            let data_type = self.in_rows(place, name)?;
-            if key_kind(data_type).is_none() {
-                let message = format!("{place} names the column `{name}`, whose type is {data_type}");
-                return Err(self.wrong(message, &key_hint(name, data_type)));
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that every column of a source's key exists and has a type that can be compared.
-    fn source_key(&self, place: &str, source: &str, key: &[String]) -> Result<()> {
-        for name in key {
-            let data_type = self.in_source(place, source, name)?;
+            let (data_type, of_source) = match source {
+                None => (self.in_rows(place, name)?, String::new()),
+                Some(source) => (self.in_source(place, source, name)?, format!(" of `{source}`")),
+            };
             if key_kind(data_type).is_none() {
                 let message =
-                    format!("{place} names the column `{name}` of `{source}`, whose type is {data_type}");
+                    format!("{place} names the column `{name}`{of_source}, whose type is {data_type}");
                 return Err(self.wrong(message, &key_hint(name, data_type)));
             }
         }

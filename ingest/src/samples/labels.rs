@@ -6,7 +6,7 @@ use super::tables::{EVENTS, ROWS, USABLE};
 use crate::Result;
 use crate::config::{Credit, JoinConfig, LabelConfig};
 use crate::sessionize::EVENT_TIME;
-use crate::sql::{enclosed, equal, first_of_each, numbered, quote};
+use crate::sql::{enclosed, equal, first_of_each, numbered, our_keys, quote, shown_keys};
 
 impl StepSql<'_> {
     /// Returns the columns of the events that the labels read.
@@ -22,10 +22,7 @@ impl StepSql<'_> {
     /// Returns for every key of `[join]` the numbers of its events that are late, early, or belong to no row. An
     /// event is late if even the last sample at or before it is further away than the window.
     pub(super) fn event_classes(&self, join: &JoinConfig) -> String {
-        let keys = numbered("__onefold_k", join.on.len());
-        let ours: Vec<String> =
-            join.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
-        let (keys, ours) = (keys.join(", "), ours.join(", "));
+        let (keys, ours) = (numbered("__onefold_k", join.on.len()).join(", "), our_keys(&join.on));
         let samples = format!(
             "SELECT {ours}, __onefold_time AS __onefold_at, 0 AS __onefold_kind FROM ({})",
             self.distinct()
@@ -58,18 +55,11 @@ impl StepSql<'_> {
 
     /// Returns the first key with events of a class, for a message.
     pub(super) fn example_event(&self, join: &JoinConfig, class: &str) -> String {
-        let keys = numbered("__onefold_k", join.on.len());
-        let shown: Vec<String> = join
-            .on
-            .iter()
-            .zip(&keys)
-            .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
-            .collect();
         format!(
             "SELECT {} FROM ({}) WHERE __onefold_{class} > 0 ORDER BY {} LIMIT 1",
-            shown.join(", "),
+            shown_keys(&join.on),
             self.event_classes(join),
-            keys.join(", ")
+            numbered("__onefold_k", join.on.len()).join(", ")
         )
     }
 
@@ -99,10 +89,7 @@ impl StepSql<'_> {
     /// Returns the [`labels`](Self::labels) if an event belongs to one of the samples whose windows contain it: the
     /// sample with the largest or the smallest time. Events and samples are sorted together, once.
     fn labels_of_one(&self, join: &JoinConfig, which: &str) -> Result<String> {
-        let keys = numbered("__onefold_k", join.on.len());
-        let ours: Vec<String> =
-            join.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
-        let (keys, ours) = (keys.join(", "), ours.join(", "));
+        let (keys, ours) = (numbered("__onefold_k", join.on.len()).join(", "), our_keys(&join.on));
         let read: Vec<String> = self.read_by_labels(join)?.iter().map(|name| quote(name)).collect();
         let read_of = |value: &dyn Fn(&String) -> String| -> String {
             read.iter().map(|name| format!(", {} AS {name}", value(name))).collect()

@@ -39,7 +39,7 @@ use self::repeatable::why_plan_varies;
 use self::steps::StepSql;
 use self::tables::RowState::{ClockChange, Future, LeftOut, NoKey, Past, Ragged, Usable};
 use self::tables::{
-    BASE, CANDIDATES, Dropped, EVENTS, LABELS, REPEATED, ROWS, RowState, attributes_in_time_table,
+    BASE, CANDIDATES, Dropped, EVENTS, LABELS, LogRows, REPEATED, ROWS, RowState, attributes_in_time_table,
     attributes_table,
 };
 use crate::config::{AttributesConfig, MissingAttributes, Policy, Rows, TimeConfig};
@@ -52,24 +52,25 @@ use crate::{Config, Error, Result, timeline};
 
 /// The samples of a configuration, planned but not yet read.
 #[derive(Debug)]
-pub struct Samples {
+pub(crate) struct Samples {
     /// One row per sample, with all columns that features, session, order and partitions need.
-    pub wide: DataFrame,
+    pub(crate) wide: DataFrame,
     /// The same samples, with only the columns that session, order, partitions and timelines need.
-    pub narrow: DataFrame,
+    pub(crate) narrow: DataFrame,
     /// The numbers of rows that were left out or filled up.
-    pub skipped: SkipCounts,
+    pub(crate) skipped: SkipCounts,
     /// The number of samples. It is unknown for a query without declared steps.
-    pub expected: Option<u64>,
+    pub(crate) expected: Option<u64>,
     /// The numbers of rows that the declared steps read and left out. Unknown for a query without declared steps.
     pub(crate) rows: Option<RowCounts>,
     /// The range of allowed times of samples; `None` if the steps have checked it.
-    pub time_limits: Option<TimeLimits>,
+    pub(crate) time_limits: Option<TimeLimits>,
     /// The files of the tables that the plans read.
     _spool: Spool,
 }
 
-/// Plans the samples of `config` over its sources, which are tables of `context`.
+/// Plans the samples of `config` over its sources, which are tables of `context`. If `problems` are collected, rows
+/// that the configuration does not allow are reported there and left out.
 ///
 /// Keep the result until its plans have run, because they read temporary files that it owns.
 ///
@@ -77,21 +78,7 @@ pub struct Samples {
 ///
 /// [`Error::Fault`] for names and types that do not fit, before anything is read, for rows that the configuration
 /// does not allow, and if the keys of a join do not fit into memory.
-pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
-    plan_with(context, config, &Problems::default()).await
-}
-
-/// Plans the samples like [`plan`]. If `problems` are collected, rows that the configuration does not allow are
-/// reported there and left out.
-///
-/// # Errors
-///
-/// The errors of [`plan`].
-pub(crate) async fn plan_with(
-    context: &SessionContext,
-    config: &Config,
-    problems: &Problems,
-) -> Result<Samples> {
+pub(crate) async fn plan(context: &SessionContext, config: &Config, problems: &Problems) -> Result<Samples> {
     context.register_udf(times::function());
     context.register_udf(times::change_function());
     context.register_udf(timeline::class_function());
@@ -211,15 +198,6 @@ async fn user_query(
         None => Ok(planned),
         Some((message, hint)) => Err(Error::config(&config.path, format!("{place}: {message}"), hint)),
     }
-}
-
-/// A table of the rows of a log, and the section that reads it.
-struct LogRows<'a> {
-    table: &'a str,
-    place: &'a str,
-    source: &'a str,
-    on: &'a [(String, String)],
-    time: &'a TimeConfig,
 }
 
 /// Runs the narrow queries step by step.
@@ -361,34 +339,13 @@ impl Planner<'_> {
             "SELECT sum(__onefold_late), sum(__onefold_early), sum(__onefold_orphans) FROM ({classes})"
         );
         let [late, early, orphans] = exactly(counts(self.context, &sql).await?)?;
-        let remedy = "raise `[join].window` or correct `[join].time`";
-        for (place, class, policy, count, what, remedy) in [
-            (
-                "`[join].late`",
-                "late",
-                join.late,
-                late,
-                "events come after the window of their sample",
-                remedy,
-            ),
-            (
-                "`[join].early`",
-                "early",
-                join.early,
-                early,
-                "events come before their sample",
-                "correct `[join].time`",
-            ),
-            (
-                "`[join].orphans`",
-                "orphans",
-                join.orphans,
-                orphans,
-                "events belong to no sample",
-                "check `[join].on`",
-            ),
+        let window = "raise `[join].window` or correct `[join].time`";
+        for (class, policy, count, what, remedy) in [
+            ("late", join.late, late, "events come after the window of their sample", window),
+            ("early", join.early, early, "events come before their sample", "correct `[join].time`"),
+            ("orphans", join.orphans, orphans, "events belong to no sample", "check `[join].on`"),
         ] {
-            let unfit = UnfitRows { place, policy, count, what, remedy };
+            let unfit = UnfitRows { place: &format!("`[join].{class}`"), policy, count, what, remedy };
             self.refuse(&unfit, &self.steps.example_event(join, class)).await?;
         }
         (self.skipped.late_events, self.skipped.early_events, self.skipped.orphan_events) =
@@ -495,8 +452,8 @@ impl Planner<'_> {
         self.spool.table(self.context, &timeline::positions_table(i), &positions).await
     }
 
-    /// Counts the rows of a log that cannot be used, and reports an error if the policy says so. Returns the number
-    /// of duplicates.
+    /// Counts the rows of a log that cannot be used, and reports them as errors if the policies say so. Returns the
+    /// number of duplicates.
     async fn log_counts(&mut self, log: &LogRows<'_>) -> Result<u64> {
         let copies =
             |state: RowState| format!("sum(__onefold_copies) FILTER (WHERE __onefold_state = {state})");
@@ -504,41 +461,52 @@ impl Planner<'_> {
             "SELECT {}, {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row = 1) FROM {}",
             copies(Usable),
             copies(NoKey),
+            copies(ClockChange),
             copies(Past),
             copies(Future),
-            copies(ClockChange),
             log.table,
         );
-        let [rows, nulls, past, future, changes, distinct] = exactly(counts(self.context, &sql).await?)?;
-        let example = self.steps.example_log_row(log.table, log.on, log.time, ClockChange);
-        self.at_clock_changes(&format!("rows of `{}`", log.source), changes, &example).await?;
-        self.skipped.clock_change_rows += changes;
-        self.null_rows(log.place, log.source, nulls).await?;
-        for (state, count) in [(Past, past), (Future, future)] {
-            let example = self.steps.example_log_row(log.table, log.on, log.time, state);
-            self.outside(state, count, log.time, &format!("rows of `{}`", log.source), &example).await?;
+        let [rows, nulls, changes, past, future, distinct] = exactly(counts(self.context, &sql).await?)?;
+        self.null_rows(log.place, log.source, nulls)?;
+        for (state, count) in [(ClockChange, changes), (Past, past), (Future, future)] {
+            let example = self.steps.example_log_row(log, state);
+            self.outside_rows(state, count, (log.source, log.time), &example).await?;
         }
-        self.skipped.past_rows += past;
-        self.skipped.future_rows += future;
         Ok(rows - distinct)
     }
 
-    /// Counts the rows of an `[[attributes]]` section that cannot be used, and reports an error if the policy says
-    /// so.
+    /// Counts the rows of an `[[attributes]]` section that cannot be used, and reports them as errors if the policies
+    /// say so.
     async fn attribute_counts(&mut self, place: &str, attributes: &AttributesConfig) -> Result<()> {
         let sql = self.steps.attribute_counts(attributes)?;
-        let [nulls, past, future, changes] = exactly(counts(self.context, &sql).await?)?;
-        self.null_rows(place, &attributes.source, nulls).await?;
+        let [nulls, changes, past, future] = exactly(counts(self.context, &sql).await?)?;
+        self.null_rows(place, &attributes.source, nulls)?;
         let Some(time) = &attributes.time else { return Ok(()) };
-        let example = self.steps.example_attribute(attributes, ClockChange)?;
-        self.at_clock_changes(&format!("rows of `{}`", attributes.source), changes, &example).await?;
-        self.skipped.clock_change_rows += changes;
-        for (state, count) in [(Past, past), (Future, future)] {
+        for (state, count) in [(ClockChange, changes), (Past, past), (Future, future)] {
             let example = self.steps.example_attribute(attributes, state)?;
-            self.outside(state, count, time, &format!("rows of `{}`", attributes.source), &example).await?;
+            self.outside_rows(state, count, (&attributes.source, time), &example).await?;
         }
-        self.skipped.past_rows += past;
-        self.skipped.future_rows += future;
+        Ok(())
+    }
+
+    /// Counts rows of another source that have a time with this state, or reports them as an error.
+    async fn outside_rows(
+        &mut self,
+        state: RowState,
+        count: u64,
+        (source, time): (&str, &TimeConfig),
+        which: &str,
+    ) -> Result<()> {
+        let rows = format!("rows of `{source}`");
+        match state {
+            ClockChange => self.at_clock_changes(&rows, count, which).await?,
+            _ => self.outside(state, count, time, &rows, which).await?,
+        }
+        match state {
+            ClockChange => self.skipped.clock_change_rows += count,
+            Past => self.skipped.past_rows += count,
+            _ => self.skipped.future_rows += count,
+        }
         Ok(())
     }
 
@@ -568,7 +536,7 @@ impl Planner<'_> {
     }
 
     /// Counts rows of another source with a null key, time or value, or reports them as an error.
-    async fn null_rows(&mut self, place: &str, source: &str, count: u64) -> Result<()> {
+    fn null_rows(&mut self, place: &str, source: &str, count: u64) -> Result<()> {
         let what = format!("rows of `{source}` have no value in a column that {place} needs");
         let nulls = UnfitRows {
             place: "`[checks].null_keys`",

@@ -7,15 +7,17 @@ use onefold_datasets::SparseFeature;
 use super::check::StepColumns;
 use super::tables::RowState::{self, ClockChange, Future, LeftOut, NoKey, Past, Ragged, Usable};
 use super::tables::{
-    BASE, CANDIDATES, Dropped, LABELS, REPEATED, ROWS, attributes_in_time_table, attributes_table,
+    BASE, CANDIDATES, Dropped, LABELS, LogRows, REPEATED, ROWS, attributes_in_time_table, attributes_table,
 };
 use crate::config::{
     JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
 };
 use crate::ids::IdType;
 use crate::ids::functions::timeline_function_name;
-use crate::sessionize::EVENT_TIME;
-use crate::sql::{all, enclosed, equal, first_of_each, is_sortable, key_kind, list, numbered, quote, table};
+use crate::sessionize::{EVENT_TIME, position_columns};
+use crate::sql::{
+    all, enclosed, equal, first_of_each, is_sortable, key_kind, list, numbered, quote, same_keys, table,
+};
 use crate::times::{self, TimeLimits};
 use crate::{Config, Result, timeline};
 
@@ -308,20 +310,15 @@ impl<'a> StepSql<'a> {
     }
 
     /// Returns the first row with a state in the table of a [`log`](Self::log), for a message.
-    pub(super) fn example_log_row(
-        &self,
-        table: &str,
-        on: &[(String, String)],
-        time: &TimeConfig,
-        state: RowState,
-    ) -> String {
-        let keys = on.iter().enumerate().filter(|(_, (_, theirs))| *theirs != time.column);
+    pub(super) fn example_log_row(&self, log: &LogRows<'_>, state: RowState) -> String {
+        let keys = log.on.iter().enumerate().filter(|(_, (_, theirs))| *theirs != log.time.column);
         let keys = keys.map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)));
         format!(
-            "SELECT {}, {} AS {} FROM {table} WHERE __onefold_state = {state} ORDER BY 1, __onefold_time LIMIT 1",
+            "SELECT {}, {} AS {} FROM {} WHERE __onefold_state = {state} ORDER BY 1, __onefold_time LIMIT 1",
             keys.collect::<Vec<_>>().join(", "),
             timestamp("__onefold_time"),
-            quote(&time.column),
+            quote(&log.time.column),
+            log.table,
         )
     }
 
@@ -329,10 +326,6 @@ impl<'a> StepSql<'a> {
     /// narrow side and streams the samples.
     fn joined(&self, rows: &str) -> String {
         let mut sql = rows.to_owned();
-        let on = |pairs: &[(String, String)]| {
-            let ours = pairs.iter().enumerate();
-            equal(ours.map(|(i, (ours, _))| (format!("n.__onefold_k{i}"), format!("s.{}", quote(ours)))))
-        };
         if let Some(join) = &self.config.join {
             let labels: Vec<String> = join
                 .labels
@@ -350,7 +343,7 @@ impl<'a> StepSql<'a> {
             sql = format!(
                 "SELECT s.*, {}, n.__onefold_events{event_time} FROM {LABELS} n RIGHT JOIN ({sql}) s ON {} AND n.__onefold_at = s.__onefold_time",
                 labels.join(", "),
-                on(&join.on)
+                same_keys(&join.on)
             );
         }
         for (i, attributes) in self.config.attributes.iter().enumerate() {
@@ -363,7 +356,7 @@ impl<'a> StepSql<'a> {
                     None => format!("n.{0} AS {0}", quote(name)),
                 })
                 .collect();
-            let (table, pairs) = (attributes_table(i), on(&attributes.on));
+            let (table, pairs) = (attributes_table(i), same_keys(&attributes.on));
             let columns = columns.join(", ");
             sql = match attributes.time {
                 Some(_) => {
@@ -558,9 +551,7 @@ impl<'a> StepSql<'a> {
         for (i, timeline) in self.config.timelines.iter().enumerate() {
             sql = timeline::placed_sql(i, timeline, &sql);
         }
-        let places = (0..self.config.timelines.len())
-            .flat_map(|i| [timeline::start_column(i), timeline::end_column(i)]);
-        let columns: Vec<String> = columns.into_iter().chain(places).collect();
+        let columns = [columns, position_columns(self.config)].concat();
         format!("SELECT {} FROM ({sql})", columns.join(", "))
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::config::TimeConfig;
+
 /// The view of the rows that become samples: the feature log or the query.
 pub(super) const BASE: &str = "__onefold_base";
 /// The narrow columns of [`BASE`], with `__onefold_state` and the rank `__onefold_row` among the rows of one key.
@@ -26,6 +28,15 @@ pub(super) fn attributes_table(i: usize) -> String {
 /// times.
 pub(super) fn attributes_in_time_table(i: usize) -> String {
     format!("__onefold_attributes_in_time{i}")
+}
+
+/// A table of the rows of a log, and the section that reads it.
+pub(super) struct LogRows<'a> {
+    pub(super) table: &'a str,
+    pub(super) place: &'a str,
+    pub(super) source: &'a str,
+    pub(super) on: &'a [(String, String)],
+    pub(super) time: &'a TimeConfig,
 }
 
 /// Whether a row of a source can be used, or why not: the values of the column `__onefold_state`.

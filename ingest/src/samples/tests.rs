@@ -82,7 +82,7 @@ fn samples(sections: &str, shown: &str) -> (String, SkipCounts) {
     let config = config(sections).unwrap();
     block(async {
         let context = logs().await;
-        let samples = plan(&context, &config).await.unwrap();
+        let samples = plan(&context, &config, &Problems::default()).await.unwrap();
         let order = |query: &str, table: &str| format!("SELECT {query} FROM {table} ORDER BY request, time");
         context.register_table("wide", samples.wide.clone().into_view()).unwrap();
         context.register_table("narrow", samples.narrow.clone().into_view()).unwrap();
@@ -101,7 +101,8 @@ fn samples(sections: &str, shown: &str) -> (String, SkipCounts) {
 fn refused(sections: &str, parts: &[&str]) {
     let error = match config(sections) {
         Err(error) => error,
-        Ok(config) => block(async { plan(&logs().await, &config).await.err() }).expect("it was planned"),
+        Ok(config) => block(async { plan(&logs().await, &config, &Problems::default()).await.err() })
+            .expect("it was planned"),
     };
     let text = error.to_string();
     for part in parts {
@@ -367,7 +368,7 @@ fn lists_are_streamed_past_all_declared_steps() {
         for (name, rows) in [("features", once.as_str()), ("events", EVENTS), ("users", USERS)] {
             context.query(&format!("CREATE TABLE {name} AS {rows}")).await.unwrap();
         }
-        let samples = plan(&context, &config).await.unwrap();
+        let samples = plan(&context, &config, &Problems::default()).await.unwrap();
         assert_eq!(samples.skipped.duplicate_samples, 0);
         samples.wide.clone().create_physical_plan().await.unwrap()
     });
@@ -436,7 +437,7 @@ proptest! {
             let users = "CREATE TABLE users AS SELECT CAST(user AS VARCHAR) AS name, product, since, \
                          nullif(age, -1) AS age FROM numbers";
             context.query(users).await.unwrap();
-            let samples = plan(&context, &config).await.unwrap();
+            let samples = plan(&context, &config, &Problems::default()).await.unwrap();
             context.register_table("wide", samples.wide.clone().into_view()).unwrap();
             (rows(&context, "SELECT request, coalesce(age, -1) FROM wide ORDER BY request").await, samples.skipped)
         });
@@ -548,7 +549,7 @@ proptest! {
             register(&context, "features", ["request", "user", "time", "item"], &logs.0);
             register(&context, "events", ["id", "of", "at", "kind", "seconds"], &logs.1);
             register(&context, "users", ["user", "since", "age"], &logs.2);
-            let samples = plan(&context, &config).await.unwrap();
+            let samples = plan(&context, &config, &Problems::default()).await.unwrap();
             context.register_table("wide", samples.wide.clone().into_view()).unwrap();
             context.register_table("narrow", samples.narrow.clone().into_view()).unwrap();
             let sql = "SELECT request, user, time, item, CAST(clicked AS BIGINT), CAST(seconds AS BIGINT), CAST(age AS BIGINT) FROM wide ORDER BY request";
@@ -622,7 +623,7 @@ proptest! {
             register(&context, "features", ["request", "user", "time"], &features.collect::<Vec<_>>());
             let numbered = (1i64..).zip(&events).map(|(id, row)| [id, row[0], row[1], row[2]]);
             register(&context, "events", ["id", "of", "at", "kind"], &numbered.collect::<Vec<_>>());
-            let samples = plan(&context, &config).await.unwrap();
+            let samples = plan(&context, &config, &Problems::default()).await.unwrap();
             context.register_table("wide", samples.wide.clone().into_view()).unwrap();
             let sql = "SELECT request, CAST(clicked AS BIGINT), CAST(numbers AS BIGINT) FROM wide ORDER BY request";
             (rows(&context, sql).await, samples.skipped.samples_without_events)

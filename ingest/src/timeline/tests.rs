@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Config;
+use crate::problems::Problems;
 use crate::samples::{SkipCounts, plan};
 
 /// The values of a row.
@@ -107,7 +108,7 @@ async fn built(
     register(&context, "events", ["who", "at", "event", "item", "kind"], events);
     register(&context, "features", ["request", "user", "time"], samples);
     let config = window.config();
-    let planned = plan(&context, &config).await.unwrap();
+    let planned = plan(&context, &config, &Problems::default()).await.unwrap();
     for (name, frame) in [("narrow", &planned.narrow), ("wide", &planned.wide)] {
         context.register_table(name, frame.clone().into_view()).unwrap();
     }
@@ -257,7 +258,7 @@ fn planned(sections: &str) -> crate::Result<SkipCounts> {
             let events = "CREATE TABLE events AS SELECT column1 AS who, column2 AS at, column3 AS event, column4 AS item \
                           FROM (VALUES (1, 5, 1, 7), (1, 6, 2, NULL), (1, 5, 1, 7), (NULL, 5, 3, 7))";
             context.query(events).await.unwrap();
-            plan(&context, &config).await.map(|samples| samples.skipped)
+            plan(&context, &config, &Problems::default()).await.map(|samples| samples.skipped)
         })
 }
 

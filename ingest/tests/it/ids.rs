@@ -284,6 +284,40 @@ fn rare_texts_become_0_and_count_bounds_are_kept() {
 }
 
 #[test]
+fn an_append_counts_ids_in_all_samples_that_it_reads() {
+    let dir = Dir::new();
+    write_day(&dir, 0);
+    configure(&dir, &NUMBERED.replace("[vocabularies.items]\n", "[vocabularies.items]\nmin_count = 20\n"));
+    run(&dir, "build", "out");
+    let dataset = dir.path("out");
+    let append = |day: &str| {
+        let append = ["append", "dataset.toml", "--out", "out", "--json", "--layout", "rows", "--partition"];
+        let mut command = dir.command(&append);
+        command.arg(format!("date={day}"));
+        let summary = dir.works(command, "out").0;
+        let mut warnings = summary["warnings"].as_array().unwrap().iter();
+        warnings.any(|warning| warning.as_str().unwrap().contains("vocabulary `items`: `min_count`"))
+    };
+    // `N6` and `N7` occur less than 20 times on each of the first two days.
+    let rare = ["N6", "N7"];
+    let ids = || rare.map(|text| vocabulary(&dataset, "items").id_of_text(text));
+    assert_eq!(ids(), [0, 0]);
+    let first = read(&dataset, "history");
+    write_day(&dir, 1);
+    assert!(!append("2024-05-02"), "all logs of the dataset were read");
+    assert!(ids().iter().all(|id| *id > 0));
+    let after = read(&dataset, "history");
+    assert!(first.iter().all(|(request, ids)| after[request] == *ids), "the first day is as it was");
+    assert!(undone(&dataset, "history", "items").values().flatten().any(|text| text == "N7"));
+    // With the log of a day alone, ids are counted in that day alone.
+    for day in 0..2 {
+        fs_err::remove_file(dir.path(format!("log-{day}.parquet"))).unwrap();
+    }
+    write_day(&dir, 2);
+    assert!(append("2024-05-03"), "the earlier logs were not read");
+}
+
+#[test]
 fn an_append_extends_a_vocabulary_of_texts_and_renumbers_nothing() {
     let dir = Dir::new();
     write_day(&dir, 0);

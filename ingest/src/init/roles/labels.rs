@@ -55,8 +55,7 @@ impl Roles<'_> {
     }
 
     fn label(&mut self, name: &str, evidence: String, check: Option<String>) {
-        let name = name.to_owned();
-        self.plan.features.push(Feature { name, kind: "label", group: None, hash: false, evidence, check });
+        self.plan.features.push(Feature { check, ..Feature::new(name, "label", evidence) });
     }
 
     /// Makes a sample of each item of a list of pairs of an item and a label.
@@ -88,8 +87,7 @@ impl Roles<'_> {
     }
 
     fn item(&mut self, name: &str, hash: bool, evidence: String) {
-        let name = name.to_owned();
-        self.plan.features.push(Feature { name, kind: "sparse", group: None, hash, evidence, check: None });
+        self.plan.features.push(Feature { hash, ..Feature::new(name, "sparse", evidence) });
     }
 
     /// If rows have a key, extends the key of samples by the item.
@@ -155,14 +153,7 @@ impl Roles<'_> {
                 let name = self.unused_name(&format!("{item}_value"));
                 let sql = format!("coalesce(CAST({} AS DOUBLE), 0)", quote(&item));
                 self.plan.made.push(Expression { name: name.clone(), sql });
-                self.plan.features.push(Feature {
-                    name,
-                    kind: "dense",
-                    group: None,
-                    hash: false,
-                    evidence,
-                    check: None,
-                });
+                self.plan.features.push(Feature::new(name, "dense", evidence));
             } else {
                 self.item(&item, column.kind != Type::Integer, evidence);
             }
