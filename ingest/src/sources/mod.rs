@@ -45,12 +45,11 @@ use object_store::ObjectMeta;
 use onefold_base::fault::{Explain as _, Fault, Kind};
 use xxhash_rust::xxh3::xxh3_64;
 
+pub(crate) use self::files::local_paths;
 use self::files::{FileError, FileName, FoundFile};
-pub(crate) use self::files::{folders, local_paths};
 use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
-pub(crate) use self::inspect::int96_as_micros;
 use self::refused::refused_column;
 pub(crate) use self::refused::{function as refused_function, report_refused_columns};
 use self::schema::{FileColumns, Refused};
@@ -60,7 +59,7 @@ pub(crate) use self::skipped::{SkippedRowsExec, count_skipped};
 use self::stores::{SourceStore, Stores, VersionedStore};
 use self::table::FileTable;
 use self::text_store::SkippedRows;
-use crate::config::{Compression, Format, SourceConfig};
+use crate::config::{Compression, Format, ObjectStores, SourceConfig};
 use crate::error::MessageAndHint;
 use crate::problems::Problems;
 use crate::{Config, Error, Result};
@@ -101,26 +100,16 @@ pub(crate) struct Source {
 /// [`Error::Fault`] if a path matches no file or cannot be read, a file is incomplete or has the wrong format, or a
 /// file has two columns with the same name.
 pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Source>> {
+    let base = config.path.parent().unwrap_or(Path::new(""));
     let mut stores = Stores::default();
     let mut sources = Vec::new();
     for (name, source) in &config.sources {
-        let found = match expand(config, name, source, &mut stores).await {
-            Ok(found) => found,
-            Err(error) => {
-                problems.report(error)?;
-                continue;
-            }
-        };
-        match inspect_files(config, name, source, found).await {
+        match find_one(base, name, source, (&mut stores, &config.object_stores)).await {
             Ok(source) => {
                 source.check_place(config).or_else(|error| problems.report(error))?;
                 sources.push(Source { problems: problems.clone(), ..source });
             }
-            Err(wrong) => {
-                for (path, (message, hint)) in wrong {
-                    problems.report(Error::source(name, &path, message, hint))?;
-                }
-            }
+            Err(errors) => errors.into_iter().try_for_each(|error| problems.report(error))?,
         }
     }
     // A source whose files were not found has no columns, so the following steps cannot run.
@@ -128,21 +117,46 @@ pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Sou
     Ok(sources)
 }
 
-/// Returns the files of a source without duplicates, sorted by name.
-async fn expand(
-    config: &Config,
+/// Finds the files at `paths` (files, directories, glob patterns, or URLs of these) and reads their footers or first
+/// rows, as the files of a source `name` with default settings.
+///
+/// # Errors
+///
+/// The first error of [`find`].
+pub(crate) async fn find_paths(name: &str, paths: &[String]) -> Result<Source> {
+    let source = SourceConfig { paths: paths.to_vec(), ..SourceConfig::new("") };
+    let stores = (&mut Stores::default(), &ObjectStores::default());
+    // There is at least one error if the source is not found.
+    find_one(Path::new(""), name, &source, stores).await.map_err(|mut errors| errors.swap_remove(0))
+}
+
+/// Finds the files of one source, whose relative paths start at `base`, and inspects them. Returns all errors.
+async fn find_one(
+    base: &Path,
     name: &str,
     source: &SourceConfig,
-    stores: &mut Stores,
+    (stores, settings): (&mut Stores, &ObjectStores),
+) -> Result<Source, Vec<Error>> {
+    let found = expand(base, name, source, (stores, settings)).await.map_err(|error| vec![error])?;
+    let error = |(path, (message, hint)): FileError| Error::source(name, &path, message, hint);
+    let inspected = inspect_files(base, name, source, found).await;
+    inspected.map_err(|wrong| wrong.into_iter().map(error).collect())
+}
+
+/// Returns the files of a source without duplicates, sorted by name.
+async fn expand(
+    base: &Path,
+    name: &str,
+    source: &SourceConfig,
+    (stores, settings): (&mut Stores, &ObjectStores),
 ) -> Result<Vec<(FoundFile, Arc<SourceStore>)>> {
-    let base = config.path.parent().unwrap_or(Path::new(""));
     let wrong = |path: PathBuf, (message, hint): MessageAndHint| Error::source(name, &path, message, hint);
     let mut found: BTreeMap<(String, String), (FoundFile, Arc<SourceStore>)> = BTreeMap::new();
     for path in &source.paths {
         let (files, store, shown) = if path.contains("://") && !path.starts_with("file://") {
             let shown = PathBuf::from(path);
             let (store, pattern) =
-                stores.open(path, &config.object_stores).map_err(|error| wrong(shown.clone(), error))?;
+                stores.open(path, settings).map_err(|error| wrong(shown.clone(), error))?;
             let objects = listing::expand(&store, pattern).await.map_err(|error| {
                 Error::from(Fault { kind: Kind::Storage, ..wrong(shown.clone(), error).fault() })
             })?;
@@ -177,7 +191,7 @@ async fn expand(
 /// Reads the footers or first rows of the files and combines them into one source. The error lists all files that
 /// cannot be read.
 async fn inspect_files(
-    whole: &Config,
+    base: &Path,
     name: &str,
     config: &SourceConfig,
     found: Vec<(FoundFile, Arc<SourceStore>)>,
@@ -204,7 +218,6 @@ async fn inspect_files(
     let alone = |error: FileError| vec![error];
     let format = one_format(&files).map_err(alone)?;
     let folders = inspect::folder_columns(name, config, &files).map_err(alone)?;
-    let base = whole.path.parent().unwrap_or(Path::new(""));
     for (number, file) in files.iter_mut().enumerate() {
         file.values = inspect::folder_values(&folders, &file.found).map_err(alone)?;
         file.values.extend(inspect::file_values(config, base, &file.found, number));
