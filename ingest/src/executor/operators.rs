@@ -19,7 +19,7 @@ use super::ExecutorMemory;
 use crate::cluster::{FoldExec, FoldSpec, SentLists, WriteExec, WriteSpec, WrittenLists};
 use crate::ids;
 use crate::merge::{OldRowsExec, OldRowsSpec};
-use crate::remote::{Groups, ReceivedExec, SentExec, WorkRowsExec, WorkRowsSpec};
+use crate::remote::{ReceivedExec, SentExec, WorkRowsExec, WorkRowsSpec};
 use crate::sources::{SentScan, SkippedRowsExec, refused_function};
 use crate::spilling_join::SpillingJoin;
 use crate::{session_ids, signed_lengths, timeline, times};
@@ -41,8 +41,9 @@ enum Operator {
     Write(Box<WriteSpec>, SentLists),
     WorkRows(WorkRowsSpec),
     /// The part is an exchange with the same partitioning if there are several partitions.
-    Sent(Option<Groups>),
-    Received(Option<Groups>),
+    Sent,
+    /// The number of senders. The part is an empty plan with the columns of the rows.
+    Received(usize),
     /// The part is the hash join over empty inputs.
     Join,
     /// The part is the scan of DataFusion's own format.
@@ -76,9 +77,9 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
             }
             _ => None,
         };
-        (Operator::Sent(sent.groups.clone()), exchange)
+        (Operator::Sent, exchange)
     } else if let Some(received) = plan.downcast_ref::<ReceivedExec>() {
-        (Operator::Received(received.groups.clone()), None)
+        (Operator::Received(received.senders), Some(empty(plan)))
     } else if let Some(join) = plan.downcast_ref::<SpillingJoin>() {
         let inputs = join.children().into_iter().map(empty).collect();
         (Operator::Join, Some(join.hash_join()?.builder().with_new_children(inputs)?.build_exec()?))
@@ -129,14 +130,14 @@ pub fn read_operator(
             Arc::new(WriteExec::new(Arc::new(*spec), lists, inputs.to_vec(), encoders))
         }
         Operator::WorkRows(spec) => Arc::new(WorkRowsExec::new(spec, input()?)),
-        Operator::Sent(groups) => {
+        Operator::Sent => {
             let partitioning = match &sent.plan {
                 Some(exchange) => exchange.output_partitioning().clone(),
                 None => Partitioning::UnknownPartitioning(1),
             };
-            Arc::new(SentExec::new(input()?, partitioning, groups)?)
+            Arc::new(SentExec::new(input()?, partitioning)?)
         }
-        Operator::Received(groups) => Arc::new(ReceivedExec::of_exchange(input()?, groups)),
+        Operator::Received(senders) => Arc::new(ReceivedExec::new(input()?, &part()?.schema(), senders)),
         Operator::Join => {
             let plan = part()?;
             let join = plan.downcast_ref::<HashJoinExec>().ok_or_else(|| missing("a hash join"))?;

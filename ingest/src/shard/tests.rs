@@ -103,7 +103,8 @@ fn shard_in(directory: &Path, pattern: &str, out: &Path, options: &ShardOptions)
 
 /// Returns the log with the types of segments: texts are views.
 fn as_segment(rows: &RecordBatch) -> RecordBatch {
-    let columns = rows.schema().fields().iter().zip(rows.columns()).map(|(field, column)| {
+    let schema = rows.schema();
+    let columns = schema.fields().iter().zip(rows.columns()).map(|(field, column)| {
         let is_text = matches!(field.data_type(), DataType::Dictionary(..));
         let column = if is_text { cast(column, &DataType::Utf8View).unwrap() } else { Arc::clone(column) };
         (field.name().clone(), column, field.is_nullable())
