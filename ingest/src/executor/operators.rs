@@ -20,7 +20,7 @@ use crate::cluster::{FoldExec, FoldSpec, SentLists, WriteExec, WriteSpec, Writte
 use crate::ids;
 use crate::merge::{OldRowsExec, OldRowsSpec};
 use crate::remote::{ReceivedExec, SentExec, WorkRowsExec, WorkRowsSpec};
-use crate::sources::{SentScan, SkippedRowsExec, refused_function};
+use crate::sources::{SentScan, refused_function};
 use crate::spilling_join::SpillingJoin;
 use crate::{session_ids, signed_lengths, timeline, times};
 
@@ -48,7 +48,6 @@ enum Operator {
     Join,
     /// The part is the scan of DataFusion's own format.
     Scan(Box<SentScan>),
-    SkippedRows,
     /// The specification, and the list columns. The part is an empty plan with the columns of the rows.
     OldRows(Box<OldRowsSpec>, SentLists),
 }
@@ -85,8 +84,6 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
         (Operator::Join, Some(join.hash_join()?.builder().with_new_children(inputs)?.build_exec()?))
     } else if let Some((scan, plan)) = SentScan::of(plan)? {
         (Operator::Scan(Box::new(scan)), Some(plan))
-    } else if plan.is::<SkippedRowsExec>() {
-        (Operator::SkippedRows, None)
     } else if let Some(rows) = plan.downcast_ref::<OldRowsExec>() {
         let (spec, WrittenLists::InFiles(lists, _)) = rows.parts() else {
             return datafusion::common::internal_err!("the lists that a cluster reads are in memory");
@@ -146,7 +143,6 @@ pub fn read_operator(
             Arc::new(SpillingJoin::new(join))
         }
         Operator::Scan(scan) => scan.read(&part()?)?,
-        Operator::SkippedRows => Arc::new(SkippedRowsExec::new(input()?)),
         Operator::OldRows(spec, lists) => {
             let maps = memory.map_or_else(Arc::default, |memory| Arc::clone(&memory.maps));
             let lists = WrittenLists::InFiles(lists, maps);

@@ -9,7 +9,7 @@
 //! wraps the plan of a query in an `OnCluster`, which executes it on the cluster. The code that collects the rows of a
 //! query therefore does not depend on where it runs.
 //!
-//! [`executor`](crate::executor) encodes the operators of this crate for the cluster: as a text and, for the part that
+//! The module `executor` encodes the operators of this crate for the cluster: as a text and, for the part that
 //! DataFusion can encode, a plan.
 
 mod exchange;

@@ -21,7 +21,6 @@ mod refused;
 mod schema;
 mod segments;
 mod sent;
-mod skipped;
 mod stores;
 mod table;
 mod text;
@@ -40,8 +39,8 @@ use datafusion::datasource::physical_plan::parquet::transform_schema_to_view;
 use datafusion::datasource::table_schema::TableSchema;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
-use futures::{FutureExt, StreamExt, stream};
-use object_store::ObjectMeta;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use object_store::{ObjectMeta, ObjectStoreExt};
 use onefold_base::fault::{Explain as _, Fault, Kind};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -55,10 +54,9 @@ pub(crate) use self::refused::{function as refused_function, report_refused_colu
 use self::schema::{FileColumns, Refused};
 pub(crate) use self::segments::{SEGMENTS_FILE, check_segments};
 pub(crate) use self::sent::SentScan;
-pub(crate) use self::skipped::{SkippedRowsExec, count_skipped};
 use self::stores::{SourceStore, Stores, VersionedStore};
 use self::table::FileTable;
-use self::text_store::SkippedRows;
+use self::text_store::{SkippedRows, TextStore};
 use crate::config::{Compression, Format, ObjectStores, SourceConfig};
 use crate::error::MessageAndHint;
 use crate::problems::Problems;
@@ -394,6 +392,23 @@ impl Source {
         Arc::new(Schema::new(columns.cloned().collect::<Vec<Field>>()))
     }
 
+    /// Reads a CSV file and counts the rows that are left out.
+    async fn count_skipped(&self, file: &SourceFile) -> Result<()> {
+        let rules = file.dialect.csv_rules(Some(file.inspection.schema.fields().len()));
+        let store = TextStore::new(Arc::clone(&file.store), engine_compression(file.compression));
+        let store = store.with_csv(rules, Arc::clone(&self.skipped));
+        let location = &file.found.meta.location;
+        let read = async {
+            let mut rows = store.get(location).await?.into_stream();
+            while rows.try_next().await?.is_some() {}
+            Ok::<_, object_store::Error>(())
+        };
+        read.await.map_err(|error| {
+            let failure = file.store.failure(location).unwrap_or_else(|| file.store.explain(&error));
+            Error::source(&self.name, &file.found.name, failure.0, failure.1)
+        })
+    }
+
     /// Returns a table with all columns of the source. A column that the files of `table` lack is null, or an error
     /// when it is read.
     fn aligned(&self, context: &SessionContext, table: FileTable) -> Result<DataFrame> {
@@ -440,6 +455,21 @@ pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
         hashes = vec![xxh3_64(&bytes)];
     }
     hashes
+}
+
+/// Counts the CSV rows that other machines have left out. They read files several times, and tasks are retried, so this
+/// reads the files that they have read once more. Call it after all plans that read the sources have run.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if a file cannot be read.
+pub(crate) async fn count_skipped(sources: &[Source]) -> Result<()> {
+    let files = sources.iter().flat_map(|source| {
+        let read = source.skipped.read_elsewhere();
+        let files = source.files.iter().filter(move |file| read.contains(&file.found.meta.location));
+        files.map(move |file| source.count_skipped(file))
+    });
+    stream::iter(files).map(Ok).try_for_each_concurrent(FILES_AT_A_TIME, |counted| counted).await
 }
 
 /// Returns the number of CSV rows that were left out so far because their number of values differs from the number

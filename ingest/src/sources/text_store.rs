@@ -55,11 +55,6 @@ impl SkippedRows {
         self.lock().rows.values().sum()
     }
 
-    /// Returns the number of rows for each file that was read.
-    pub(super) fn by_file(&self) -> BTreeMap<Path, u64> {
-        self.lock().rows.clone()
-    }
-
     /// Records that reading a file, or its first part, left out `rows` rows.
     pub(super) fn set(&self, location: &Path, rows: u64) {
         let mut files = self.lock();
