@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::{iter, vec};
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
-use datafusion::arrow::datatypes::UInt64Type;
-use datafusion::prelude::SessionContext;
+use datafusion::arrow::datatypes::{DataType, UInt64Type};
+use datafusion::logical_expr::{cast, not};
+use datafusion::prelude::{DataFrame, ident};
 use futures::StreamExt;
 use onefold_datasets::{CountBudget, TextIds, VocabularyCounter};
-use onefold_sql::Query as _;
 
 use super::columns::column;
 use super::encode::SampleTotals;
@@ -129,22 +129,20 @@ impl TotalsReader {
         Ok(records)
     }
 
-    /// Reads the parts among the rows of a table of records.
+    /// Reads the parts among the rows of a table, and returns the records among them.
     ///
     /// # Errors
     ///
     /// The errors of [`read`](Self::read) and of the engine.
-    pub(super) async fn read_table(&mut self, context: &SessionContext, records: &str) -> Result<()> {
-        let parts = format!(
-            "SELECT {TIME}, {}, arrow_cast({RECORD}, 'Binary') AS {RECORD}, {TOTALS} FROM {records} WHERE {TOTALS} \
-             ORDER BY {TIME}",
-            DIGEST[0]
-        );
-        let mut parts = context.query(&parts).await?.execute_stream().await?;
+    pub(super) async fn read_table(&mut self, table: DataFrame) -> Result<DataFrame> {
+        let record = cast(ident(RECORD), DataType::Binary).alias(RECORD);
+        let columns = vec![ident(TIME), ident(DIGEST[0]), record, ident(TOTALS)];
+        let parts = table.clone().filter(ident(TOTALS))?.select(columns)?;
+        let mut parts = parts.sort(vec![ident(TIME).sort(true, false)])?.execute_stream().await?;
         while let Some(parts) = parts.next().await.transpose()? {
             self.read(&parts)?;
         }
-        Ok(())
+        Ok(table.filter(not(ident(TOTALS)))?)
     }
 
     /// Reads a part of the totals of a worker. The parts of a worker must be read in order.
