@@ -23,7 +23,6 @@ use datafusion::arrow::datatypes::{
     DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef, UInt64Type,
 };
 use datafusion::common::hash_utils::create_hashes;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::expressions::Column;
@@ -39,7 +38,7 @@ use onefold_datasets::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{bug, external};
-use crate::operator::{only, operator_methods, plan_properties, shown_as};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::row_digest::RowDigester;
 
 /// The column with the number of the partition that sent a row.
@@ -166,43 +165,10 @@ impl SentExec {
 shown_as!(SentExec, |operator| ": to={}", operator.partitioning);
 
 impl ExecutionPlan for SentExec {
-    fn name(&self) -> &str {
-        "SentExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        visit: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        if let Partitioning::Hash(keys, _) = &self.partitioning {
-            for key in keys {
-                if visit(key)? == TreeNodeRecursion::Stop {
-                    return Ok(TreeNodeRecursion::Stop);
-                }
-            }
-        }
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let new = Self::new(only(children)?, self.partitioning.clone())?;
-        Ok(Arc::new(Self { run: self.run.clone(), ..new }))
-    }
+    operator_methods!("SentExec", |operator| vec![&operator.input], |input| {
+        let new = Self::new(input, operator.partitioning.clone())?;
+        Ok(Arc::new(Self { run: operator.run.clone(), ..new }))
+    });
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let (number, run) = match &self.run {

@@ -170,14 +170,23 @@ fn changed_type(
 /// Returns `data_type` without dictionaries and runs, because batches of several files can have more values than
 /// the keys of one file allow.
 fn plain(data_type: &DataType) -> DataType {
-    let inner = |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(plain(field.data_type())));
-    match data_type {
+    with_types(data_type, &|data_type| match data_type {
         DataType::Dictionary(_, values) => plain(values),
         DataType::RunEndEncoded(_, values) => plain(values.data_type()),
+        other => other.clone(),
+    })
+}
+
+/// Returns `data_type` with other types in place of its values, or of the values of its items and fields.
+pub(super) fn with_types(data_type: &DataType, replaced: &dyn Fn(&DataType) -> DataType) -> DataType {
+    let inner = |field: &FieldRef| {
+        Arc::new(Field::clone(field).with_data_type(with_types(field.data_type(), replaced)))
+    };
+    match data_type {
         DataType::List(item) => DataType::List(inner(item)),
         DataType::LargeList(item) => DataType::LargeList(inner(item)),
         DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
-        other => other.clone(),
+        values => replaced(values),
     }
 }
 
@@ -245,15 +254,7 @@ fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
 
 /// Replaces the null type with text. Then a value of another type in later rows is an error, and no value is lost.
 fn without_nulls(data_type: &DataType) -> DataType {
-    let inner =
-        |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(without_nulls(field.data_type())));
-    match data_type {
-        DataType::Null => DataType::Utf8,
-        DataType::List(item) => DataType::List(inner(item)),
-        DataType::LargeList(item) => DataType::LargeList(inner(item)),
-        DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
-        other => other.clone(),
-    }
+    with_types(data_type, &|values| if values.is_null() { DataType::Utf8 } else { values.clone() })
 }
 
 #[cfg(test)]
