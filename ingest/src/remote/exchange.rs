@@ -90,17 +90,8 @@ pub(crate) fn checked_exchange(exchange: &Arc<dyn ExecutionPlan>) -> Result<Arc<
         }
         _ => Arc::new(CoalescePartitionsExec::new(sent)),
     };
-    let properties = PlanProperties::new(
-        EquivalenceProperties::new(schema),
-        partitioning,
-        EmissionType::Incremental,
-        Boundedness::Bounded,
-    );
-    Ok(Arc::new(ReceivedExec {
-        senders: senders_of(&exchanged),
-        input: exchanged,
-        properties: properties.into(),
-    }))
+    let senders = senders_of(&exchanged);
+    Ok(Arc::new(ReceivedExec::new(exchanged, schema, &partitioning, senders)))
 }
 
 /// Adds the sender to rows, and after them a statement about the rows that were sent to each receiver.
@@ -277,10 +268,26 @@ fn senders_of(exchange: &Arc<dyn ExecutionPlan>) -> usize {
 }
 
 impl ReceivedExec {
-    /// Makes an operator that receives rows of `schema` from the `senders` partitions of an exchange.
-    pub(crate) fn new(input: Arc<dyn ExecutionPlan>, schema: &SchemaRef, senders: usize) -> Self {
-        let properties = plan_properties(schema, input.output_partitioning().partition_count());
-        Self { input, senders, properties }
+    /// Makes an operator that receives rows of `schema` from the `senders` partitions of an exchange. The rows are
+    /// partitioned by the keys of `partitioning`, if it has keys. On a cluster, a task has some of the partitions.
+    pub(crate) fn new(
+        input: Arc<dyn ExecutionPlan>,
+        schema: SchemaRef,
+        partitioning: &Partitioning,
+        senders: usize,
+    ) -> Self {
+        let partitions = input.output_partitioning().partition_count();
+        let partitioning = match partitioning {
+            Partitioning::Hash(keys, _) => Partitioning::Hash(keys.clone(), partitions),
+            _ => Partitioning::UnknownPartitioning(partitions),
+        };
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema),
+            partitioning,
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Self { input, senders, properties: Arc::new(properties) }
     }
 
     /// Returns the checked rows of an exchange of `senders` partitions. `rows` have the columns of `schema` and those
@@ -307,18 +314,13 @@ impl ReceivedExec {
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, received)))
     }
 
-    /// Returns this operator over another input. On a cluster, the input may have fewer partitions, and not contain the
-    /// senders.
+    /// Returns this operator over another input. On a cluster, the senders may not be below it.
     fn over(&self, input: Arc<dyn ExecutionPlan>) -> Self {
         let senders = match senders_of(&input) {
             0 => self.senders,
             senders => senders,
         };
-        match input.output_partitioning().partition_count() == self.properties.partitioning.partition_count()
-        {
-            true => Self { input, senders, properties: Arc::clone(&self.properties) },
-            false => Self::new(input, &self.schema(), senders),
-        }
+        Self::new(input, self.schema(), self.output_partitioning(), senders)
     }
 }
 
@@ -494,7 +496,7 @@ mod tests {
         assert_eq!((none.num_rows(), empty.num_rows()), (0, 1));
         let all = received(2, &[rows.clone(), stated.clone(), empty.clone()]).unwrap();
         assert_eq!(all, (0..10).collect::<Vec<_>>());
-        assert_eq!(received(1, std::slice::from_ref(&empty)).unwrap(), []);
+        assert_eq!(received(1, std::slice::from_ref(&empty)).unwrap(), Vec::<i64>::new());
         wrong(2, &[rows, stated], "lost partitions: 1 of 2");
         wrong(1, &[], "lost partitions: 0 of 1");
     }
