@@ -465,8 +465,8 @@ pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
 /// [`Error::Fault`] if a file cannot be read.
 pub(crate) async fn count_skipped(sources: &[Source]) -> Result<()> {
     let files = sources.iter().flat_map(|source| {
-        let read = source.skipped.read_elsewhere();
-        let files = source.files.iter().filter(move |file| read.contains(&file.found.meta.location));
+        let files =
+            source.files.iter().filter(move |file| source.skipped.is_unknown(&file.found.meta.location));
         files.map(move |file| source.count_skipped(file))
     });
     stream::iter(files).map(Ok).try_for_each_concurrent(FILES_AT_A_TIME, |counted| counted).await
