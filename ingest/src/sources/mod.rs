@@ -173,7 +173,8 @@ async fn expand(
             (files, Arc::clone(&stores.local), base.join(path))
         };
         if files.is_empty() {
-            return Err(wrong(shown, ("there is no such file".to_owned(), PATH_HINT.to_owned())));
+            let message = if shown.is_dir() { "the folder has no files" } else { "there is no such file" };
+            return Err(wrong(shown, (message.to_owned(), PATH_HINT.to_owned())));
         }
         for file in files {
             store.found(&file.meta);
@@ -222,7 +223,11 @@ async fn inspect_files(
     }
     let columns: Vec<FileColumns> = files
         .iter()
-        .map(|file| FileColumns { name: file.found.name.clone(), schema: file.inspection.schema.clone() })
+        .map(|file| FileColumns {
+            name: file.found.name.clone(),
+            schema: file.inspection.schema.clone(),
+            folders: file.found.folders.iter().map(|(name, _)| name.clone()).collect(),
+        })
         .collect();
     let (mut columns, refused) = schema::merge(name, config, format, &columns).map_err(alone)?;
     inspect::check_made_columns(name, config, &columns, &folders, &files).map_err(alone)?;
