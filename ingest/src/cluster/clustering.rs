@@ -39,7 +39,7 @@ use onefold_sql::Query as _;
 use super::bucket_files::{LeftOut, WriteSpec};
 use super::by_bucket::{BucketExchange, ExchangedRecords, ROWS, slices_in_order};
 use super::convert::{ColumnNames, check_types};
-use super::cut::{CutSpec, Cutter};
+use super::cut::Cutter;
 use super::decode::{DecodedTotals, ListColumn};
 use super::encode::{EncoderOptions, SampleTotals};
 use super::fold::{DIGEST, FoldExec, FoldSpec};
@@ -47,7 +47,7 @@ use super::options::{ClusterOptions, column_names, cut_spec, encoder_options, st
 use super::slices::SliceQueries;
 use super::statistics::SampleStatistics;
 use super::totals::TotalsReader;
-use super::unfold::RowGroups;
+use super::unfold::{CutSpec, RowGroups};
 use super::write::{Outcome, WriteExec};
 use super::written_lists::{SentLists, WrittenLists};
 use crate::error::bug;
