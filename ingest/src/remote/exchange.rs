@@ -320,7 +320,7 @@ impl ReceivedExec {
             0 => self.senders,
             senders => senders,
         };
-        Self::new(input, self.schema(), self.output_partitioning(), senders)
+        Self::new(input, self.schema(), &self.properties.partitioning, senders)
     }
 }
 
@@ -519,7 +519,11 @@ mod tests {
         let context = Arc::new(TaskContext::default());
         let received = runtime.block_on(collect_partitioned(checked, Arc::clone(&context))).unwrap();
         assert_eq!(received.iter().flatten().map(RecordBatch::num_rows).sum::<usize>(), 2);
-        let sent = sent.with_new_children(sent.children().into_iter().cloned().collect()).unwrap();
+        // The exchange, without what has been read from it.
+        let sent: Arc<dyn ExecutionPlan> = Arc::new(
+            RepartitionExec::try_new(Arc::clone(sent.children()[0]), sent.output_partitioning().clone())
+                .unwrap(),
+        );
         for rows in runtime.block_on(collect_partitioned(sent, context)).unwrap() {
             let statements = rows.iter().map(|rows| rows.num_rows() - rows.column(4).null_count());
             assert_eq!(statements.sum::<usize>(), 3);
