@@ -24,7 +24,7 @@ pub(super) struct Output {
 #[derive(Debug)]
 enum Place {
     Disk(StagedDirectory),
-    Store(Objects),
+    Store(Box<Objects>),
 }
 
 /// The segments in an object store.
@@ -51,7 +51,7 @@ impl Output {
         let storage = if is_url(out) { Some(Storage::open(out)?) } else { None };
         let place = match storage {
             Some(storage) if storage.local().is_none() => {
-                Place::Store(Objects::new(storage, names.clone(), overwrite)?)
+                Place::Store(Box::new(Objects::new(storage, names.clone(), overwrite)?))
             }
             storage => {
                 let target = storage.as_ref().and_then(Storage::local).unwrap_or(out);
@@ -79,7 +79,7 @@ impl Output {
     pub(super) fn file(&self, name: &str) -> Result<SegmentWriter> {
         let to = match &self.place {
             Place::Disk(staged) => Destination::File(fs_err::File::create(staged.path().join(name))?),
-            Place::Store(objects) => Destination::Object(objects.storage.upload(name)?),
+            Place::Store(objects) => Destination::Object(Box::new(objects.storage.upload(name)?)),
         };
         Ok(SegmentWriter { to, bytes: 0 })
     }
@@ -154,7 +154,7 @@ pub(super) struct SegmentWriter {
 #[derive(Debug)]
 enum Destination {
     File(fs_err::File),
-    Object(Upload),
+    Object(Box<Upload>),
 }
 
 impl SegmentWriter {
