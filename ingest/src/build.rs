@@ -314,7 +314,7 @@ impl Pipeline<'_> {
         };
         let mut add = |range| Ok(writer.add(range)?);
         let written = clustering.write(spec, decided.lists.clone(), self.reporter, &mut add).await?;
-        sources::count_skipped(&reading.context, &reading.sources).await?;
+        sources::count_skipped(&reading.sources).await?;
         Ok(written)
     }
 

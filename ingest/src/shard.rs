@@ -1,45 +1,60 @@
 //! `shard`: splits an arriving log by the hash of its keys into segments.
 //!
 //! ```text
-//! log files, in arrival order ─▶ hash of the key columns ─▶ segment-00000-of-00016.parquet, …
-//!          log                          route                   segment
+//! files of the log, by name ─▶ hash of the key columns ─▶ segment-00000-of-00016.parquet, …
+//!         sources                      route                  segment, output
 //! ```
 //!
-//! All rows with the same key go to one segment, in the order in which they arrived, with unchanged columns. With N
-//! segments, the samples of a session are N times closer to each other than in the log. A segment therefore compresses
-//! better than the log, and each segment can be clustered separately. The hash is the one that divides the sessions of
-//! a dataset into buckets ([`onefold_datasets::bucket_of_identity`]): segment i of N has the sessions of bucket i of N.
+//! All rows with the same key go to one segment, in the order in which they are in the log, with unchanged values. With
+//! N segments, the samples of a session are N times closer to each other than in the log. A segment therefore
+//! compresses better than the log, and each segment can be clustered separately. The hash is the one that divides the
+//! sessions of a dataset into buckets ([`onefold_datasets::bucket_of_identity`]): segment i of N has the sessions of
+//! bucket i of N.
 //!
 //! Decoded rows are buffered until they take half of the memory limit; then each of the largest segments writes a row
 //! group. All rows are digested when they are read from the log, and again when the finished segments are read back. If
-//! both digests are equal, one rename makes the segments visible.
+//! both digests are equal, the segments are committed.
 
-mod log;
+mod output;
 mod route;
 mod segment;
 
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::path::Path;
+use std::slice;
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::physical_plan::common::spawn_buffered;
+use datafusion::physical_plan::execute_stream_partitioned;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::prelude::{SessionConfig, SessionContext, ident};
+use futures::{StreamExt, stream};
+use onefold_base::fault::{Explain as _, Fault};
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
 use onefold_datasets::digest::Digest;
-use onefold_storage::commit::{self, StagedDirectory};
 use rayon::prelude::*;
 use serde::Serialize;
+use tokio::runtime::Handle;
 
-use self::log::Log;
+use self::output::Output;
 use self::route::Router;
 pub(crate) use self::segment::ShardOptions;
 use self::segment::{SegmentFile, Segments};
+use crate::problems::Problems;
 use crate::row_digest::RowDigester;
-use crate::sources::SEGMENTS_FILE;
+use crate::sources::{self, Source};
 use crate::{Error, Result};
 
-/// The version of [`SEGMENTS_FILE`] that this program writes.
+/// The version of [`SEGMENTS_FILE`](sources::SEGMENTS_FILE) that this program writes.
 const FORMAT_VERSION: u32 = 1;
+/// The table of the rows that are read.
+const ROWS: &str = "log";
+/// The target size of a decoded batch, in bytes, and the bounds of the number of its rows.
+const BATCH_BYTES: u64 = 8 << 20;
+const BATCH_ROWS: (u64, u64) = (16, 32 << 10);
 
 /// The result of [`shard`].
 #[derive(Debug, Clone, Serialize)]
@@ -70,7 +85,7 @@ pub(crate) struct ShardSummary {
     pub(crate) peak_rss_bytes: Option<u64>,
 }
 
-/// The contents of [`SEGMENTS_FILE`].
+/// The contents of [`SEGMENTS_FILE`](sources::SEGMENTS_FILE).
 #[derive(Debug, Serialize)]
 struct SegmentList<'a> {
     format_version: u32,
@@ -80,34 +95,42 @@ struct SegmentList<'a> {
     segments: &'a [SegmentFile],
 }
 
-/// Splits a log into segments in the directory `out`, which becomes visible as a whole or not at all. The log consists
-/// of the files that `patterns` match (files, folders of Parquet files, globs), in the order of the patterns and then
-/// of the file names. `name=value` folders of the paths become text columns.
+/// Splits a log into segments in the folder `out`, a path or a URL. The log consists of the files at `paths` (files,
+/// folders, globs, or URLs of these, in every format that a source may have), in the order of their names. `name=value`
+/// folders of the paths become text columns.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`] with an [error](onefold_datasets::Error) that names the file: a pattern that matches no file, a
-/// file that cannot be read or has other columns than the first one, a key column that is missing or has another type
-/// than integer or text, segments that cannot be written or differ from the rows that were read, and a location `out`
-/// that is occupied.
+/// [`Error::Fault`] or [`Error::Dataset`] with the name of the file: a path without files, a file that cannot be read
+/// or has other columns than the others, a key column that is missing or has another type than integer or text,
+/// segments that cannot be written or differ from the rows that were read, and an `out` that is occupied.
 pub(crate) fn shard(
-    patterns: &[PathBuf],
+    paths: &[String],
     out: &Path,
     options: &ShardOptions,
     reporter: &dyn Reporter,
 ) -> Result<ShardSummary> {
     let started = Instant::now();
-    let log = Log::find(patterns)?;
-    let router = Router::new(&log, &options.by, options.segments)?;
-    let staged = StagedDirectory::create(out, SEGMENTS_FILE, options.overwrite)?;
     let threads = options.threads.max(1);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let runtime = runtime.handle();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(std::io::Error::other)?;
-    let mut segments = Segments::create(staged.path(), &log, options)?;
-    let split = split(&log, &router, &mut segments, &pool, reporter)?;
-    let files = pool.install(|| segments.finish())?;
+
+    let log = [runtime.block_on(sources::find_paths(ROWS, paths)).map_err(without_configuration)?];
+    let log_files = log[0].columns_of_files().count();
+    let log_rows = Rows::open(&log, None, runtime).map_err(without_configuration)?;
+    let columns = log_rows.rows.schema();
+    let first = log[0].columns_of_files().next().map_or(Path::new(""), |(name, _)| name);
+    let router = Router::new(&columns, first, &options.by, options.segments)?;
+    let digester = RowDigester::new(&columns)?;
+    let output = Output::create(out, options)?;
+    let segments = Segments::new(&output, &columns, options);
+    reporter.begin("sharding", sources::total_rows(&log), "rows");
+    let (split, files) = pool.install(|| split(log_rows, &router, &digester, segments, reporter))?;
+    reporter.end();
     reporter.begin("verifying", Some(split.rows), "rows");
-    pool.install(|| verify(staged.path(), &files, &split, &router, reporter))?;
+    pool.install(|| verify(&output, &columns, &split, &router, runtime, reporter))?;
     reporter.end();
     let list = SegmentList {
         format_version: FORMAT_VERSION,
@@ -118,26 +141,77 @@ pub(crate) fn shard(
     };
     let mut text = serde_json::to_string_pretty(&list).map_err(std::io::Error::other)?;
     text.push('\n');
-    commit::write_atomically(&staged.path().join(SEGMENTS_FILE), text.as_bytes())?;
-    staged.commit()?;
+    output.commit(text.into_bytes())?;
 
-    let bytes_on_disk: u64 = files.iter().map(|file| file.bytes_on_disk).sum();
+    let (log_bytes, bytes_on_disk) =
+        (sources::total_bytes(&log), files.iter().map(|file| file.bytes_on_disk).sum::<u64>());
     let rows = files.iter().map(|file| file.rows);
     let wall_seconds = started.elapsed().as_secs_f64();
     Ok(ShardSummary {
         rows: split.rows,
-        log_files: log.files.len(),
+        log_files,
         segments: files.len(),
         null_key_rows: split.null_key_rows,
         largest_segment_rows: rows.clone().max().unwrap_or(0),
         smallest_segment_rows: rows.min().unwrap_or(0),
-        log_bytes: log.bytes,
+        log_bytes,
         bytes_on_disk,
-        compression_gain: log.bytes as f64 / bytes_on_disk.max(1) as f64,
+        compression_gain: log_bytes as f64 / bytes_on_disk.max(1) as f64,
         wall_seconds,
         rows_per_second: split.rows as f64 / wall_seconds,
         peak_rss_bytes: peak_rss_bytes(),
     })
+}
+
+/// Replaces hints about `dataset.toml`, which `shard` does not have.
+fn without_configuration(error: Error) -> Error {
+    let fault = error.fault();
+    if !fault.hints.iter().any(|hint| hint.to_string().contains("[sources]")) {
+        return error;
+    }
+    let hint = "give files with the same columns and types, folders that hold some, globs such as \
+                `logs/*.parquet`, or URLs of these";
+    Fault { hints: Vec::new(), ..fault }.hint(hint).into()
+}
+
+/// Rows of files, in the order of the files' names.
+struct Rows<'a> {
+    rows: SendableRecordBatchStream,
+    runtime: &'a Handle,
+}
+
+impl<'a> Rows<'a> {
+    /// Starts to read `files`: all columns, or those with the names of `columns`. The next batch is read while the
+    /// previous one is used.
+    fn open(files: &[Source; 1], columns: Option<&SchemaRef>, runtime: &'a Handle) -> Result<Self> {
+        let (least, most) = BATCH_ROWS;
+        let batch_rows = (BATCH_BYTES / sources::widest_row_bytes(files).max(1)).clamp(least, most);
+        // With one partition, the files are read in order.
+        let config = SessionConfig::new().with_target_partitions(1).with_batch_size(batch_rows as usize);
+        let context = SessionContext::new_with_config(config.with_collect_statistics(false));
+        let rows = runtime.block_on(async {
+            sources::register(&context, files).await?;
+            let mut table = context.table(ROWS).await?;
+            if let Some(columns) = columns {
+                table = table.select(columns.fields().iter().map(|field| ident(field.name())))?;
+            }
+            sources::report_refused_columns(&table, &Problems::default())?;
+            let plan = table.create_physical_plan().await?;
+            let schema = plan.schema();
+            // Files that are read in different ways are in different partitions, which are read one after the other.
+            let parts = stream::iter(execute_stream_partitioned(plan, context.task_ctx())?).flatten();
+            Ok::<_, Error>(spawn_buffered(Box::pin(RecordBatchStreamAdapter::new(schema, parts)), 1))
+        })?;
+        Ok(Self { rows, runtime })
+    }
+}
+
+impl Iterator for Rows<'_> {
+    type Item = Result<RecordBatch>;
+
+    fn next(&mut self) -> Option<Result<RecordBatch>> {
+        Some(self.runtime.block_on(self.rows.next())?.map_err(Error::from))
+    }
 }
 
 /// The rows that were written to the segments.
@@ -148,44 +222,16 @@ struct Split {
     digest: Digest,
 }
 
-/// Reads the log on a separate thread, and appends each row to its segment.
+/// Appends each row of the log to its segment.
 fn split(
-    log: &Log,
-    router: &Router,
-    segments: &mut Segments,
-    pool: &rayon::ThreadPool,
-    reporter: &dyn Reporter,
-) -> Result<Split> {
-    reporter.begin("sharding", Some(log.rows), "rows");
-    let digester = RowDigester::new(&log.schema)?;
-    // One batch is buffered while the next one is read and the previous one is split.
-    let (sender, batches) = sync_channel(1);
-    let split = std::thread::scope(|scope| {
-        // The thread sends batches or an error. It ends when the receiver has ended because of an error.
-        scope.spawn(move || log.read(|batch| sender.send(batch).is_ok()));
-        let digester = &digester;
-        pool.install(move || split_batches(batches, router, digester, segments, reporter))
-    })?;
-    reporter.end();
-    if split.rows != log.rows {
-        return Err(log::wrong(
-            &log.files[0].path,
-            format!("{} of the log's {} rows could be read", split.rows, log.rows),
-            "a file of the log was changed while it was read; run this again",
-        ));
-    }
-    Ok(split)
-}
-
-fn split_batches(
-    batches: Receiver<Result<RecordBatch>>,
+    log: Rows<'_>,
     router: &Router,
     digester: &RowDigester,
-    segments: &mut Segments,
+    mut segments: Segments<'_>,
     reporter: &dyn Reporter,
-) -> Result<Split> {
+) -> Result<(Split, Vec<SegmentFile>)> {
     let mut split = Split::default();
-    for batch in batches {
+    for batch in log {
         let batch = batch?;
         let routes = router.route(&batch)?;
         split.rows += batch.num_rows() as u64;
@@ -195,57 +241,51 @@ fn split_batches(
         reporter.advance(batch.num_rows() as u64);
         reporter.go_on()?;
     }
-    Ok(split)
+    Ok((split, segments.finish()?))
 }
 
 /// Reads the segments back, and checks that they contain the rows of the log and that each row is in the segment of its
 /// key.
 fn verify(
-    directory: &Path,
-    files: &[SegmentFile],
+    output: &Output,
+    columns: &SchemaRef,
     split: &Split,
     router: &Router,
+    runtime: &Handle,
     reporter: &dyn Reporter,
 ) -> Result<()> {
-    let verified: Vec<(u64, Digest)> = files
-        .par_iter()
-        .enumerate()
-        .map(|(number, file)| {
-            let log = Log::open(vec![directory.join(&file.path)])?;
-            let digester = RowDigester::new(&log.schema)?;
-            let mut found = (0, Digest::default());
-            let mut error = None;
-            log.read(|batch| {
-                let checked = batch.and_then(|batch| {
-                    found.0 += batch.num_rows() as u64;
-                    found.1.merge(digester.digest(&batch)?);
-                    reporter.advance(batch.num_rows() as u64);
-                    reporter.go_on()?;
-                    Ok(router.route(&batch)?.rows_by_segment[number].len() == batch.num_rows())
-                });
-                match checked {
-                    Ok(true) => return true,
-                    Ok(false) => error = Some(damaged(&log.files[0].path)),
-                    Err(wrong) => error = Some(wrong),
-                }
-                false
-            });
-            error.map_or(Ok(found), Err)
-        })
-        .collect::<Result<_>>()?;
+    let verified = output.names().par_iter().enumerate().map(|(number, name)| {
+        let segment = output.path(name);
+        let file = [runtime.block_on(sources::find_paths(ROWS, slice::from_ref(&segment)))?];
+        let rows = Rows::open(&file, Some(columns), runtime)?;
+        // Texts may have another type than in the log. The digest is the same.
+        let digester = RowDigester::new(&rows.rows.schema())?;
+        let mut found = (0, Digest::default());
+        for batch in rows {
+            let batch = batch?;
+            found.0 += batch.num_rows() as u64;
+            found.1.merge(digester.digest(&batch)?);
+            if router.route(&batch)?.rows_by_segment[number].len() != batch.num_rows() {
+                return Err(damaged(&segment));
+            }
+            reporter.advance(batch.num_rows() as u64);
+            reporter.go_on()?;
+        }
+        Ok(found)
+    });
     let mut whole = (0, Digest::default());
-    for (rows, digest) in verified {
+    for (rows, digest) in verified.collect::<Result<Vec<_>>>()? {
         whole.0 += rows;
         whole.1.merge(digest);
     }
-    if whole == (split.rows, split.digest) { Ok(()) } else { Err(damaged(directory)) }
+    if whole == (split.rows, split.digest) { Ok(()) } else { Err(damaged(&output.path(""))) }
 }
 
-fn damaged(path: &Path) -> Error {
-    log::wrong(
-        path,
-        "what was written is not what was read from the log".to_owned(),
-        "check the disk and the memory of this machine, then run this again; nothing was replaced",
+fn damaged(path: &str) -> Error {
+    Error::data(
+        format!("`{path}`"),
+        "what was written is not what was read from the log",
+        "check the disk and the memory of this machine, then run this again",
     )
 }
 

@@ -1,9 +1,9 @@
 //! The encoding of plans between processes: Ballista's codec for its own operators, and an extension for the operators
 //! of `onefold-ingest`.
 //!
-//! An operator of `onefold-ingest` is encoded as the bytes `ofld`, the version of the sender, the operator's text, and
-//! the plan of the part that DataFusion can encode (empty if there is none). The version, the text and the plan are
-//! each preceded by their length in bytes (4 bytes, little-endian).
+//! An operator of `onefold-ingest` is encoded as three parts with a line end after each of the first two: `ofld` and the
+//! version of the sender, the operator's text, which is one line of JSON, and the plan of the part that DataFusion can
+//! encode (empty if there is none).
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use onefold_ingest::executor::{
     ExecutorMemory, Sent, read_function, read_operator, write_function, write_operator,
 };
 
-const MAGIC: &[u8; 4] = b"ofld";
+const MAGIC: &[u8] = b"ofld";
 /// The version of this program. Another version may give the same text another meaning.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -48,7 +48,8 @@ impl PlanCodec {
     ) -> Option<Result<Arc<dyn ExecutionPlan>>> {
         let rest = bytes.strip_prefix(MAGIC)?;
         let read = || -> Result<Arc<dyn ExecutionPlan>> {
-            let (version, rest) = part(rest)?;
+            let cut = || DataFusionError::Internal("an operator was cut short".to_owned());
+            let (version, rest) = line(rest).ok_or_else(cut)?;
             if version != VERSION.as_bytes() {
                 return Err(DataFusionError::Execution(format!(
                     "the plan was made by onefold-cluster {}, but this {} is {VERSION}: run the same version everywhere",
@@ -56,7 +57,7 @@ impl PlanCodec {
                     self.role,
                 )));
             }
-            let (text, plan) = part(rest)?;
+            let (text, plan) = line(rest).ok_or_else(cut)?;
             let plan = match plan {
                 [] => None,
                 plan => Some(
@@ -70,20 +71,10 @@ impl PlanCodec {
     }
 }
 
-/// Returns the length-prefixed part at the beginning of `bytes`, and the bytes after it.
-fn part(bytes: &[u8]) -> Result<(&[u8], &[u8])> {
-    let cut = || -> Option<(&[u8], &[u8])> {
-        let (length, rest) = bytes.split_first_chunk::<4>()?;
-        rest.split_at_checked(u32::from_le_bytes(*length) as usize)
-    };
-    cut().ok_or_else(|| DataFusionError::Internal("an operator was cut short".to_owned()))
-}
-
-fn push_part(bytes: &mut Vec<u8>, part: &[u8]) -> Result<()> {
-    let length = u32::try_from(part.len()).map_err(|error| DataFusionError::External(error.into()))?;
-    bytes.extend_from_slice(&length.to_le_bytes());
-    bytes.extend_from_slice(part);
-    Ok(())
+/// Returns the first line of `bytes`, and the bytes after it.
+fn line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = bytes.iter().position(|byte| *byte == b'\n')?;
+    Some((&bytes[..end], &bytes[end + 1..]))
 }
 
 impl PhysicalExtensionCodec for PlanCodec {
@@ -107,9 +98,7 @@ impl PhysicalExtensionCodec for PlanCodec {
         let Some(Sent { text, plan }) = write_operator(&plan)? else {
             return self.ballista.try_encode(plan, bytes, converter);
         };
-        bytes.extend_from_slice(MAGIC);
-        push_part(bytes, VERSION.as_bytes())?;
-        push_part(bytes, &text)?;
+        bytes.extend([MAGIC, VERSION.as_bytes(), b"\n", &text, b"\n"].concat());
         if let Some(plan) = plan {
             PhysicalPlanNode::try_from_physical_plan(plan, self)?.try_encode(bytes)?;
         }
@@ -135,10 +124,7 @@ mod tests {
 
     /// Returns the encoding of an operator with this text by a sender of this version.
     fn sent(version: &str, text: &str) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
-        push_part(&mut bytes, version.as_bytes()).unwrap();
-        push_part(&mut bytes, text.as_bytes()).unwrap();
-        bytes
+        [MAGIC, version.as_bytes(), b"\n", text.as_bytes(), b"\n"].concat()
     }
 
     fn error(bytes: &[u8]) -> String {
@@ -158,7 +144,7 @@ mod tests {
 
     #[test]
     fn damaged_operators_are_errors() {
-        let whole = sent(VERSION, "{\"Received\":null}");
+        let whole = sent(VERSION, "{\"Received\":1}");
         assert!(error(&whole).contains("without an input"));
         for length in MAGIC.len()..whole.len() {
             assert!(error(&whole[..length]).contains("cut short"), "{length}");

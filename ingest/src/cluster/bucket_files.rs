@@ -9,8 +9,7 @@ use onefold_datasets::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::cut::CutSpec;
-use super::unfold::RowGroups;
+use super::unfold::{CutSpec, RowGroups};
 use crate::Result;
 
 /// Options for writing ranges of buckets.

@@ -9,8 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
-use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef};
+use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::{DataFusionError, Result as EngineResult};
@@ -21,9 +20,8 @@ use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::{BinaryExpr, CaseExpr, Column, lit};
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::metrics::Time;
 use datafusion::physical_plan::projection::ProjectionExec;
-use datafusion::physical_plan::repartition::{BatchPartitioner, RepartitionExec};
+use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
@@ -37,7 +35,7 @@ use super::fold::DIGEST;
 use crate::error::{bug, external};
 use crate::exchanges::exchange_of;
 use crate::profile::measured;
-use crate::remote::{Groups, OnCluster, checked_exchange};
+use crate::remote::{OnCluster, checked_exchange, value_of_each};
 use crate::sessionize::{self, BUCKET, SampleOrder};
 use crate::{Config, Result};
 
@@ -45,8 +43,6 @@ use crate::{Config, Result};
 pub(super) const ROWS: &str = "__onefold_exchanged";
 /// The least memory per parallel sort, in bytes. It limits the number of sorts.
 const SORT_BYTES: usize = 64 << 20;
-/// The number of values per partition that are tried in the search for a value of each partition.
-const TRIED: usize = 64;
 
 /// Records, and the queries over [`ROWS`] that compute their buckets before the exchange and sort them after it.
 pub(super) struct ExchangedRecords {
@@ -129,8 +125,7 @@ impl BucketExchange {
             Self::Here(partitions, buckets) => exchange_of(rows, by_range(column, buckets, partitions)?)?,
             Self::Checked(partitions, buckets) => {
                 let exchange = RepartitionExec::try_new(rows, by_range(column, buckets, partitions)?)?;
-                let groups = Groups { column, name: "bucket".to_owned() };
-                checked_exchange(Arc::new(exchange), Some(groups))?
+                checked_exchange(&(Arc::new(exchange) as _))?
             }
         })
     }
@@ -151,21 +146,6 @@ fn by_range(column: usize, buckets: Buckets, partitions: usize) -> Result<Partit
     let cases = (0..count).zip(values).map(|(partition, value)| (lit(partition), lit(value))).collect();
     let value = CaseExpr::try_new(Some(partition), cases, None)?;
     Ok(Partitioning::Hash(vec![Arc::new(value)], partitions))
-}
-
-/// Returns for each partition an integer that the engine's hash assigns to it.
-fn value_of_each(partitions: usize) -> Result<Vec<i64>> {
-    let schema = Arc::new(ArrowSchema::new(vec![Field::new(BUCKET, DataType::Int64, false)]));
-    let key: Arc<dyn PhysicalExpr> = Arc::new(Column::new(BUCKET, 0));
-    let tried = Int64Array::from_iter_values(0..(TRIED * partitions) as i64);
-    let tried = RecordBatch::try_new(schema, vec![Arc::new(tried)]).map_err(DataFusionError::from)?;
-    let mut values = vec![None; partitions];
-    let by_hash = Partitioning::Hash(vec![key], partitions);
-    BatchPartitioner::try_new(by_hash, Time::new(), 0, 1)?.partition(tried, |partition, rows| {
-        values[partition] = rows.column(0).as_primitive::<Int64Type>().values().first().copied();
-        Ok(())
-    })?;
-    values.into_iter().collect::<Option<_>>().ok_or_else(|| bug("no value leads to a partition"))
 }
 
 /// Returns a copy of the session `context` that plans for one partition in this process.
@@ -245,6 +225,11 @@ impl PartitionStream for Placeholder {
 
 #[cfg(test)]
 mod tests {
+    use datafusion::arrow::array::{Int64Array, RecordBatch};
+    use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema};
+    use datafusion::physical_plan::metrics::Time;
+    use datafusion::physical_plan::repartition::BatchPartitioner;
+
     use super::*;
 
     #[test]

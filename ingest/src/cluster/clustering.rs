@@ -39,7 +39,7 @@ use onefold_sql::Query as _;
 use super::bucket_files::{LeftOut, WriteSpec};
 use super::by_bucket::{BucketExchange, ExchangedRecords, ROWS, slices_in_order};
 use super::convert::{ColumnNames, check_types};
-use super::cut::{CutSpec, Cutter};
+use super::cut::Cutter;
 use super::decode::{DecodedTotals, ListColumn};
 use super::encode::{EncoderOptions, SampleTotals};
 use super::fold::{DIGEST, FoldExec, FoldSpec};
@@ -47,24 +47,23 @@ use super::options::{ClusterOptions, column_names, cut_spec, encoder_options, st
 use super::slices::SliceQueries;
 use super::statistics::SampleStatistics;
 use super::totals::TotalsReader;
-use super::unfold::RowGroups;
+use super::unfold::{CutSpec, RowGroups};
 use super::write::{Outcome, WriteExec};
 use super::written_lists::{SentLists, WrittenLists};
 use crate::error::bug;
 use crate::profile::stage;
 use crate::remote::{Cluster, OnCluster, WrittenRows, cluster_of, write_rows};
-use crate::sessionize::{self, TOTALS};
+use crate::sessionize;
 use crate::sources;
 use crate::spilling_join::once_each;
 use crate::{Config, Error, Result};
 
 /// The name of the table of records.
 pub(super) const RECORDS_TABLE: &str = "__onefold_records";
-/// The table of records that are stored in files between the two jobs, and the name of their files.
-const STAGED_TABLE: &str = "__onefold_staged_records";
+/// The name of the files with records between the two jobs.
 const STAGED: &str = "records";
 /// The interval between progress reports.
-pub(super) const TICK: Duration = Duration::from_millis(200);
+const TICK: Duration = Duration::from_millis(200);
 /// The number of sorted batches of a partition that may wait to be written.
 const WAITING: usize = 2;
 
@@ -381,16 +380,15 @@ impl Sorting {
         let first = {
             let totals = Mutex::new(totals);
             let first = self.sorted.iter_mut().map(|sorted| first_records(sorted, &totals));
-            let (mut first, mut seen) = (pin!(try_join_all(first)), 0);
-            loop {
-                if let Ok(first) = tokio::time::timeout(TICK, &mut first).await {
-                    break first?;
-                }
+            let mut seen = 0;
+            let progress = || -> Result<()> {
                 let (samples, bytes) = self.fold.as_ref().map_or((0, 0), |fold| fold.read());
                 reporter.advance(samples - seen);
                 seen = samples;
                 reporter.note(&format!("{} decoded", format_bytes(bytes)));
-            }
+                Ok(())
+            };
+            ticking(try_join_all(first), progress).await??
         };
         reporter.end();
         let some = first.iter().any(Option::is_some);
@@ -420,25 +418,29 @@ impl Exchanging {
         let folded = Arc::clone(&self.exchanged.records);
         let schema = folded.schema();
         reporter.begin("reading on the cluster", None, "samples");
-        let files = {
-            let mut work = pin!(write_rows(&self.cluster, context, STAGED, folded));
-            loop {
-                let written = tokio::time::timeout(TICK, &mut work).await;
-                reporter.go_on()?;
-                if let Ok(files) = written {
-                    break files?;
-                }
-            }
-        };
+        let written = write_rows(&self.cluster, context, STAGED, folded);
+        let files = ticking(written, || Ok(reporter.go_on()?)).await??;
         reporter.end();
-        files.register(context, STAGED_TABLE, &schema).await?;
-        totals.read_table(context, STAGED_TABLE).await?;
-        let records = format!("SELECT * FROM {STAGED_TABLE} WHERE NOT {TOTALS}");
-        let records = context.query(&records).await?.create_physical_plan().await?;
-        context.deregister_table(STAGED_TABLE)?;
+        let records = totals.read_table(files.rows(context, &schema).await?).await?;
+        let records = records.create_physical_plan().await?;
         self.exchanged.records = OnCluster::inner(records);
         self.files.push(files);
         Ok(())
+    }
+}
+
+/// Waits for `work` and calls `tick` at each [`TICK`], and once at the end.
+pub(super) async fn ticking<T>(
+    work: impl Future<Output = T>,
+    mut tick: impl FnMut() -> Result<()>,
+) -> Result<T> {
+    let mut work = pin!(work);
+    loop {
+        let done = tokio::time::timeout(TICK, &mut work).await;
+        tick()?;
+        if let Ok(done) = done {
+            return Ok(done);
+        }
     }
 }
 

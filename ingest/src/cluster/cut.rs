@@ -4,31 +4,11 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::execution::SendableRecordBatchStream;
-use onefold_datasets::Buckets;
-use serde::{Deserialize, Serialize};
 
 use super::decode::{DecodedTotals, ListColumn};
-use super::encode::EncoderOptions;
-use super::partitions::Partitions;
 use super::timelines::{BucketOfPartition, SampleNumbers, Slices};
-use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
+use super::unfold::{CutSpec, RowGroups, SortedRecords, Unfolding};
 use crate::Result;
-
-/// Options for cutting and decoding sorted records.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct CutSpec {
-    pub(super) partitions: Partitions,
-    pub(super) encoded: EncoderOptions,
-    /// Whether to compute the digest of the decoded samples.
-    pub(crate) digested: bool,
-    pub(super) buckets: Buckets,
-    /// For each timeline, the names of the lists that it produces.
-    pub(super) timelines: Vec<Vec<String>>,
-    /// The columns of a slice that identify its bucket.
-    pub(super) place_of_slices: Vec<String>,
-    /// The columns whose order numbers the samples of a bucket. Used only if there are timelines.
-    pub(super) numbered_by: Vec<String>,
-}
 
 /// Cuts records that arrive in the order of the dataset.
 pub(super) struct Cutter {
@@ -45,13 +25,11 @@ impl Cutter {
         lists: Vec<ListColumn>,
         slices: impl IntoIterator<Item = SendableRecordBatchStream>,
     ) -> Self {
-        let decoding =
-            Decoding { encoded: spec.encoded.clone(), lists, digested: spec.digested, buckets: spec.buckets };
         let slices = slices.into_iter().zip(&spec.timelines).map(|(rows, lists)| {
             Slices::new(rows, spec.partitions.clone(), &spec.place_of_slices, lists.clone())
         });
         Self {
-            unfolding: Unfolding::new(spec.partitions.clone(), decoding),
+            unfolding: Unfolding::new(spec.clone(), lists),
             timelines: slices.collect(),
             numbers: SampleNumbers::new(spec.numbered_by.clone()),
         }

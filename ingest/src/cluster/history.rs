@@ -85,7 +85,7 @@ struct Past {
     /// A hash of every list.
     hashes: Box<[u32]>,
     /// For every window list, the range of its ids within [`Windows`] of the run.
-    windows: Box<[Range<u32>]>,
+    windows: Box<[Range<u64>]>,
     positions: Box<[i64]>,
 }
 
@@ -94,10 +94,10 @@ struct Past {
 struct Windows {
     /// 8-bit hashes of the ids.
     ids: Vec<u8>,
-    /// The number of ids that were removed at the front.
-    removed: u32,
+    /// The number of ids that were removed at the front. A long session can have more than 2^32.
+    removed: u64,
     /// The range of the last window; empty if its ids were removed.
-    last: Range<u32>,
+    last: Range<u64>,
 }
 
 impl Histories {
@@ -284,30 +284,30 @@ impl Past {
 
 impl Windows {
     /// Adds a window whose first `known` ids are the last ids of the previous window.
-    fn push(&mut self, ids: &[i64], known: usize) -> Range<u32> {
-        let known = if known > self.last.len() { 0 } else { known };
+    fn push(&mut self, ids: &[i64], known: usize) -> Range<u64> {
+        let known = if known as u64 > self.last.end - self.last.start { 0 } else { known };
         // Reserve less than a vector does by default, because there are many windows.
         let appended = ids.len() - known;
         if self.ids.capacity() - self.ids.len() < appended {
             self.ids.reserve_exact(appended + self.ids.len() / 4);
         }
         self.ids.extend(ids[known..].iter().map(|id| scramble(*id as u64) as u8));
-        self.last = self.end() - ids.len() as u32..self.end();
+        self.last = self.end() - ids.len() as u64..self.end();
         self.last.clone()
     }
 
     /// Returns the hashes of the ids of a window.
-    fn ids(&self, window: &Range<u32>) -> &[u8] {
+    fn ids(&self, window: &Range<u64>) -> &[u8] {
         &self.ids[(window.start - self.removed) as usize..(window.end - self.removed) as usize]
     }
 
     /// The end of the range of all ids.
-    fn end(&self) -> u32 {
-        self.removed + self.ids.len() as u32
+    fn end(&self) -> u64 {
+        self.removed + self.ids.len() as u64
     }
 
     /// Removes the ids before position `start`.
-    fn remove_before(&mut self, start: u32) {
+    fn remove_before(&mut self, start: u64) {
         self.ids.drain(..(start - self.removed) as usize);
         self.ids.shrink_to_fit();
         self.removed = start;
@@ -371,6 +371,21 @@ mod tests {
         let changes = statistics.changes.unwrap();
         assert_eq!((changes.samples(), changes.sessions()), (10_000, sessions as u64));
         (statistics.values[0], changes.changes(0))
+    }
+
+    #[test]
+    fn a_session_may_have_more_ids_than_32_bits_can_count() {
+        let removed = u64::from(u32::MAX) - 2;
+        let mut windows = Windows { ids: Vec::new(), removed, last: removed..removed };
+        let first = windows.push(&[1, 2, 3], 0);
+        let second = windows.push(&[2, 3, 4, 5], 2);
+        let of = |ids: &[i64]| ids.iter().map(|id| scramble(*id as u64) as u8).collect::<Vec<_>>();
+        assert_eq!(
+            (windows.ids(&first), windows.ids(&second)),
+            (&of(&[1, 2, 3])[..], &of(&[2, 3, 4, 5])[..])
+        );
+        windows.remove_before(second.start);
+        assert_eq!(windows.ids(&second), of(&[2, 3, 4, 5]));
     }
 
     #[test]

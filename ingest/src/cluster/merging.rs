@@ -4,7 +4,6 @@
 //! The lists of a late sample are those of its log, then those that timelines produce. The latter are empty in its
 //! record and filled when it is decoded. The record of a sample of a dataset contains all of its lists.
 
-use std::pin::pin;
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
@@ -12,10 +11,9 @@ use datafusion::physical_plan::displayable;
 use datafusion::prelude::SessionContext;
 use onefold_base::progress::Reporter;
 use onefold_datasets::{KeptColumn, SparseKind};
-use onefold_sql::Query as _;
 
 use super::by_bucket::ExchangedRecords;
-use super::clustering::{Clustering, RECORDS_TABLE, TICK, fold_samples};
+use super::clustering::{Clustering, RECORDS_TABLE, fold_samples, ticking};
 use super::convert::ColumnNames;
 use super::encode::{EncoderOptions, SampleTotals};
 use super::fold::{FoldExec, FoldSpec};
@@ -26,7 +24,7 @@ use super::totals::TotalsReader;
 use crate::error::bug;
 use crate::ids::IdForm;
 use crate::remote::{OnCluster, cluster_of};
-use crate::sessionize::{self, TOTALS};
+use crate::sessionize;
 use crate::spool::Spool;
 use crate::{Config, Result};
 
@@ -72,25 +70,20 @@ impl LateSamples {
         context.register_table(RECORDS_TABLE, Arc::new(fold.table()))?;
         let folded = format!("{table}_and_totals");
         reporter.begin("reading", None, "samples");
-        let mut work = pin!(spool.table(context, &folded, sql));
         let mut seen = 0;
-        while tokio::time::timeout(TICK, &mut work)
-            .await
-            .map(|done| done.map(|()| false))
-            .unwrap_or(Ok(true))?
-        {
+        let progress = || -> Result<()> {
             let (samples, _) = fold.read();
             reporter.advance(samples - seen);
             seen = samples;
-            reporter.go_on()?;
-        }
+            Ok(reporter.go_on()?)
+        };
+        ticking(spool.table(context, &folded, sql), progress).await??;
         context.deregister_table(RECORDS_TABLE)?;
         reporter.end();
         let texts = config.vocabularies.keys().map(|name| options.ids.shared_texts(name)).collect();
         let mut totals =
             TotalsReader::new(&statistics_options(config, options), &options.budget).with_texts(texts);
-        totals.read_table(context, &folded).await?;
-        let records = context.query(&format!("SELECT * FROM {folded} WHERE NOT {TOTALS}")).await?;
+        let records = totals.read_table(context.table(&folded).await?).await?;
         context.register_table(table, records.into_view())?;
         let totals = totals.finish()?.ok_or_else(|| bug("the samples have no totals"))?;
         Ok(Self { totals })

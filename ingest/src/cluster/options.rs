@@ -4,10 +4,10 @@ use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind};
 
 use super::convert::ColumnNames;
-use super::cut::CutSpec;
 use super::encode::EncoderOptions;
 use super::partitions::Partitions;
 use super::statistics::StatisticsOptions;
+use super::unfold::CutSpec;
 use crate::Config;
 use crate::config::TimelineConfig;
 use crate::ids::FeatureIds;

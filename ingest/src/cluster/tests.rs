@@ -20,7 +20,6 @@ use proptest::prelude::*;
 use super::bucket_files::WriteSpec;
 use super::convert::{ColumnNames, Converter};
 use super::counts::IdCounts;
-use super::cut::CutSpec;
 use super::decode::{DeltaDecoder, ListColumn, SessionRun};
 use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions, SampleTotals};
 use super::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
@@ -28,7 +27,7 @@ use super::partitions::Partitions;
 use super::statistics::StatisticsOptions;
 use super::timelines::Slice;
 use super::totals::TotalsReader;
-use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
+use super::unfold::{CutSpec, RowGroups, SortedRecords, Unfolding};
 use crate::ids::IdForm;
 use crate::sessionize::{SESSION, TIME, TOTALS};
 
@@ -281,9 +280,16 @@ fn unfold(
     let config = crate::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let lists = vec![list("bag"), list("past"), list("seen")];
-    let decoding =
-        Decoding { encoded: options.clone(), lists, digested: true, buckets: Buckets::with_own_files(1) };
-    let mut unfolding = Unfolding::new(Partitions::of(&config), decoding);
+    let spec = CutSpec {
+        partitions: Partitions::of(&config),
+        encoded: options.clone(),
+        digested: true,
+        buckets: Buckets::with_own_files(1),
+        timelines: Vec::new(),
+        place_of_slices: Vec::new(),
+        numbered_by: Vec::new(),
+    };
+    let mut unfolding = Unfolding::new(spec, lists);
     let mut output = Cutting { samples, pushed: 0, row_groups: Vec::new() };
     let numbers = |of: fn(&Sorted) -> i64, rows: &[Sorted]| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values(rows.iter().map(of)))

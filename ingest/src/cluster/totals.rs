@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::{iter, vec};
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
-use datafusion::arrow::datatypes::UInt64Type;
-use datafusion::prelude::SessionContext;
+use datafusion::arrow::datatypes::{DataType, UInt64Type};
+use datafusion::logical_expr::{cast, not};
+use datafusion::prelude::{DataFrame, ident};
 use futures::StreamExt;
 use onefold_datasets::{CountBudget, TextIds, VocabularyCounter};
-use onefold_sql::Query as _;
 
 use super::columns::column;
 use super::encode::SampleTotals;
@@ -35,8 +35,6 @@ const COUNTS: u8 = 1;
 const TEXT_COUNTS: u8 = 2;
 /// The approximate maximum size of a part in bytes, which is the size of a long record.
 const PART_BYTES: usize = 4096;
-/// The size of an id and its count in bytes.
-const PAIR: usize = 16;
 
 /// Iterates over the counts of a vocabulary's ids, with their texts if the reader does not have them.
 struct Counted {
@@ -131,22 +129,20 @@ impl TotalsReader {
         Ok(records)
     }
 
-    /// Reads the parts among the rows of a table of records.
+    /// Reads the parts among the rows of a table, and returns the records among them.
     ///
     /// # Errors
     ///
     /// The errors of [`read`](Self::read) and of the engine.
-    pub(super) async fn read_table(&mut self, context: &SessionContext, records: &str) -> Result<()> {
-        let parts = format!(
-            "SELECT {TIME}, {}, arrow_cast({RECORD}, 'Binary') AS {RECORD}, {TOTALS} FROM {records} WHERE {TOTALS} \
-             ORDER BY {TIME}",
-            DIGEST[0]
-        );
-        let mut parts = context.query(&parts).await?.execute_stream().await?;
+    pub(super) async fn read_table(&mut self, table: DataFrame) -> Result<DataFrame> {
+        let record = cast(ident(RECORD), DataType::Binary).alias(RECORD);
+        let columns = vec![ident(TIME), ident(DIGEST[0]), record, ident(TOTALS)];
+        let parts = table.clone().filter(ident(TOTALS))?.select(columns)?;
+        let mut parts = parts.sort(vec![ident(TIME).sort(true, false)])?.execute_stream().await?;
         while let Some(parts) = parts.next().await.transpose()? {
             self.read(&parts)?;
         }
-        Ok(())
+        Ok(table.filter(not(ident(TOTALS)))?)
     }
 
     /// Reads a part of the totals of a worker. The parts of a worker must be read in order.
@@ -160,43 +156,34 @@ impl TotalsReader {
                 self.summaries.entry(worker).or_default().extend_from_slice(piece);
                 Ok(())
             }
-            Some((&COUNTS, counts)) => {
-                self.counts(counts).unwrap_or_else(|| Err(bug("counts of ids are malformed")))
-            }
-            Some((&TEXT_COUNTS, counts)) => {
-                self.text_counts(counts).unwrap_or_else(|| Err(bug("counts of texts are malformed")))
-            }
+            Some((&kind @ (COUNTS | TEXT_COUNTS), counts)) => self
+                .counts(counts, kind == TEXT_COUNTS)
+                .unwrap_or_else(|| Err(bug("counts of ids are malformed"))),
             _ => Err(bug("totals of samples are malformed")),
         }
     }
 
-    fn counts(&mut self, counts: &[u8]) -> Option<Result<()>> {
-        let (vocabulary, pairs) = counts.split_first_chunk()?;
-        let counter = self.counters.get_mut(u32::from_le_bytes(*vocabulary) as usize)?;
-        let (pairs, []) = pairs.as_chunks::<PAIR>() else { return None };
-        Some(pairs.iter().try_for_each(|pair| {
-            let [id, count] = [&pair[..8], &pair[8..]].map(|half| half.try_into().unwrap_or_default());
-            Ok(counter.add(i64::from_le_bytes(id), u64::from_le_bytes(count))?)
-        }))
-    }
-
-    /// Reads counts with their texts. Returns `None` if they are malformed.
-    fn text_counts(&mut self, counts: &[u8]) -> Option<Result<()>> {
+    /// Reads counts, `with_texts` if each is followed by the text of its id. Returns `None` if they are malformed.
+    fn counts(&mut self, counts: &[u8], with_texts: bool) -> Option<Result<()>> {
         let (vocabulary, mut rest) = counts.split_first_chunk()?;
         let vocabulary = u32::from_le_bytes(*vocabulary) as usize;
         let counter = self.counters.get_mut(vocabulary)?;
-        let texts = self.texts.get(vocabulary)?.as_ref()?;
+        let texts = if with_texts { Some(self.texts.get(vocabulary)?.as_ref()?) } else { None };
         while !rest.is_empty() {
             let (id, behind) = rest.split_first_chunk()?;
             let (count, behind) = behind.split_first_chunk()?;
-            let (length, behind) = behind.split_first_chunk()?;
-            let (text, behind) = behind.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-            let (id, text) = (i64::from_le_bytes(*id), str::from_utf8(text).ok()?);
+            let id = i64::from_le_bytes(*id);
             rest = behind;
-            match texts.number(text) {
-                Ok(number) if number == id => {}
-                Ok(_) => return Some(Err(same_hash(texts.name(), text))),
-                Err(error) => return Some(Err(error.into())),
+            if let Some(texts) = texts {
+                let (length, behind) = rest.split_first_chunk()?;
+                let (text, behind) = behind.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+                let text = str::from_utf8(text).ok()?;
+                rest = behind;
+                match texts.number(text) {
+                    Ok(number) if number == id => {}
+                    Ok(_) => return Some(Err(same_hash(texts.name(), text))),
+                    Err(error) => return Some(Err(error.into())),
+                }
             }
             if let Err(error) = counter.add(id, u64::from_le_bytes(*count)) {
                 return Some(Err(error.into()));

@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use datafusion::arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch, UInt64Array};
 use datafusion::arrow::datatypes::{Int64Type, UInt64Type};
 use onefold_datasets::{Buckets, Decode, PartitionKey};
+use serde::{Deserialize, Serialize};
 
 use super::columns::column;
 use super::decode::{DecodedTotals, DeltaDecoder, ListColumn, SessionRun};
@@ -107,20 +108,26 @@ where
     }
 }
 
-/// Options for decoding records.
-#[derive(Debug)]
-pub(super) struct Decoding {
+/// Options for cutting and decoding sorted records.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct CutSpec {
+    pub(super) partitions: Partitions,
     pub(super) encoded: EncoderOptions,
-    pub(super) lists: Vec<ListColumn>,
     /// Whether to compute the digest of the decoded samples.
-    pub(super) digested: bool,
+    pub(crate) digested: bool,
     pub(super) buckets: Buckets,
+    /// For each timeline, the names of the lists that it produces.
+    pub(super) timelines: Vec<Vec<String>>,
+    /// The columns of a slice that identify its bucket.
+    pub(super) place_of_slices: Vec<String>,
+    /// The columns whose order numbers the samples of a bucket. Used only if there are timelines.
+    pub(super) numbered_by: Vec<String>,
 }
 
 /// Cuts records into row groups.
 pub(super) struct Unfolding {
-    partitions: Partitions,
-    decoding: Arc<Decoding>,
+    spec: Arc<CutSpec>,
+    lists: Vec<ListColumn>,
     place: Option<Place>,
     /// The records since the end of the last row group.
     pieces: Vec<Piece>,
@@ -208,11 +215,11 @@ impl SortedRecords {
 }
 
 impl Unfolding {
-    pub(super) fn new(partitions: Partitions, decoding: Decoding) -> Self {
+    pub(super) fn new(spec: CutSpec, lists: Vec<ListColumn>) -> Self {
         let (sender, decoded) = channel();
         Self {
-            partitions,
-            decoding: Arc::new(decoding),
+            spec: Arc::new(spec),
+            lists,
             place: None,
             pieces: Vec::new(),
             session: None,
@@ -229,11 +236,11 @@ impl Unfolding {
         batch: &RecordBatch,
         records: &SortedRecords,
     ) -> Result<Vec<(PartitionKey, u32, Range<usize>)>> {
-        let (sessions, buckets) = (records.sessions.values(), self.decoding.buckets);
+        let (sessions, buckets) = (records.sessions.values(), self.spec.buckets);
         let bucket = |session: &i64| buckets.bucket_of(*session);
         let mut places = Vec::new();
-        for rows in self.partitions.runs(batch)? {
-            let partition = self.partitions.key(batch, rows.start)?;
+        for rows in self.spec.partitions.runs(batch)? {
+            let partition = self.spec.partitions.key(batch, rows.start)?;
             let mut start = rows.start;
             for run in sessions[rows].chunk_by(|a, b| bucket(a) == bucket(b)) {
                 places.push((partition.clone(), bucket(&run[0]), start..start + run.len()));
@@ -250,7 +257,7 @@ impl Unfolding {
         bucket: u32,
         output: &mut dyn RowGroups,
     ) -> Result<()> {
-        let range = self.decoding.buckets.range_of(bucket);
+        let range = self.spec.buckets.range_of(bucket);
         if self.place.as_ref().is_some_and(|place| place.partition == *partition && place.range == range) {
             return Ok(());
         }
@@ -305,14 +312,15 @@ impl Unfolding {
     /// session.
     fn end_row_group(&mut self, continues: bool, output: &mut dyn RowGroups) -> Result<()> {
         let pieces = std::mem::take(&mut self.pieces);
-        let (decoding, before) = (Arc::clone(&self.decoding), self.before.take());
+        let (spec, lists, before) = (Arc::clone(&self.spec), self.lists.clone(), self.before.take());
         let (sender, after) = channel();
         self.before = continues.then_some(after);
         let (sender, totals) = (continues.then_some(sender), self.sender.clone());
         output.write_row_group(Box::new(move || {
             let mut decoder = match before {
-                None => DeltaDecoder::new(&decoding.encoded, decoding.lists.clone(), decoding.encoded.keyed)
-                    .with_digest(decoding.digested),
+                None => {
+                    DeltaDecoder::new(&spec.encoded, lists, spec.encoded.keyed).with_digest(spec.digested)
+                }
                 Some(before) => before.recv().map_err(|_| bug("the row group before was not decoded"))?,
             };
             let rows = decode(&mut decoder, &pieces)?;

@@ -10,16 +10,17 @@ use onefold_terminal::Printer;
 /// The arguments of `shard`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShardArguments {
-    /// The log: Parquet files, folders with some, or globs, in order of arrival
+    /// The log: files (Parquet, CSV or JSON lines), folders, globs, or URLs of these, which are read in the order of
+    /// their names
     #[arg(required = true, value_name = "LOG")]
-    logs: Vec<PathBuf>,
+    logs: Vec<String>,
     /// The key columns, whose hash chooses the segment: those that identify a session, or the user
     #[arg(long, required = true, value_delimiter = ',', value_name = "COLUMN")]
     by: Vec<String>,
     /// Number of segments
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=512), default_value_t = 16)]
     segments: u16,
-    /// Directory of the segments
+    /// Folder of the segments: a path or a URL
     #[arg(long)]
     out: PathBuf,
     /// Memory for rows that wait to be written: with more memory, row groups are larger and files smaller

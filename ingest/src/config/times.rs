@@ -12,7 +12,7 @@ use crate::clock::{Zone, parse_with_format};
 use crate::error::MessageAndHint;
 
 /// A time column: its name, and how to interpret values whose type does not define it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeConfig {
     /// The configuration key that names the column, such as `` `[session].time` ``, for messages.
     pub place: String,

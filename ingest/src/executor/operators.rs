@@ -19,8 +19,8 @@ use super::ExecutorMemory;
 use crate::cluster::{FoldExec, FoldSpec, SentLists, WriteExec, WriteSpec, WrittenLists};
 use crate::ids;
 use crate::merge::{OldRowsExec, OldRowsSpec};
-use crate::remote::{Groups, ReceivedExec, SentExec, WorkRowsExec, WorkRowsSpec};
-use crate::sources::{SentScan, SkippedRowsExec, refused_function};
+use crate::remote::{ReceivedExec, SentExec, WorkRowsExec, WorkRowsSpec};
+use crate::sources::{SentScan, refused_function};
 use crate::spilling_join::SpillingJoin;
 use crate::{session_ids, signed_lengths, timeline, times};
 
@@ -41,13 +41,13 @@ enum Operator {
     Write(Box<WriteSpec>, SentLists),
     WorkRows(WorkRowsSpec),
     /// The part is an exchange with the same partitioning if there are several partitions.
-    Sent(Option<Groups>),
-    Received(Option<Groups>),
+    Sent,
+    /// The number of senders. The part is an empty plan with the columns and the keys of the rows.
+    Received(usize),
     /// The part is the hash join over empty inputs.
     Join,
     /// The part is the scan of DataFusion's own format.
     Scan(Box<SentScan>),
-    SkippedRows,
     /// The specification, and the list columns. The part is an empty plan with the columns of the rows.
     OldRows(Box<OldRowsSpec>, SentLists),
 }
@@ -69,23 +69,17 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
         (Operator::WorkRows(rows.spec().clone()), None)
     } else if let Some(sent) = plan.downcast_ref::<SentExec>() {
         let exchange = match &sent.partitioning {
-            Partitioning::Hash(..) => {
-                let input = empty(sent.children()[0]);
-                Some(Arc::new(RepartitionExec::try_new(input, sent.partitioning.clone())?)
-                    as Arc<dyn ExecutionPlan>)
-            }
+            Partitioning::Hash(..) => Some(partitioned(sent.children()[0], &sent.partitioning)?),
             _ => None,
         };
-        (Operator::Sent(sent.groups.clone()), exchange)
+        (Operator::Sent, exchange)
     } else if let Some(received) = plan.downcast_ref::<ReceivedExec>() {
-        (Operator::Received(received.groups.clone()), None)
+        (Operator::Received(received.senders), Some(partitioned(plan, plan.output_partitioning())?))
     } else if let Some(join) = plan.downcast_ref::<SpillingJoin>() {
         let inputs = join.children().into_iter().map(empty).collect();
         (Operator::Join, Some(join.hash_join()?.builder().with_new_children(inputs)?.build_exec()?))
     } else if let Some((scan, plan)) = SentScan::of(plan)? {
         (Operator::Scan(Box::new(scan)), Some(plan))
-    } else if plan.is::<SkippedRowsExec>() {
-        (Operator::SkippedRows, None)
     } else if let Some(rows) = plan.downcast_ref::<OldRowsExec>() {
         let (spec, WrittenLists::InFiles(lists, _)) = rows.parts() else {
             return datafusion::common::internal_err!("the lists that a cluster reads are in memory");
@@ -129,14 +123,17 @@ pub fn read_operator(
             Arc::new(WriteExec::new(Arc::new(*spec), lists, inputs.to_vec(), encoders))
         }
         Operator::WorkRows(spec) => Arc::new(WorkRowsExec::new(spec, input()?)),
-        Operator::Sent(groups) => {
+        Operator::Sent => {
             let partitioning = match &sent.plan {
                 Some(exchange) => exchange.output_partitioning().clone(),
                 None => Partitioning::UnknownPartitioning(1),
             };
-            Arc::new(SentExec::new(input()?, partitioning, groups)?)
+            Arc::new(SentExec::new(input()?, partitioning)?)
         }
-        Operator::Received(groups) => Arc::new(ReceivedExec::of_exchange(input()?, groups)),
+        Operator::Received(senders) => {
+            let (input, rows) = (input()?, part()?);
+            Arc::new(ReceivedExec::new(input, rows.schema(), rows.output_partitioning(), senders))
+        }
         Operator::Join => {
             let plan = part()?;
             let join = plan.downcast_ref::<HashJoinExec>().ok_or_else(|| missing("a hash join"))?;
@@ -145,7 +142,6 @@ pub fn read_operator(
             Arc::new(SpillingJoin::new(join))
         }
         Operator::Scan(scan) => scan.read(&part()?)?,
-        Operator::SkippedRows => Arc::new(SkippedRowsExec::new(input()?)),
         Operator::OldRows(spec, lists) => {
             let maps = memory.map_or_else(Arc::default, |memory| Arc::clone(&memory.maps));
             let lists = WrittenLists::InFiles(lists, maps);
@@ -221,10 +217,43 @@ fn empty(plan: &Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
     Arc::new(EmptyExec::new(plan.schema()).with_partitions(partitions))
 }
 
+/// Returns a plan without rows that has the columns of `plan` and the keys of `partitioning`, if it has keys.
+fn partitioned(plan: &Arc<dyn ExecutionPlan>, partitioning: &Partitioning) -> Result<Arc<dyn ExecutionPlan>> {
+    Ok(match partitioning {
+        Partitioning::Hash(..) => Arc::new(RepartitionExec::try_new(empty(plan), partitioning.clone())?),
+        _ => empty(plan),
+    })
+}
+
 fn unreadable(error: serde_json::Error) -> DataFusionError {
     DataFusionError::External(format!("an operator cannot be sent: {error}").into())
 }
 
 fn missing(what: &str) -> DataFusionError {
     DataFusionError::Internal(format!("an operator was sent without {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::datatypes::{DataType, Field, Schema};
+    use datafusion::physical_expr::expressions::Column;
+
+    use super::*;
+    use crate::remote::checked_exchange;
+
+    #[test]
+    fn a_receiver_keeps_its_keys_and_the_number_of_its_senders() {
+        let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, false)]));
+        let rows: Arc<dyn ExecutionPlan> = Arc::new(EmptyExec::new(schema).with_partitions(3));
+        let by_id = Partitioning::Hash(vec![Arc::new(Column::new("id", 0))], 5);
+        let exchange: Arc<dyn ExecutionPlan> =
+            Arc::new(RepartitionExec::try_new(rows, by_id.clone()).unwrap());
+        let received = checked_exchange(&exchange).unwrap();
+        let sent = write_operator(&received).unwrap().unwrap();
+        // On an executor, the rows come from elsewhere.
+        let elsewhere = EmptyExec::new(received.children()[0].schema()).with_partitions(5);
+        let read = read_operator(sent, &[Arc::new(elsewhere)], None).unwrap();
+        assert_eq!((read.schema(), read.output_partitioning()), (received.schema(), &by_id));
+        assert_eq!(read.downcast_ref::<ReceivedExec>().unwrap().senders, 3);
+    }
 }

@@ -9,54 +9,65 @@
 //! A cluster runs the tasks of a lost machine again, and Ballista 55 may then deliver both the output of the lost task
 //! and that of the new one. Each row therefore carries the number of its partition and of the run of this partition.
 //! The receiver keeps the first run of a partition that it sees, and drops the rows of other runs. After its rows, a
-//! sender tells each receiver the number of the rows that it sent there, and their digest. If they differ from the rows
-//! that arrived, the query fails.
+//! sender tells every receiver the number of the rows that it sent there, and their digest, even if there are none. If
+//! they differ from the rows that arrived, or a sender told nothing, the query fails.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, RecordBatch, UInt32Array, UInt64Array,
+    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Int64Array, RecordBatch, UInt64Array, new_null_array,
 };
-use datafusion::arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
-use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, UInt64Type};
+use datafusion::arrow::compute::filter_record_batch;
+use datafusion::arrow::datatypes::{
+    DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef, UInt64Type,
+};
 use datafusion::common::hash_utils::create_hashes;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
-use datafusion::physical_plan::repartition::{REPARTITION_RANDOM_STATE, RepartitionExec};
+use datafusion::physical_plan::metrics::Time;
+use datafusion::physical_plan::repartition::{BatchPartitioner, REPARTITION_RANDOM_STATE, RepartitionExec};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties};
 use futures::StreamExt;
-use onefold_datasets::digest::{Digest, SampleDigest};
+use onefold_datasets::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-use crate::error::external;
-use crate::operator::{only, operator_methods, plan_properties, shown_as};
+use crate::error::{bug, external};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::row_digest::RowDigester;
 
 /// The column with the number of the partition that sent a row.
 const SENDER: &str = "__onefold_sender";
 /// The column with the run of this partition.
 const RUN: &str = "__onefold_run";
+/// The column with a [value](value_of_each) for the partition that receives a row.
+const RECEIVER: &str = "__onefold_receiver";
 /// The column with a sender's statement, after its rows, about their number and digest. It is null in the rows
 /// themselves.
 const SENT: &str = "__onefold_sent";
 /// The number of columns that the check adds.
-const ADDED: usize = 3;
+const ADDED: usize = 4;
+/// The number of values per partition that are tried in the search for a value of each partition.
+const TRIED: usize = 64;
 
-/// The groups in which rows are compared: the rows that a sender sends with one value of a column. Without groups, the
-/// rows that it sends to one partition are compared.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Groups {
-    /// The index of the column.
-    pub(crate) column: usize,
-    /// The name of the groups in messages.
-    pub(crate) name: String,
+/// Returns for each partition an integer that the engine's hash assigns to it.
+pub(crate) fn value_of_each(partitions: usize) -> crate::Result<Vec<i64>> {
+    let schema = Arc::new(ArrowSchema::new(vec![Field::new(RECEIVER, DataType::Int64, false)]));
+    let key: Arc<dyn PhysicalExpr> = Arc::new(Column::new(RECEIVER, 0));
+    let tried = Int64Array::from_iter_values(0..(TRIED * partitions) as i64);
+    let tried = RecordBatch::try_new(schema, vec![Arc::new(tried)]).map_err(DataFusionError::from)?;
+    let mut values = vec![None; partitions];
+    let by_hash = Partitioning::Hash(vec![key], partitions);
+    BatchPartitioner::try_new(by_hash, Time::new(), 0, 1)?.partition(tried, |partition, rows| {
+        values[partition] = rows.column(0).as_primitive::<Int64Type>().values().first().copied();
+        Ok(())
+    })?;
+    values.into_iter().collect::<Option<_>>().ok_or_else(|| bug("no value leads to a partition"))
 }
 
 /// Returns `exchange`, an exchange of one input, with checks before and after it.
@@ -64,34 +75,31 @@ pub(crate) struct Groups {
 /// # Errors
 ///
 /// If the rows have a column that cannot be digested.
-pub(crate) fn checked_exchange(
-    exchange: Arc<dyn ExecutionPlan>,
-    groups: Option<Groups>,
-) -> Result<Arc<dyn ExecutionPlan>> {
+pub(crate) fn checked_exchange(exchange: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let input = Arc::clone(exchange.children()[0]);
     let schema = input.schema();
-    let (sent, partitioning) = match exchange.downcast_ref::<RepartitionExec>() {
-        Some(exchange) => {
-            let partitioning = exchange.partitioning().clone();
-            (SentExec::new(input, partitioning.clone(), groups.clone())?, partitioning)
+    let partitioning = exchange
+        .downcast_ref::<RepartitionExec>()
+        .map_or(Partitioning::UnknownPartitioning(1), |exchange| exchange.partitioning().clone());
+    let sent: Arc<dyn ExecutionPlan> = Arc::new(SentExec::new(input, partitioning.clone())?);
+    let exchanged: Arc<dyn ExecutionPlan> = match &partitioning {
+        Partitioning::Hash(_, partitions) => {
+            let receiver: Arc<dyn PhysicalExpr> =
+                Arc::new(Column::new_with_schema(RECEIVER, &sent.schema())?);
+            Arc::new(RepartitionExec::try_new(sent, Partitioning::Hash(vec![receiver], *partitions))?)
         }
-        None => (SentExec::to_one(input)?, Partitioning::UnknownPartitioning(1)),
+        _ => Arc::new(CoalescePartitionsExec::new(sent)),
     };
-    let sent: Arc<dyn ExecutionPlan> = Arc::new(sent);
-    let exchanged: Arc<dyn ExecutionPlan> = match exchange.is::<RepartitionExec>() {
-        true => Arc::new(RepartitionExec::try_new(sent, partitioning.clone())?),
-        false => Arc::new(CoalescePartitionsExec::new(sent)),
-    };
-    Ok(Arc::new(ReceivedExec::new(exchanged, schema, partitioning, groups)))
+    let senders = senders_of(&exchanged);
+    Ok(Arc::new(ReceivedExec::new(exchanged, schema, &partitioning, senders)))
 }
 
-/// Adds the sender to rows, and after them a statement about the rows that were sent.
+/// Adds the sender to rows, and after them a statement about the rows that were sent to each receiver.
 #[derive(Debug)]
 pub(crate) struct SentExec {
     input: Arc<dyn ExecutionPlan>,
-    /// The partitioning of the exchange that follows.
+    /// The partitions that receive the rows.
     pub(crate) partitioning: Partitioning,
-    pub(crate) groups: Option<Groups>,
     /// The numbers that identify the input's partitions in the whole plan, and the number of the run; `None` if this
     /// process executes the whole plan.
     run: Option<(Vec<u64>, u64)>,
@@ -99,28 +107,26 @@ pub(crate) struct SentExec {
 }
 
 impl SentExec {
-    pub(crate) fn new(
-        input: Arc<dyn ExecutionPlan>,
-        partitioning: Partitioning,
-        groups: Option<Groups>,
-    ) -> Result<Self> {
+    pub(crate) fn new(input: Arc<dyn ExecutionPlan>, partitioning: Partitioning) -> Result<Self> {
         // This fails before anything is read if a column cannot be digested.
         RowDigester::new(&input.schema()).map_err(external)?;
         let added = [
             Field::new(SENDER, DataType::UInt64, false),
             Field::new(RUN, DataType::UInt64, false),
+            Field::new(RECEIVER, DataType::Int64, false),
             Field::new(SENT, DataType::Binary, true),
         ];
-        let fields = input.schema().fields().iter().cloned().chain(added.map(Arc::new)).collect::<Vec<_>>();
-        // Copies of some rows follow the rows, so the output has no order.
-        let schema = Arc::new(ArrowSchema::new(fields));
+        // Statements have nulls in the columns of the input.
+        let schema = input.schema();
+        let fields = schema.fields().iter().map(|field| Field::clone(field).with_nullable(true));
+        let schema = Arc::new(ArrowSchema::new(fields.chain(added).collect::<Vec<_>>()));
         let properties = plan_properties(&schema, input.output_partitioning().partition_count());
-        Ok(Self { input, partitioning, groups, run: None, properties })
+        Ok(Self { input, partitioning, run: None, properties })
     }
 
     /// Makes an operator that sends its rows to one partition.
     pub(crate) fn to_one(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
-        Self::new(input, Partitioning::UnknownPartitioning(1), None)
+        Self::new(input, Partitioning::UnknownPartitioning(1))
     }
 
     /// Returns this operator for one run of a part of the plan. `partitions` identify its partitions.
@@ -128,56 +134,32 @@ impl SentExec {
         Self {
             input: Arc::clone(&self.input),
             partitioning: self.partitioning.clone(),
-            groups: self.groups.clone(),
             run: Some((partitions, run)),
             properties: Arc::clone(&self.properties),
         }
+    }
+
+    fn sender(&self, number: u64, run: u64) -> Result<Sender> {
+        let values = value_of_each(self.partitioning.partition_count()).map_err(external)?;
+        Ok(Sender {
+            sender: number,
+            run,
+            schema: self.schema(),
+            partitioning: self.partitioning.clone(),
+            digester: RowDigester::new(&self.input.schema()).map_err(external)?,
+            sent: vec![Sent::default(); values.len()],
+            values,
+        })
     }
 }
 
 shown_as!(SentExec, |operator| ": to={}", operator.partitioning);
 
 impl ExecutionPlan for SentExec {
-    fn name(&self) -> &str {
-        "SentExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        visit: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        if let Partitioning::Hash(keys, _) = &self.partitioning {
-            for key in keys {
-                if visit(key)? == TreeNodeRecursion::Stop {
-                    return Ok(TreeNodeRecursion::Stop);
-                }
-            }
-        }
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = only(children)?;
-        Ok(Arc::new(Self {
-            run: self.run.clone(),
-            ..Self::new(input, self.partitioning.clone(), self.groups.clone())?
-        }))
-    }
+    operator_methods!("SentExec", |operator| vec![&operator.input], |input| {
+        let new = Self::new(input, operator.partitioning.clone())?;
+        Ok(Arc::new(Self { run: operator.run.clone(), ..new }))
+    });
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let (number, run) = match &self.run {
@@ -189,40 +171,22 @@ impl ExecutionPlan for SentExec {
             },
             None => (partition as u64, 0),
         };
-        let schema = self.schema();
-        let sender = Sender {
-            sender: number,
-            run,
-            schema: Arc::clone(&schema),
-            partitioning: self.partitioning.clone(),
-            groups: self.groups.clone(),
-            digester: RowDigester::new(&self.input.schema()).map_err(external)?,
-            sent: BTreeMap::new(),
-        };
+        let sender = self.sender(number, run)?;
         let rows = self.input.execute(partition, context)?;
         let sent = futures::stream::try_unfold(Some((rows, sender)), |state| async {
             let Some((mut rows, mut sender)) = state else { return Ok(None) };
             match rows.next().await.transpose()? {
                 Some(batch) => Ok(Some((sender.send(&batch)?, Some((rows, sender))))),
-                None => Ok(sender.last()?.map(|last| (last, None))),
+                None => Ok(Some((sender.statements()?, None))),
             }
         });
-        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, sent)))
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), sent)))
     }
 }
 
-/// The rows of a group that were sent.
-#[derive(Debug)]
-struct SentGroup {
-    said: Said,
-    /// The first row of the group. Its copy carries the statement about the group to the receiver of the group's rows.
-    first: RecordBatch,
-}
-
-/// A statement about the rows of a group: their number and digest.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Said {
-    group: u64,
+/// The number and the digest of rows that one partition sends to another: counted, or as the sender states them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Sent {
     rows: u64,
     digest: Digest,
 }
@@ -234,126 +198,129 @@ struct Sender {
     run: u64,
     schema: SchemaRef,
     partitioning: Partitioning,
-    groups: Option<Groups>,
     digester: RowDigester,
-    sent: BTreeMap<u64, SentGroup>,
+    /// For each receiver, its value in the column [`RECEIVER`], and the rows that were sent to it.
+    values: Vec<i64>,
+    sent: Vec<Sent>,
 }
 
 impl Sender {
-    /// Returns the rows of a batch with their sender.
+    /// Returns the rows of a batch with their sender and receivers.
     fn send(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
-        let rows = batch.num_rows();
-        let samples = self.digester.rows(batch).map_err(external)?;
-        let groups = self.groups_of(batch)?;
-        for (row, (group, sample)) in groups.into_iter().zip(samples).enumerate() {
-            let sent = match self.sent.entry(group) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => {
-                    // A copy, because a slice would keep the whole batch in memory.
-                    let first = take_record_batch(batch, &UInt32Array::from(vec![row as u32]))?;
-                    entry.insert(SentGroup { said: Said { group, ..Said::default() }, first })
-                }
-            };
-            sent.said.rows += 1;
-            sent.said.digest.add(sample);
+        let receivers = self.receivers(batch)?;
+        for (receiver, sample) in receivers.iter().zip(self.digester.rows(batch).map_err(external)?) {
+            self.sent[*receiver].rows += 1;
+            self.sent[*receiver].digest.add(sample);
         }
-        self.with_added(batch, Arc::new(BinaryArray::new_null(rows)))
+        let statements = BinaryArray::new_null(batch.num_rows());
+        self.with_added(batch.columns().to_vec(), receivers.into_iter(), statements)
     }
 
-    /// Returns the group of each row of a batch.
-    fn groups_of(&self, batch: &RecordBatch) -> Result<Vec<u64>> {
-        if let Some(Groups { column, .. }) = &self.groups {
-            let values = cast(batch.column(*column), &DataType::UInt64)?;
-            let values = values.as_primitive::<UInt64Type>();
-            return Ok((0..values.len()).map(|row| values.value(row)).collect());
-        }
-        match &self.partitioning {
-            Partitioning::Hash(keys, partitions) => {
-                let keys = keys.iter().map(|key| key.evaluate(batch)?.into_array(batch.num_rows()));
-                let keys = keys.collect::<Result<Vec<ArrayRef>>>()?;
-                let mut hashes = vec![0; batch.num_rows()];
-                create_hashes(&keys, REPARTITION_RANDOM_STATE.random_state(), &mut hashes)?;
-                Ok(hashes.into_iter().map(|hash| hash % *partitions as u64).collect())
-            }
-            _ => Ok(vec![0; batch.num_rows()]),
-        }
+    /// Returns the receiver of each row of a batch.
+    fn receivers(&self, batch: &RecordBatch) -> Result<Vec<usize>> {
+        let Partitioning::Hash(keys, partitions) = &self.partitioning else {
+            return Ok(vec![0; batch.num_rows()]);
+        };
+        let keys = keys.iter().map(|key| key.evaluate(batch)?.into_array(batch.num_rows()));
+        let keys = keys.collect::<Result<Vec<ArrayRef>>>()?;
+        let mut hashes = vec![0; batch.num_rows()];
+        create_hashes(&keys, REPARTITION_RANDOM_STATE.random_state(), &mut hashes)?;
+        Ok(hashes.into_iter().map(|hash| (hash % *partitions as u64) as usize).collect())
     }
 
-    /// Returns the statements about the rows that were sent; `None` if there were no rows.
-    fn last(&mut self) -> Result<Option<RecordBatch>> {
-        let sent = std::mem::take(&mut self.sent);
-        let Some(some) = sent.values().next() else { return Ok(None) };
-        let rows = concat_batches(&some.first.schema(), sent.values().map(|sent| &sent.first))?;
-        let said = sent.values().map(|sent| serde_json::to_vec(&sent.said));
-        let said =
-            said.collect::<Result<Vec<_>, _>>().map_err(|error| DataFusionError::External(error.into()))?;
-        let said = BinaryArray::from_iter_values(said);
-        self.with_added(&rows, Arc::new(said)).map(Some)
+    /// Returns the statements about the rows that were sent, one for each receiver.
+    fn statements(&self) -> Result<RecordBatch> {
+        let statements = self.sent.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>();
+        let statements = statements.map_err(|error| DataFusionError::External(error.into()))?;
+        let fields = &self.schema.fields()[..self.schema.fields().len() - ADDED];
+        let nulls = fields.iter().map(|field| new_null_array(field.data_type(), self.sent.len()));
+        self.with_added(nulls.collect(), 0..self.sent.len(), BinaryArray::from_iter_values(statements))
     }
 
-    fn with_added(&self, batch: &RecordBatch, sent: ArrayRef) -> Result<RecordBatch> {
-        let number = |number| Arc::new(UInt64Array::from_value(number, batch.num_rows())) as ArrayRef;
-        let added = [number(self.sender), number(self.run), sent];
-        let columns = batch.columns().iter().cloned().chain(added).collect();
+    fn with_added(
+        &self,
+        mut columns: Vec<ArrayRef>,
+        receivers: impl Iterator<Item = usize>,
+        statements: BinaryArray,
+    ) -> Result<RecordBatch> {
+        let number = |number| Arc::new(UInt64Array::from_value(number, statements.len())) as ArrayRef;
+        columns.extend([number(self.sender), number(self.run)]);
+        columns.push(Arc::new(Int64Array::from_iter_values(receivers.map(|receiver| self.values[receiver]))));
+        columns.push(Arc::new(statements));
         Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?)
     }
 }
 
-/// Keeps one run of each partition, compares its rows with the sender's statements, and removes the columns that
+/// Keeps one run of each partition, compares its rows with the senders' statements, and removes the columns that
 /// [`SentExec`] added.
 #[derive(Debug)]
 pub(crate) struct ReceivedExec {
     input: Arc<dyn ExecutionPlan>,
-    pub(crate) groups: Option<Groups>,
+    /// The number of partitions that send rows.
+    pub(crate) senders: usize,
     properties: Arc<PlanProperties>,
 }
 
+/// Returns the number of partitions that send rows to `exchange`; 0 if the plan below is elsewhere.
+fn senders_of(exchange: &Arc<dyn ExecutionPlan>) -> usize {
+    let sent = exchange.children().into_iter().find(|input| input.is::<SentExec>());
+    sent.map_or(0, |sent| sent.output_partitioning().partition_count())
+}
+
 impl ReceivedExec {
-    /// Makes an operator that receives rows of `schema` from an exchange.
+    /// Makes an operator that receives rows of `schema` from the `senders` partitions of an exchange. The rows are
+    /// partitioned by the keys of `partitioning`, if it has keys. On a cluster, a task has some of the partitions.
     pub(crate) fn new(
         input: Arc<dyn ExecutionPlan>,
         schema: SchemaRef,
-        partitioning: Partitioning,
-        groups: Option<Groups>,
+        partitioning: &Partitioning,
+        senders: usize,
     ) -> Self {
+        let partitions = input.output_partitioning().partition_count();
+        let partitioning = match partitioning {
+            Partitioning::Hash(keys, _) => Partitioning::Hash(keys.clone(), partitions),
+            _ => Partitioning::UnknownPartitioning(partitions),
+        };
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema),
             partitioning,
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
-        Self { input, groups, properties: Arc::new(properties) }
+        Self { input, senders, properties: Arc::new(properties) }
     }
 
-    /// Makes an operator that receives the rows of an exchange, without the columns that [`SentExec`] added.
-    pub(crate) fn of_exchange(input: Arc<dyn ExecutionPlan>, groups: Option<Groups>) -> Self {
-        let schema = input.schema();
-        let fields = schema.fields()[..schema.fields().len() - ADDED].to_vec();
-        let partitioning = input.output_partitioning().clone();
-        Self::new(input, Arc::new(ArrowSchema::new(fields)), partitioning, groups)
-    }
-
-    /// Returns the checked rows of an exchange. `rows` have the columns of `schema` and those that [`SentExec`] added.
+    /// Returns the checked rows of an exchange of `senders` partitions. `rows` have the columns of `schema` and those
+    /// that [`SentExec`] added.
     pub(crate) fn check(
         rows: SendableRecordBatchStream,
         schema: SchemaRef,
-        groups: Option<Groups>,
+        senders: usize,
     ) -> Result<SendableRecordBatchStream> {
-        let digester = RowDigester::new(&schema).map_err(external)?;
-        let receiver = Receiver { schema: Arc::clone(&schema), groups, digester, senders: HashMap::new() };
-        let received = futures::stream::try_unfold((rows, receiver), |(mut rows, mut receiver)| async {
-            loop {
-                let Some(batch) = rows.next().await.transpose()? else {
-                    receiver.finish()?;
-                    return Ok(None);
-                };
-                let batch = receiver.receive(&batch)?;
-                if batch.num_rows() > 0 {
-                    return Ok(Some((batch, (rows, receiver))));
+        let receiver = Receiver::new(Arc::clone(&schema))?;
+        let received =
+            futures::stream::try_unfold((rows, receiver), move |(mut rows, mut receiver)| async move {
+                loop {
+                    let Some(batch) = rows.next().await.transpose()? else {
+                        receiver.finish(senders)?;
+                        return Ok(None);
+                    };
+                    let batch = receiver.receive(&batch)?;
+                    if batch.num_rows() > 0 {
+                        return Ok(Some((batch, (rows, receiver))));
+                    }
                 }
-            }
-        });
+            });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, received)))
+    }
+
+    /// Returns this operator over another input. On a cluster, the senders may not be below it.
+    fn over(&self, input: Arc<dyn ExecutionPlan>) -> Self {
+        let senders = match senders_of(&input) {
+            0 => self.senders,
+            senders => senders,
+        };
+        Self::new(input, self.schema(), &self.properties.partitioning, senders)
     }
 }
 
@@ -361,11 +328,11 @@ shown_as!(ReceivedExec, |_operator| "");
 
 impl ExecutionPlan for ReceivedExec {
     operator_methods!("ReceivedExec", |operator| vec![&operator.input], |input| Ok(Arc::new(
-        Self::of_exchange(input, operator.groups.clone())
+        operator.over(input)
     )));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        Self::check(self.input.execute(partition, context)?, self.schema(), self.groups.clone())
+        Self::check(self.input.execute(partition, context)?, self.schema(), self.senders)
     }
 }
 
@@ -373,124 +340,88 @@ impl ExecutionPlan for ReceivedExec {
 #[derive(Debug)]
 struct Received {
     run: u64,
-    /// The counts and digests of the rows that arrived, by group; one group if no column groups them.
-    groups: BTreeMap<u64, Said>,
-    /// The statements of the sender, by group.
-    said: BTreeMap<u64, Said>,
+    came: Sent,
+    /// The statement of the sender.
+    stated: Option<Sent>,
 }
 
 /// Receives the rows of one partition.
 #[derive(Debug)]
 struct Receiver {
     schema: SchemaRef,
-    groups: Option<Groups>,
     digester: RowDigester,
     /// The rows that arrived, by sending partition.
     senders: HashMap<u64, Received>,
 }
 
 impl Receiver {
+    fn new(schema: SchemaRef) -> Result<Self> {
+        let digester = RowDigester::new(&schema).map_err(external)?;
+        Ok(Self { schema, digester, senders: HashMap::new() })
+    }
+
     /// Returns the rows of a batch that are kept.
     fn receive(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
         let columns = batch.num_columns() - ADDED;
-        let senders = batch.column(columns).as_primitive::<UInt64Type>().clone();
-        let runs = batch.column(columns + 1).as_primitive::<UInt64Type>().clone();
-        let said = batch.column(columns + 2).as_binary::<i32>().clone();
+        let senders = batch.column(columns).as_primitive::<UInt64Type>().values();
+        let runs = batch.column(columns + 1).as_primitive::<UInt64Type>().values();
+        let statements = batch.column(columns + 3).as_binary::<i32>();
         let mut kept = vec![true; batch.num_rows()];
         for (row, kept) in kept.iter_mut().enumerate() {
-            let run = runs.value(row);
-            let received = self.senders.entry(senders.value(row)).or_insert_with(|| Received {
-                run,
-                groups: BTreeMap::new(),
-                said: BTreeMap::new(),
-            });
-            *kept = received.run == run && said.is_null(row);
-            if received.run == run && said.is_valid(row) {
-                let said: Said = serde_json::from_slice(said.value(row))
-                    .map_err(|error| DataFusionError::External(error.into()))?;
-                received.said.insert(said.group, said);
+            let first = || Received { run: runs[row], came: Sent::default(), stated: None };
+            let received = self.senders.entry(senders[row]).or_insert_with(first);
+            let is_kept = received.run == runs[row];
+            *kept = is_kept && statements.is_null(row);
+            if is_kept && statements.is_valid(row) {
+                let stated = serde_json::from_slice(statements.value(row));
+                received.stated = Some(stated.map_err(|error| DataFusionError::External(error.into()))?);
             }
         }
-        let rows = RecordBatch::try_new(Arc::clone(&self.schema), batch.columns()[..columns].to_vec())?;
-        if kept.iter().all(|kept| *kept) {
-            self.count(&rows, senders.values().iter().copied())?;
-            return Ok(rows);
+        let kept_rows: Vec<usize> = (0..kept.len()).filter(|row| kept[*row]).collect();
+        let rows = match kept_rows.len() == kept.len() {
+            true => batch.clone(),
+            false => filter_record_batch(batch, &BooleanArray::from(kept))?,
+        };
+        let rows = RecordBatch::try_new(Arc::clone(&self.schema), rows.columns()[..columns].to_vec())?;
+        for (row, sample) in kept_rows.into_iter().zip(self.digester.rows(&rows).map_err(external)?) {
+            if let Some(received) = self.senders.get_mut(&senders[row]) {
+                received.came.rows += 1;
+                received.came.digest.add(sample);
+            }
         }
-        let rows = filter_record_batch(&rows, &BooleanArray::from(kept.clone()))?;
-        self.count(&rows, (0..kept.len()).filter(|row| kept[*row]).map(|row| senders.value(row)))?;
         Ok(rows)
     }
 
-    /// Counts and digests rows that are kept.
-    fn count(&mut self, rows: &RecordBatch, senders: impl Iterator<Item = u64>) -> Result<()> {
-        if rows.num_rows() == 0 {
-            return Ok(());
-        }
-        let groups = match &self.groups {
-            Some(Groups { column, .. }) => Some(cast(rows.column(*column), &DataType::UInt64)?),
-            None => None,
+    /// Compares the rows that arrived from `senders` partitions with the statements of these.
+    fn finish(&self, senders: usize) -> Result<()> {
+        let wrong = |message: String| {
+            let hint = "run it again; if it fails again, check the disks of the executors' `--work-dir`";
+            Err(external(crate::Error::engine(message, hint)))
         };
-        let samples: Vec<SampleDigest> = self.digester.rows(rows).map_err(external)?;
-        for (row, (sender, sample)) in senders.zip(samples).enumerate() {
-            let group = groups.as_ref().map_or(0, |groups| groups.as_primitive::<UInt64Type>().value(row));
-            let Some(received) = self.senders.get_mut(&sender) else { continue };
-            let counted = received.groups.entry(group).or_insert_with(|| Said { group, ..Said::default() });
-            counted.rows += 1;
-            counted.digest.add(sample);
-        }
-        Ok(())
-    }
-
-    /// Compares the rows that arrived with the statements of their senders.
-    fn finish(&self) -> Result<()> {
-        for (partition, received) in &self.senders {
-            let nothing = Said::default();
-            let pairs: Vec<(&Said, &Said)> = match self.groups {
-                Some(_) => {
-                    let groups = received.groups.keys().chain(received.said.keys());
-                    groups
-                        .map(|group| {
-                            let sent = received.said.get(group).unwrap_or(&nothing);
-                            (sent, received.groups.get(group).unwrap_or(&nothing))
-                        })
-                        .collect()
-                }
-                None => vec![(
-                    received.said.values().next().unwrap_or(&nothing),
-                    received.groups.values().next().unwrap_or(&nothing),
-                )],
-            };
-            for (sent, came) in pairs {
-                if (sent.rows, &sent.digest) != (came.rows, &came.digest) {
-                    return Err(external(self.difference(*partition, sent, came)));
-                }
+        for (partition, Received { came, stated, .. }) in &self.senders {
+            let sent = stated.unwrap_or_default();
+            if stated.is_none() || sent != *came {
+                return wrong(format!(
+                    "an exchange between machines changed rows: partition {partition:016x} sent {} rows with digest {}, \
+                     {} rows with digest {} came",
+                    sent.rows, sent.digest, came.rows, came.digest
+                ));
             }
         }
+        if self.senders.len() != senders {
+            return wrong(format!(
+                "an exchange between machines lost partitions: {} of {senders} were received",
+                self.senders.len()
+            ));
+        }
         Ok(())
-    }
-
-    fn difference(&self, partition: u64, sent: &Said, came: &Said) -> crate::Error {
-        let of = match &self.groups {
-            Some(Groups { name, .. }) => format!(" of {name} {}", sent.group.max(came.group)),
-            None => String::new(),
-        };
-        crate::Error::engine(
-            format!(
-                "an exchange between machines changed rows{of}: partition {partition:016x} sent {} rows with digest {}, \
-                 {} rows with digest {} came",
-                sent.rows, sent.digest, came.rows, came.digest
-            ),
-            "run it again; if it fails again, check the disks of the executors' `--work-dir`",
-        )
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::array::{Int64Array, ListArray};
-    use datafusion::arrow::datatypes::Int64Type;
+    use datafusion::arrow::array::ListArray;
     use datafusion::datasource::memory::MemorySourceConfig;
-    use datafusion::physical_expr::expressions::Column;
     use datafusion::physical_plan::{collect, collect_partitioned};
 
     use super::*;
@@ -508,69 +439,95 @@ mod tests {
         RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap()
     }
 
-    fn groups() -> Option<Groups> {
-        Some(Groups { column: 2, name: "bucket".to_owned() })
-    }
-
-    /// Returns the rows that a run of partition 7 sends, and its statements after them.
-    fn sent(run: u64, rows: &RecordBatch) -> [RecordBatch; 2] {
+    /// Returns the rows that a run of partition `number` sends, and its statements after them.
+    fn sent(number: u64, run: u64, rows: &RecordBatch) -> [RecordBatch; 2] {
         let input = MemorySourceConfig::try_new_exec(&[vec![]], rows.schema(), None).unwrap();
-        let exec = SentExec::new(input, Partitioning::UnknownPartitioning(1), groups()).unwrap();
-        let mut sender = Sender {
-            sender: 7,
-            run,
-            schema: exec.schema(),
-            partitioning: Partitioning::UnknownPartitioning(1),
-            groups: groups(),
-            digester: RowDigester::new(&rows.schema()).unwrap(),
-            sent: BTreeMap::new(),
-        };
-        [sender.send(rows).unwrap(), sender.last().unwrap().unwrap()]
+        let mut sender = SentExec::to_one(input).unwrap().sender(number, run).unwrap();
+        [sender.send(rows).unwrap(), sender.statements().unwrap()]
     }
 
-    /// Returns the numbers that are received, or the error.
-    fn received(batches: &[RecordBatch]) -> crate::Result<Vec<i64>> {
-        let schema = batch(0..0).schema();
-        let digester = RowDigester::new(&schema)?;
-        let mut receiver = Receiver { schema, groups: groups(), digester, senders: HashMap::new() };
+    /// Returns the numbers that are received from `senders` partitions, or the error.
+    fn received(senders: usize, batches: &[RecordBatch]) -> Result<Vec<i64>> {
+        let mut receiver = Receiver::new(batch(0..0).schema())?;
         let mut numbers = Vec::new();
         for batch in batches {
             let rows = receiver.receive(batch)?;
             numbers.extend_from_slice(rows.column(0).as_primitive::<Int64Type>().values());
         }
-        receiver.finish()?;
+        receiver.finish(senders)?;
         Ok(numbers)
     }
 
     #[test]
     fn one_run_of_a_partition_is_kept() {
-        let [rows, said] = sent(1, &batch(0..10));
-        let [again, said_again] = sent(2, &batch(0..10));
+        let [rows, stated] = sent(7, 1, &batch(0..10));
+        let [again, stated_again] = sent(7, 2, &batch(0..10));
         let all: Vec<i64> = (0..10).collect();
-        assert_eq!(received(&[rows.clone(), said.clone()]).unwrap(), all);
+        assert_eq!(received(1, &[rows.clone(), stated.clone()]).unwrap(), all);
         // A part of the other run's rows suffices to test this.
-        let mixed = [rows.slice(0, 4), again.slice(0, 6), rows.slice(4, 6), said_again.clone(), said.clone()];
-        assert_eq!(received(&mixed).unwrap(), all);
-        assert_eq!(received(&[again, rows, said, said_again]).unwrap(), all);
+        let mixed =
+            [rows.slice(0, 4), again.slice(0, 6), rows.slice(4, 6), stated_again.clone(), stated.clone()];
+        assert_eq!(received(1, &mixed).unwrap(), all);
+        assert_eq!(received(1, &[again, rows, stated, stated_again]).unwrap(), all);
+    }
+
+    fn wrong(senders: usize, batches: &[RecordBatch], part: &str) {
+        let error = received(senders, batches).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("--work-dir"), "{error}");
     }
 
     #[test]
-    fn rows_that_are_lost_or_changed_are_found_and_named() {
-        let [rows, said] = sent(1, &batch(0..10));
-        let wrong = |batches: &[RecordBatch], bucket: &str| {
-            let error = received(batches).unwrap_err().to_string();
-            assert!(error.contains(bucket) && error.contains("--work-dir"), "{error}");
-        };
-        // Number 9 is in bucket 0.
-        wrong(&[rows.slice(0, 9), said.clone()], "of bucket 0");
-        wrong(&[rows.clone(), rows.slice(4, 1), said.clone()], "of bucket 1");
-        wrong(std::slice::from_ref(&rows), "of bucket");
-        wrong(&[said], "of bucket");
-        // The numbers 0 and 3 are both in bucket 0, but have different lists.
-        let [other, said] = sent(1, &batch(3..4));
-        let [row, _] = sent(1, &batch(0..1));
-        wrong(&[row, said], "of bucket 0");
-        drop(other);
+    fn rows_that_are_lost_or_changed_are_found() {
+        let [rows, stated] = sent(7, 1, &batch(0..10));
+        wrong(1, &[rows.slice(0, 9), stated.clone()], "partition 0000000000000007 sent 10 rows");
+        wrong(1, &[rows.clone(), rows.slice(4, 1), stated.clone()], "11 rows with digest");
+        wrong(1, std::slice::from_ref(&rows), "sent 0 rows");
+        wrong(1, &[stated], "0 rows with digest");
+        // As many rows, but others.
+        let [_, stated] = sent(7, 1, &batch(3..4));
+        let [row, _] = sent(7, 1, &batch(0..1));
+        wrong(1, &[row, stated], "sent 1 rows");
+    }
+
+    #[test]
+    fn a_sender_without_rows_says_so_and_one_that_is_lost_is_missed() {
+        let [rows, stated] = sent(7, 1, &batch(0..10));
+        let [none, empty] = sent(8, 1, &batch(0..0));
+        assert_eq!((none.num_rows(), empty.num_rows()), (0, 1));
+        let all = received(2, &[rows.clone(), stated.clone(), empty.clone()]).unwrap();
+        assert_eq!(all, (0..10).collect::<Vec<_>>());
+        assert_eq!(received(1, std::slice::from_ref(&empty)).unwrap(), Vec::<i64>::new());
+        wrong(2, &[rows, stated], "lost partitions: 1 of 2");
+        wrong(1, &[], "lost partitions: 0 of 1");
+    }
+
+    /// Rows of columns without nulls, of which some partitions have none.
+    #[test]
+    fn every_receiver_hears_of_every_sender() {
+        let rows =
+            RecordBatch::try_from_iter([("number", Arc::new(Int64Array::from(vec![1, 2])) as ArrayRef)]);
+        let rows = rows.unwrap();
+        let parts = [vec![rows.clone()], vec![], vec![]];
+        let input = MemorySourceConfig::try_new_exec(&parts, rows.schema(), None).unwrap();
+        let key = Arc::new(Column::new("number", 0)) as Arc<dyn PhysicalExpr>;
+        let exchange: Arc<dyn ExecutionPlan> =
+            Arc::new(RepartitionExec::try_new(input, Partitioning::Hash(vec![key], 5)).unwrap());
+        let checked = checked_exchange(&exchange).unwrap();
+        assert_eq!(checked.downcast_ref::<ReceivedExec>().unwrap().senders, 3);
+        let sent = Arc::clone(checked.children()[0]);
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let context = Arc::new(TaskContext::default());
+        let received = runtime.block_on(collect_partitioned(checked, Arc::clone(&context))).unwrap();
+        assert_eq!(received.iter().flatten().map(RecordBatch::num_rows).sum::<usize>(), 2);
+        // The exchange, without what has been read from it.
+        let sent: Arc<dyn ExecutionPlan> = Arc::new(
+            RepartitionExec::try_new(Arc::clone(sent.children()[0]), sent.output_partitioning().clone())
+                .unwrap(),
+        );
+        for rows in runtime.block_on(collect_partitioned(sent, context)).unwrap() {
+            let statements = rows.iter().map(|rows| rows.num_rows() - rows.column(4).null_count());
+            assert_eq!(statements.sum::<usize>(), 3);
+        }
     }
 
     #[test]
@@ -582,7 +539,7 @@ mod tests {
             MemorySourceConfig::try_new_exec(&parts, batch(0..0).schema(), None).unwrap();
         let key = Arc::new(Column::new("number", 0)) as Arc<dyn PhysicalExpr>;
         let by_hash = RepartitionExec::try_new(Arc::clone(&input), Partitioning::Hash(vec![key], 4)).unwrap();
-        let gathered = CoalescePartitionsExec::new(input);
+        let gathered: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(input));
         runtime.block_on(async {
             let sorted = |batches: &[RecordBatch]| {
                 let values =
@@ -597,12 +554,13 @@ mod tests {
                 MemorySourceConfig::try_new_exec(&parts, batch(0..0).schema(), None).unwrap(),
                 Partitioning::Hash(vec![key], 4),
             );
-            let checked = checked_exchange(Arc::new(again.unwrap()), None).unwrap();
+            let again: Arc<dyn ExecutionPlan> = Arc::new(again.unwrap());
+            let checked = checked_exchange(&again).unwrap();
             let checked = collect_partitioned(checked, Arc::clone(&context)).await.unwrap();
             for (plain, checked) in plain.iter().zip(&checked) {
                 assert_eq!(sorted(plain), sorted(checked));
             }
-            let checked = checked_exchange(Arc::new(gathered), None).unwrap();
+            let checked = checked_exchange(&gathered).unwrap();
             let rows = collect(checked, Arc::clone(&context)).await.unwrap();
             assert_eq!(sorted(&rows), (0..100).collect::<Vec<_>>());
         });

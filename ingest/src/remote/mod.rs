@@ -9,7 +9,7 @@
 //! wraps the plan of a query in an `OnCluster`, which executes it on the cluster. The code that collects the rows of a
 //! query therefore does not depend on where it runs.
 //!
-//! [`executor`](crate::executor) encodes the operators of this crate for the cluster: as a text and, for the part that
+//! The module `executor` encodes the operators of this crate for the cluster: as a text and, for the part that
 //! DataFusion can encode, a plan.
 
 mod exchange;
@@ -34,11 +34,13 @@ use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties, displayable};
+use datafusion::physical_plan::{
+    ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties, displayable,
+};
 use datafusion::prelude::SessionConfig;
 use futures::TryStreamExt;
 
-pub(crate) use self::exchange::{Groups, ReceivedExec, SentExec, checked_exchange};
+pub(crate) use self::exchange::{ReceivedExec, SentExec, checked_exchange, value_of_each};
 pub(crate) use self::id_maps::{IdMapFile, IdMaps, LoadedIdMap};
 pub use self::stores::Stores;
 pub(crate) use self::work::{
@@ -106,8 +108,9 @@ fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan
             return Ok(Transformed::yes(Arc::clone(planned.plan())));
         }
         if let Some(merge) = plan.downcast_ref::<SortPreservingMergeExec>() {
-            let gathered = Arc::new(CoalescePartitionsExec::new(Arc::clone(merge.input())));
-            let sorted = SortExec::new(merge.expr().clone(), checked_exchange(gathered, None)?);
+            let gathered: Arc<dyn ExecutionPlan> =
+                Arc::new(CoalescePartitionsExec::new(Arc::clone(merge.input())));
+            let sorted = SortExec::new(merge.expr().clone(), checked_exchange(&gathered)?);
             return Ok(
                 Transformed::yes(Arc::new(sorted.with_fetch(merge.fetch())) as Arc<dyn ExecutionPlan>),
             );
@@ -120,10 +123,10 @@ fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan
                 // Redistributing rows to other machines without a key has no benefit.
                 return Ok(Transformed::yes(Arc::clone(exchange.input())));
             }
-            return Ok(Transformed::yes(checked_exchange(plan, None)?));
+            return Ok(Transformed::yes(checked_exchange(&plan)?));
         }
         if let Some(gathered) = plan.downcast_ref::<CoalescePartitionsExec>() {
-            let received = checked_exchange(Arc::clone(&plan), None)?;
+            let received = checked_exchange(&plan)?;
             return Ok(Transformed::yes(match gathered.fetch() {
                 Some(_) => Arc::new(GlobalLimitExec::new(received, 0, gathered.fetch())),
                 None => received,
@@ -174,10 +177,10 @@ impl ExecutionPlan for OnCluster {
         let sent: Arc<dyn ExecutionPlan> = Arc::new(SentExec::to_one(Arc::clone(&self.plan))?);
         tracing::debug!("on the cluster:\n{}", displayable(sent.as_ref()).indent(false));
         let cluster = Arc::clone(&self.cluster);
-        let received = Arc::clone(&schema);
+        let (received, senders) = (Arc::clone(&schema), self.plan.output_partitioning().partition_count());
         let rows = futures::stream::once(async move {
             let rows = cluster.execute(sent, context.session_config()).await?;
-            ReceivedExec::check(rows, received, None)
+            ReceivedExec::check(rows, received, senders)
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows.try_flatten())))
     }

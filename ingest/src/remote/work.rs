@@ -79,22 +79,16 @@ impl WrittenRows {
         Ok(OnCluster::inner(self.rows(context, schema).await?.create_physical_plan().await?))
     }
 
-    /// Registers the rows as the table `name`.
+    /// Returns the rows of the files, in no order, with the columns of `schema`.
     ///
     /// # Errors
     ///
     /// If a file does not exist.
-    pub(crate) async fn register(
+    pub(crate) async fn rows(
         &self,
         context: &SessionContext,
-        name: &str,
         schema: &ArrowSchema,
-    ) -> crate::Result<()> {
-        context.register_table(name, self.rows(context, schema).await?.into_view())?;
-        Ok(())
-    }
-
-    async fn rows(&self, context: &SessionContext, schema: &ArrowSchema) -> crate::Result<DataFrame> {
+    ) -> crate::Result<DataFrame> {
         let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
         Ok(context.read_parquet(self.locations(), options.schema(schema)).await?)
     }

@@ -1,11 +1,12 @@
 //! Determines the segment of a row.
 
+use std::path::Path;
+
 use arrow::array::{Array, AsArray, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::{CastOptions, cast_with_options};
-use arrow::datatypes::DataType;
+use arrow::datatypes::{DataType, Schema};
 use onefold_datasets::{IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, suggest};
 
-use super::log::{Log, wrong};
 use crate::{Error, Result};
 
 /// Divides rows among segments by their key, as a dataset divides its sessions among buckets. The number of the segment
@@ -27,24 +28,21 @@ pub(super) struct Routes {
 }
 
 impl Router {
-    /// Makes a router of the rows of `log` by the columns `by`.
-    pub(super) fn new(log: &Log, by: &[String], segments: usize) -> Result<Self> {
-        let names = || log.schema.fields().iter().map(|field| field.name().as_str());
+    /// Makes a router of rows with these `columns` by the key columns `by`. Errors name `file`, a file of the log.
+    pub(super) fn new(columns: &Schema, file: &Path, by: &[String], segments: usize) -> Result<Self> {
+        let wrong =
+            |message: String, hint: &str| Err(Error::data(format!("`{}`", file.display()), message, hint));
+        let names = || columns.fields().iter().map(|field| field.name().as_str());
         let column = |name: &String| {
-            let Ok(column) = log.schema.index_of(name) else {
-                return Err(wrong(
-                    &log.files[0].path,
-                    format!("there is no column `{name}` to shard by"),
-                    &suggest(name, names()),
-                ));
+            let Ok(column) = columns.index_of(name) else {
+                let message = format!("there is no column `{name}` to shard by");
+                return wrong(message, &suggest(name, names()));
             };
-            let data_type = log.schema.field(column).data_type();
+            let data_type = columns.field(column).data_type();
             if !is_key(data_type) {
-                return Err(wrong(
-                    &log.files[0].path,
-                    format!("the column `{name}` is {data_type}, and a key is an integer or a text"),
-                    "shard by a column that identifies the session or the user",
-                ));
+                let message =
+                    format!("the column `{name}` is {data_type}, and a key is an integer or a text");
+                return wrong(message, "shard by a column that identifies the session or the user");
             }
             Ok(column)
         };

@@ -1,7 +1,6 @@
 //! Writes the segments.
 
 use std::cmp::Reverse;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt32Array};
@@ -16,7 +15,7 @@ use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::log::Log;
+use super::output::{Output, SegmentWriter};
 use crate::{Error, Result};
 
 /// The target size of a decoded row group in bytes, if the memory suffices.
@@ -53,7 +52,8 @@ pub(super) struct SegmentFile {
 
 /// All segments, with their buffered rows.
 #[derive(Debug)]
-pub(super) struct Segments {
+pub(super) struct Segments<'a> {
+    output: &'a Output,
     schema: SchemaRef,
     segments: Vec<Segment>,
     /// The decoded bytes of the buffered rows of all segments.
@@ -69,38 +69,38 @@ pub(super) struct Segments {
 
 #[derive(Debug)]
 struct Segment {
-    path: PathBuf,
     name: String,
     /// The writer; `None` before the first row group.
-    writer: Option<ArrowWriter<fs_err::File>>,
+    writer: Option<ArrowWriter<SegmentWriter>>,
     waiting: Vec<RecordBatch>,
     waiting_bytes: u64,
     rows: u64,
 }
 
-impl Segments {
-    /// Makes the segments of `log` in `directory`.
-    pub(super) fn create(directory: &Path, log: &Log, options: &ShardOptions) -> Result<Self> {
-        let count = options.segments.max(1);
-        let segment = |number: usize| {
-            // Zero-padded, so that the order of the names is the order of the numbers.
-            let name = format!("segment-{number:05}-of-{count:05}.parquet");
-            let path = directory.join(&name);
-            Segment { path, name, writer: None, waiting: Vec::new(), waiting_bytes: 0, rows: 0 }
+impl<'a> Segments<'a> {
+    /// Makes the segments of rows with the columns of `schema` in `output`.
+    pub(super) fn new(output: &'a Output, schema: &SchemaRef, options: &ShardOptions) -> Self {
+        let segment = |name: &String| Segment {
+            name: name.clone(),
+            writer: None,
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            rows: 0,
         };
         let threads = options.threads.max(1);
         // Half of the memory is for buffered rows. Encoding holds a row group twice more: concatenated, and encoded.
         let share = options.memory_limit / (4 * threads as u64);
-        Ok(Self {
-            schema: log.schema.clone(),
-            segments: (0..count).map(segment).collect(),
+        Self {
+            output,
+            schema: Arc::clone(schema),
+            segments: output.names().iter().map(segment).collect(),
             waiting_bytes: 0,
             most_waiting_bytes: options.memory_limit / 2,
             row_group_bytes: ROW_GROUP_BYTES.min(share).max(1),
             threads,
             properties: None,
             page_bytes: options.page_bytes,
-        })
+        }
     }
 
     /// Appends rows of `batch` to each segment.
@@ -125,8 +125,8 @@ impl Segments {
         largest.sort_by_key(|segment| Reverse(segment.waiting_bytes));
         largest.truncate(self.threads);
         let written: u64 = largest.iter().map(|segment| segment.waiting_bytes).sum();
-        let schema = &self.schema;
-        largest.into_par_iter().try_for_each(|segment| segment.write(schema, &properties))?;
+        let (output, schema) = (self.output, &self.schema);
+        largest.into_par_iter().try_for_each(|segment| segment.write(output, schema, &properties))?;
         self.waiting_bytes -= written;
         Ok(())
     }
@@ -134,8 +134,9 @@ impl Segments {
     /// Writes the buffered rows, and closes the files.
     pub(super) fn finish(mut self) -> Result<Vec<SegmentFile>> {
         let properties = self.properties()?;
-        let schema = &self.schema;
-        self.segments.par_iter_mut().map(|segment| segment.finish(schema, &properties)).collect()
+        let Self { output, schema, segments, .. } = self;
+        output.make_room()?;
+        segments.into_par_iter().map(|segment| segment.finish(output, &schema, &properties)).collect()
     }
 
     /// Returns the settings of all files. The first call chooses them from the buffered rows.
@@ -147,7 +148,8 @@ impl Segments {
             return Ok(WriterProperties::default());
         };
         let rows = concat_batches(&self.schema, &largest.waiting).map_err(DatasetError::Internal)?;
-        let properties = choose_properties(&rows, self.page_bytes).map_err(parquet_error(&largest.path))?;
+        let properties =
+            choose_properties(&rows, self.page_bytes).map_err(parquet_error(self.output, &largest.name))?;
         self.properties = Some(properties.clone());
         Ok(properties)
     }
@@ -170,41 +172,45 @@ impl Segment {
     }
 
     /// Writes the buffered rows as a row group.
-    fn write(&mut self, schema: &SchemaRef, properties: &WriterProperties) -> Result<()> {
+    fn write(&mut self, output: &Output, schema: &SchemaRef, properties: &WriterProperties) -> Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
         }
         let rows = concat_batches(schema, &self.waiting).map_err(DatasetError::Internal)?;
         self.waiting.clear();
         self.waiting_bytes = 0;
-        let mut writer = self.open(schema, properties)?;
-        writer.write(&rows).and_then(|()| writer.flush()).map_err(parquet_error(&self.path))?;
+        let mut writer = self.open(output, schema, properties)?;
+        writer.write(&rows).and_then(|()| writer.flush()).map_err(parquet_error(output, &self.name))?;
         self.writer = Some(writer);
         Ok(())
     }
 
     fn open(
         &mut self,
+        output: &Output,
         schema: &SchemaRef,
         properties: &WriterProperties,
-    ) -> Result<ArrowWriter<fs_err::File>> {
+    ) -> Result<ArrowWriter<SegmentWriter>> {
         match self.writer.take() {
             Some(writer) => Ok(writer),
             None => {
-                let file = fs_err::File::create(&self.path)?;
-                let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties.clone()));
-                Ok(writer.map_err(parquet_error(&self.path))?)
+                let file = output.file(&self.name)?;
+                let writer = ArrowWriter::try_new(file, Arc::clone(schema), Some(properties.clone()));
+                writer.map_err(parquet_error(output, &self.name))
             }
         }
     }
 
-    fn finish(&mut self, schema: &SchemaRef, properties: &WriterProperties) -> Result<SegmentFile> {
-        self.write(schema, properties)?;
-        let mut writer = self.open(schema, properties)?;
-        writer.finish().map_err(parquet_error(&self.path))?;
-        writer.inner().sync_all()?;
-        let bytes_on_disk = writer.inner().metadata()?.len();
-        Ok(SegmentFile { path: self.name.clone(), rows: self.rows, bytes_on_disk })
+    fn finish(
+        mut self,
+        output: &Output,
+        schema: &SchemaRef,
+        properties: &WriterProperties,
+    ) -> Result<SegmentFile> {
+        self.write(output, schema, properties)?;
+        let writer = self.open(output, schema, properties)?;
+        let bytes_on_disk = writer.into_inner().map_err(parquet_error(output, &self.name))?.finish()?;
+        Ok(SegmentFile { path: self.name, rows: self.rows, bytes_on_disk })
     }
 }
 
@@ -266,7 +272,7 @@ fn base_properties(page_bytes: usize) -> Result<WriterPropertiesBuilder, Parquet
         .set_max_row_group_row_count(None))
 }
 
-fn parquet_error(path: &Path) -> impl FnOnce(ParquetError) -> Error + use<> {
-    let path = path.to_owned();
+fn parquet_error(output: &Output, name: &str) -> impl FnOnce(ParquetError) -> Error + use<> {
+    let path = output.path(name);
     move |source| Error::Dataset(DatasetError::write_parquet(path, source))
 }

@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -6,7 +7,7 @@ use arrow::array::{
     Int64Array, LargeStringArray, ListArray, RecordBatch, StringArray, StringViewArray, StructArray,
     UInt64Array,
 };
-use arrow::compute::concat_batches;
+use arrow::compute::{cast, concat_batches, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int32Type, Int64Type};
 use arrow::row::{RowConverter, SortField};
 use onefold_base::progress::Silent;
@@ -16,6 +17,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tempfile::TempDir;
 
 use super::*;
+use crate::sources::SEGMENTS_FILE;
 
 fn options(segments: usize) -> ShardOptions {
     ShardOptions {
@@ -87,7 +89,27 @@ fn row_bytes(rows: &RecordBatch) -> Vec<Vec<u8>> {
 }
 
 fn segment_files(directory: &Path) -> Vec<PathBuf> {
-    Log::find(&[directory.to_owned()]).unwrap().files.into_iter().map(|file| file.path).collect()
+    let files = fs_err::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|end| end == "parquet")).collect();
+    files.sort();
+    files
+}
+
+/// Shards the files that `pattern` matches in a folder.
+fn shard_in(directory: &Path, pattern: &str, out: &Path, options: &ShardOptions) -> Result<ShardSummary> {
+    shard(&[directory.join(pattern).to_str().unwrap().to_owned()], out, options, &Silent)
+}
+
+/// Returns the log with the types of segments: texts are views.
+fn as_segment(rows: &RecordBatch) -> RecordBatch {
+    let schema = rows.schema();
+    let columns = schema.fields().iter().zip(rows.columns()).map(|(field, column)| {
+        let is_text = matches!(field.data_type(), DataType::Dictionary(..));
+        let column = if is_text { cast(column, &DataType::Utf8View).unwrap() } else { Arc::clone(column) };
+        (field.name().clone(), column, field.is_nullable())
+    });
+    RecordBatch::try_from_iter_with_nullable(columns).unwrap()
 }
 
 /// Writes a log of two files with 700 and 300 rows.
@@ -101,11 +123,11 @@ fn two_files() -> (TempDir, RecordBatch) {
 #[test]
 fn segments_hold_the_rows_of_the_log_in_order_each_key_in_one() {
     let (directory, whole) = two_files();
+    let whole = as_segment(&whole);
     for (segments, memory_limit) in [(1, 1 << 30), (7, 1 << 30), (7, 100 << 10), (64, 4 << 10)] {
         let out = directory.path().join(format!("out-{segments}-{memory_limit}"));
-        let pattern = directory.path().join("part-*.parquet");
-        let summary =
-            shard(&[pattern], &out, &ShardOptions { memory_limit, ..options(segments) }, &Silent).unwrap();
+        let options = ShardOptions { memory_limit, ..options(segments) };
+        let summary = shard_in(directory.path(), "part-*.parquet", &out, &options).unwrap();
         let files = segment_files(&out);
         assert_eq!((files.len(), summary.segments, summary.rows), (segments, segments, 1_000));
         assert_eq!((summary.null_key_rows, summary.log_files), (25, 2));
@@ -137,8 +159,7 @@ fn several_columns_make_one_key() {
     let (directory, whole) = two_files();
     let out = directory.path().join("out");
     let by = ["key", "view"].map(str::to_owned).to_vec();
-    let pattern = directory.path().join("part-*.parquet");
-    shard(&[pattern], &out, &ShardOptions { by, ..options(7) }, &Silent).unwrap();
+    shard_in(directory.path(), "part-*.parquet", &out, &ShardOptions { by, ..options(7) }).unwrap();
     let (mut segment_of, mut segments_of_key) = (BTreeMap::new(), BTreeMap::<_, BTreeSet<usize>>::new());
     let mut rows = 0;
     for (number, file) in segment_files(&out).iter().enumerate() {
@@ -166,8 +187,8 @@ fn little_memory_makes_many_row_groups_and_the_same_rows() {
     let (directory, _) = two_files();
     let row_groups = |name: &str, memory_limit| {
         let out = directory.path().join(name);
-        let pattern = directory.path().join("part-?.parquet");
-        shard(&[pattern], &out, &ShardOptions { memory_limit, ..options(2) }, &Silent).unwrap();
+        let options = ShardOptions { memory_limit, ..options(2) };
+        shard_in(directory.path(), "part-?.parquet", &out, &options).unwrap();
         let file = fs_err::File::open(&segment_files(&out)[0]).unwrap().into_file();
         ParquetRecordBatchReaderBuilder::try_new(file).unwrap().metadata().num_row_groups()
     };
@@ -180,8 +201,8 @@ fn equal_input_gives_equal_bytes() {
     let (directory, _) = two_files();
     let bytes = |name: &str| {
         let out = directory.path().join(name);
-        let pattern = directory.path().join("part-?.parquet");
-        shard(&[pattern], &out, &ShardOptions { memory_limit: 200 << 10, ..options(5) }, &Silent).unwrap();
+        let options = ShardOptions { memory_limit: 200 << 10, ..options(5) };
+        shard_in(directory.path(), "part-?.parquet", &out, &options).unwrap();
         segment_files(&out).iter().map(|file| fs_err::read(file).unwrap()).collect::<Vec<_>>()
     };
     assert!(bytes("first") == bytes("second"));
@@ -189,11 +210,8 @@ fn equal_input_gives_equal_bytes() {
 
 /// Returns the segment of each row of a log with this key column.
 fn segments_of(key: ArrayRef) -> Vec<usize> {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("log.parquet");
     let rows = RecordBatch::try_from_iter([("key", key)]).unwrap();
-    write(&path, &rows);
-    let router = Router::new(&Log::open(vec![path]).unwrap(), &["key".to_owned()], 16).unwrap();
+    let router = Router::new(&rows.schema(), Path::new("log.parquet"), &["key".to_owned()], 16).unwrap();
     let routes = router.route(&rows).unwrap();
     let mut segments = vec![0; rows.num_rows()];
     for (segment, rows) in routes.rows_by_segment.iter().enumerate() {
@@ -246,7 +264,8 @@ fn segments_have_about_as_many_keys_each() {
 
 /// Returns the error of sharding `patterns` of a folder.
 fn refused(directory: &Path, patterns: &[&str], options: &ShardOptions) -> String {
-    let patterns: Vec<PathBuf> = patterns.iter().map(|pattern| directory.join(pattern)).collect();
+    let patterns = patterns.iter().map(|pattern| directory.join(pattern).to_str().unwrap().to_owned());
+    let patterns: Vec<String> = patterns.collect();
     let out = directory.join("refused");
     let error = shard(&patterns, &out, options, &Silent).unwrap_err().to_string();
     assert!(!out.exists(), "something was left");
@@ -263,7 +282,7 @@ fn what_cannot_be_sharded_is_named_with_a_remedy() {
     let (directory, whole) = two_files();
     let at = directory.path();
     let text = refused(at, &["part-3*.parquet"], &options(2));
-    assert!(text.contains("part-3*.parquet`: there is no such file\n  hint: give Parquet files"), "{text}");
+    assert!(text.contains("part-3*.parquet`: there is no such file\n  hint: give files"), "{text}");
     let text = refused(at, &["part-1.parquet"], &ShardOptions { by: vec!["keys".into()], ..options(2) });
     assert!(
         text.contains("part-1.parquet`: there is no column `keys` to shard by\n  hint: did you mean `key`?"),
@@ -271,12 +290,10 @@ fn what_cannot_be_sharded_is_named_with_a_remedy() {
     );
     let text = refused(at, &["part-1.parquet"], &ShardOptions { by: vec!["price".into()], ..options(2) });
     assert!(text.contains("the column `price` is Float32, and a key is an integer or a text"), "{text}");
-    let text = refused(at, &["part-1.parquet", "part-*.parquet"], &options(2));
-    assert!(text.contains("part-1.parquet`: the file is given twice"), "{text}");
-
     write(&at.join("other-1.parquet"), &whole.project(&[0, 1, 2]).unwrap());
     let text = refused(at, &["part-1.parquet", "other-1.parquet"], &options(2));
-    assert!(text.contains("other-1.parquet`: its column `names` is missing, in `"), "{text}");
+    assert!(text.contains("other-1.parquet`: the column `names` is missing, which `"), "{text}");
+    assert!(text.contains("hint: give files with the same columns"), "{text}");
     let mut columns = whole.columns().to_vec();
     columns[0] = Arc::new(Float32Array::from(vec![0.0; whole.num_rows()]));
     let schema = RecordBatch::try_from_iter([("number", columns[0].clone())]).unwrap().schema();
@@ -285,7 +302,7 @@ fn what_cannot_be_sharded_is_named_with_a_remedy() {
     let other = RecordBatch::try_new(Arc::new(arrow::datatypes::Schema::new(fields)), columns).unwrap();
     write(&at.join("other-2.parquet"), &other);
     let text = refused(at, &["part-1.parquet", "other-2.parquet"], &options(2));
-    assert!(text.contains("its column `number` is Float32, in `") && text.contains("it is Int64"), "{text}");
+    assert!(text.contains("part-1.parquet`: the column `number` is Int64 here and Float32 in `"), "{text}");
 }
 
 #[test]
@@ -309,9 +326,9 @@ fn columns_in_another_order_and_nullability_go_together() {
     let order = [7, 1, 0, 2, 3, 4, 5, 6];
     write(&directory.path().join("part-3.parquet"), &log(1_000..1_200).project(&order).unwrap());
     let out = directory.path().join("out");
-    let summary = shard(&[directory.path().to_owned()], &out, &options(3), &Silent).unwrap();
+    let summary = shard_in(directory.path(), "*.parquet", &out, &options(3)).unwrap();
     assert_eq!((summary.rows, summary.log_files), (1_200, 3));
-    assert_eq!(read(&segment_files(&out)[0]).schema().fields(), whole.schema().fields());
+    assert_eq!(read(&segment_files(&out)[0]).schema().fields(), as_segment(&whole).schema().fields());
     let keys = read(&directory.path().join("part-1.parquet"));
     let nullable = keys.schema().field_with_name("key").unwrap().is_nullable();
     assert!(nullable && keys.schema().field(1).data_type() == &DataType::Int64);
@@ -320,11 +337,12 @@ fn columns_in_another_order_and_nullability_go_together() {
 #[test]
 fn segments_are_replaced_only_when_told_and_only_by_their_like() {
     let (directory, _) = two_files();
-    let (out, pattern) = (directory.path().join("out"), [directory.path().join("part-1.parquet")]);
-    shard(&pattern, &out, &options(2), &Silent).unwrap();
-    let error = shard(&pattern, &out, &options(3), &Silent).unwrap_err().to_string();
+    let out = directory.path().join("out");
+    let shard = |options| shard_in(directory.path(), "part-1.parquet", &out, &options);
+    shard(options(2)).unwrap();
+    let error = shard(options(3)).unwrap_err().to_string();
     assert!(error.contains("the option `overwrite`"), "{error}");
-    shard(&pattern, &out, &ShardOptions { overwrite: true, ..options(3) }, &Silent).unwrap();
+    shard(ShardOptions { overwrite: true, ..options(3) }).unwrap();
     assert_eq!(segment_files(&out).len(), 3);
     let list: serde_json::Value =
         serde_json::from_slice(&fs_err::read(out.join(SEGMENTS_FILE)).unwrap()).unwrap();
@@ -333,44 +351,36 @@ fn segments_are_replaced_only_when_told_and_only_by_their_like() {
         (Some(700), Some("segment-00002-of-00003.parquet"))
     );
     fs_err::remove_file(out.join(SEGMENTS_FILE)).unwrap();
-    let error = shard(&pattern, &out, &ShardOptions { overwrite: true, ..options(3) }, &Silent).unwrap_err();
+    let error = shard(ShardOptions { overwrite: true, ..options(3) }).unwrap_err();
     assert!(error.to_string().contains("it holds no `_segments.json`"), "{error}");
 }
 
 #[test]
 fn a_lost_row_and_a_misplaced_one_are_found() {
     let (directory, _) = two_files();
-    let out = directory.path().join("out");
-    shard(&[directory.path().join("part-1.parquet")], &out, &options(2), &Silent).unwrap();
-    let log = Log::open(vec![directory.path().join("part-1.parquet")]).unwrap();
-    let router = Router::new(&log, &["key".to_owned()], 2).unwrap();
-    let mut split = Split::default();
-    let digester = RowDigester::new(&log.schema).unwrap();
-    log.read(|batch| {
-        let batch = batch.unwrap();
-        split.rows += batch.num_rows() as u64;
-        split.digest.merge(digester.digest(&batch).unwrap());
-        true
-    });
-    let files: Vec<SegmentFile> = segment_files(&out)
-        .iter()
-        .map(|path| SegmentFile {
-            path: path.file_name().unwrap().to_string_lossy().into(),
-            rows: 0,
-            bytes_on_disk: 0,
-        })
-        .collect();
-    let checked = || verify(&out, &files, &split, &router, &Silent).map_err(|error| error.to_string());
-    checked().unwrap();
-    let (first, second) = (out.join(&files[0].path), out.join(&files[1].path));
-    let (rows, others) = (read(&first), read(&second));
-    write(&first, &rows.slice(1, rows.num_rows() - 1));
-    assert!(checked().unwrap_err().contains("what was written is not what was read"));
+    let log = as_segment(&read(&directory.path().join("part-1.parquet")));
+    let router = Router::new(&log.schema(), Path::new("log"), &["key".to_owned()], 2).unwrap();
+    let digest = RowDigester::new(&log.schema()).unwrap().digest(&log).unwrap();
+    let split = Split { rows: 700, null_key_rows: 0, digest };
+    let output = Output::create(&directory.path().join("out"), &options(2)).unwrap();
+    let [first, second] = [0, 1].map(|number| PathBuf::from(output.path(&output.names()[number])));
+    let routes = router.route(&log).unwrap().rows_by_segment;
+    let [rows, others] = [0, 1].map(|number| take_record_batch(&log, &routes[number]).unwrap());
+    write(&second, &others);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let checked = |rows: &RecordBatch| {
+        write(&first, rows);
+        let verified = verify(&output, &log.schema(), &split, &router, runtime.handle(), &Silent);
+        verified.map_err(|error| error.to_string())
+    };
+    checked(&rows).unwrap();
+    let lost = checked(&rows.slice(1, rows.num_rows() - 1)).unwrap_err();
+    assert!(lost.contains("what was written is not what was read"), "{lost}");
     // Two rows have swapped segments, so the multiset of rows is unchanged.
     let swap = |a: &RecordBatch, b: &RecordBatch| {
         concat_batches(&a.schema(), [&a.slice(1, a.num_rows() - 1), &b.slice(0, 1)]).unwrap()
     };
-    write(&first, &swap(&rows, &others));
     write(&second, &swap(&others, &rows));
-    assert!(checked().unwrap_err().contains("segment-0000"));
+    let misplaced = checked(&swap(&rows, &others)).unwrap_err();
+    assert!(misplaced.contains("segment-0000"), "{misplaced}");
 }

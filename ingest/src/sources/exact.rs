@@ -16,11 +16,12 @@ use arrow::buffer::OffsetBuffer;
 use arrow::compute::kernels::cast_utils::{Parser, string_to_datetime};
 use arrow::compute::{cast, concat};
 use arrow::datatypes::{
-    ArrowPrimitiveType, DataType, Date32Type, Field, FieldRef, Float32Type, Float64Type, Int8Type, Int16Type,
+    ArrowPrimitiveType, DataType, Date32Type, FieldRef, Float32Type, Float64Type, Int8Type, Int16Type,
     Int32Type, Int64Type, TimeUnit, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow::error::ArrowError;
 
+use super::schema::with_types;
 use crate::config::Format;
 
 /// Doubles represent all integers up to this one exactly.
@@ -30,19 +31,14 @@ const DOUBLE_DIGITS: usize = 17;
 
 /// Returns `data_type` with text in place of the types that [`exact`] parses.
 pub(super) fn as_text(data_type: &DataType, format: Format) -> DataType {
-    let inner =
-        |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(as_text(field.data_type(), format)));
-    match data_type {
-        DataType::List(item) => DataType::List(inner(item)),
-        DataType::LargeList(item) => DataType::LargeList(inner(item)),
-        DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
+    with_types(data_type, &|values| match values {
         DataType::Float32 | DataType::Float64 => DataType::Utf8,
         integer if integer.is_integer() => DataType::Utf8,
         DataType::Boolean | DataType::Date32 | DataType::Timestamp(..) if format == Format::Csv => {
             DataType::Utf8
         }
         other => other.clone(),
-    }
+    })
 }
 
 /// Converts a column that was read as text (with the type that [`as_text`] returns) to the type `to`. If the type

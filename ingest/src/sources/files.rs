@@ -55,7 +55,7 @@ pub(super) fn matches_below(key: &str, parts: &[&str]) -> bool {
 }
 
 /// Returns the `name=value` folders of a path. The last part of the path is ignored.
-pub(crate) fn folders(path: &str) -> Vec<(String, Option<String>)> {
+pub(super) fn folders(path: &str) -> Vec<(String, Option<String>)> {
     let parts: Vec<&str> = path.split('/').collect();
     let folders = parts[..parts.len() - 1].iter().filter_map(|part| part.split_once('='));
     let named = folders.filter(|(name, _)| !name.is_empty());

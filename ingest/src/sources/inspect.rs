@@ -167,7 +167,7 @@ async fn read_footer(
 
 /// Returns the columns of a Parquet file with INT96 times, read in microseconds instead of nanoseconds, which
 /// cannot represent times after 2262; `None` for files without INT96 columns.
-pub(crate) fn int96_as_micros(metadata: &ParquetMetaData, columns: &SchemaRef) -> Option<SchemaRef> {
+fn int96_as_micros(metadata: &ParquetMetaData, columns: &SchemaRef) -> Option<SchemaRef> {
     let file = metadata.file_metadata().schema_descr();
     Int96Coercer::new(file, columns, &TimeUnit::Microsecond).coerce().map(Arc::new)
 }

@@ -21,7 +21,6 @@ mod refused;
 mod schema;
 mod segments;
 mod sent;
-mod skipped;
 mod stores;
 mod table;
 mod text;
@@ -40,27 +39,25 @@ use datafusion::datasource::physical_plan::parquet::transform_schema_to_view;
 use datafusion::datasource::table_schema::TableSchema;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
-use futures::{FutureExt, StreamExt, stream};
-use object_store::ObjectMeta;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use object_store::{ObjectMeta, ObjectStoreExt};
 use onefold_base::fault::{Explain as _, Fault, Kind};
 use xxhash_rust::xxh3::xxh3_64;
 
+pub(crate) use self::files::local_paths;
 use self::files::{FileError, FileName, FoundFile};
-pub(crate) use self::files::{folders, local_paths};
 use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
-pub(crate) use self::inspect::int96_as_micros;
 use self::refused::refused_column;
 pub(crate) use self::refused::{function as refused_function, report_refused_columns};
 use self::schema::{FileColumns, Refused};
 pub(crate) use self::segments::{SEGMENTS_FILE, check_segments};
 pub(crate) use self::sent::SentScan;
-pub(crate) use self::skipped::{SkippedRowsExec, count_skipped};
 use self::stores::{SourceStore, Stores, VersionedStore};
 use self::table::FileTable;
-use self::text_store::SkippedRows;
-use crate::config::{Compression, Format, SourceConfig};
+use self::text_store::{SkippedRows, TextStore};
+use crate::config::{Compression, Format, ObjectStores, SourceConfig};
 use crate::error::MessageAndHint;
 use crate::problems::Problems;
 use crate::{Config, Error, Result};
@@ -101,26 +98,16 @@ pub(crate) struct Source {
 /// [`Error::Fault`] if a path matches no file or cannot be read, a file is incomplete or has the wrong format, or a
 /// file has two columns with the same name.
 pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Source>> {
+    let base = config.path.parent().unwrap_or(Path::new(""));
     let mut stores = Stores::default();
     let mut sources = Vec::new();
     for (name, source) in &config.sources {
-        let found = match expand(config, name, source, &mut stores).await {
-            Ok(found) => found,
-            Err(error) => {
-                problems.report(error)?;
-                continue;
-            }
-        };
-        match inspect_files(config, name, source, found).await {
+        match find_one(base, name, source, (&mut stores, &config.object_stores)).await {
             Ok(source) => {
                 source.check_place(config).or_else(|error| problems.report(error))?;
                 sources.push(Source { problems: problems.clone(), ..source });
             }
-            Err(wrong) => {
-                for (path, (message, hint)) in wrong {
-                    problems.report(Error::source(name, &path, message, hint))?;
-                }
-            }
+            Err(errors) => errors.into_iter().try_for_each(|error| problems.report(error))?,
         }
     }
     // A source whose files were not found has no columns, so the following steps cannot run.
@@ -128,21 +115,46 @@ pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Sou
     Ok(sources)
 }
 
-/// Returns the files of a source without duplicates, sorted by name.
-async fn expand(
-    config: &Config,
+/// Finds the files at `paths` (files, directories, glob patterns, or URLs of these) and reads their footers or first
+/// rows, as the files of a source `name` with default settings.
+///
+/// # Errors
+///
+/// The first error of [`find`].
+pub(crate) async fn find_paths(name: &str, paths: &[String]) -> Result<Source> {
+    let source = SourceConfig { paths: paths.to_vec(), ..SourceConfig::new("") };
+    let stores = (&mut Stores::default(), &ObjectStores::default());
+    // There is at least one error if the source is not found.
+    find_one(Path::new(""), name, &source, stores).await.map_err(|mut errors| errors.swap_remove(0))
+}
+
+/// Finds the files of one source, whose relative paths start at `base`, and inspects them. Returns all errors.
+async fn find_one(
+    base: &Path,
     name: &str,
     source: &SourceConfig,
-    stores: &mut Stores,
+    (stores, settings): (&mut Stores, &ObjectStores),
+) -> Result<Source, Vec<Error>> {
+    let found = expand(base, name, source, (stores, settings)).await.map_err(|error| vec![error])?;
+    let error = |(path, (message, hint)): FileError| Error::source(name, &path, message, hint);
+    let inspected = inspect_files(base, name, source, found).await;
+    inspected.map_err(|wrong| wrong.into_iter().map(error).collect())
+}
+
+/// Returns the files of a source without duplicates, sorted by name.
+async fn expand(
+    base: &Path,
+    name: &str,
+    source: &SourceConfig,
+    (stores, settings): (&mut Stores, &ObjectStores),
 ) -> Result<Vec<(FoundFile, Arc<SourceStore>)>> {
-    let base = config.path.parent().unwrap_or(Path::new(""));
     let wrong = |path: PathBuf, (message, hint): MessageAndHint| Error::source(name, &path, message, hint);
     let mut found: BTreeMap<(String, String), (FoundFile, Arc<SourceStore>)> = BTreeMap::new();
     for path in &source.paths {
         let (files, store, shown) = if path.contains("://") && !path.starts_with("file://") {
             let shown = PathBuf::from(path);
             let (store, pattern) =
-                stores.open(path, &config.object_stores).map_err(|error| wrong(shown.clone(), error))?;
+                stores.open(path, settings).map_err(|error| wrong(shown.clone(), error))?;
             let objects = listing::expand(&store, pattern).await.map_err(|error| {
                 Error::from(Fault { kind: Kind::Storage, ..wrong(shown.clone(), error).fault() })
             })?;
@@ -161,7 +173,8 @@ async fn expand(
             (files, Arc::clone(&stores.local), base.join(path))
         };
         if files.is_empty() {
-            return Err(wrong(shown, ("there is no such file".to_owned(), PATH_HINT.to_owned())));
+            let message = if shown.is_dir() { "the folder has no files" } else { "there is no such file" };
+            return Err(wrong(shown, (message.to_owned(), PATH_HINT.to_owned())));
         }
         for file in files {
             store.found(&file.meta);
@@ -177,7 +190,7 @@ async fn expand(
 /// Reads the footers or first rows of the files and combines them into one source. The error lists all files that
 /// cannot be read.
 async fn inspect_files(
-    whole: &Config,
+    base: &Path,
     name: &str,
     config: &SourceConfig,
     found: Vec<(FoundFile, Arc<SourceStore>)>,
@@ -204,14 +217,17 @@ async fn inspect_files(
     let alone = |error: FileError| vec![error];
     let format = one_format(&files).map_err(alone)?;
     let folders = inspect::folder_columns(name, config, &files).map_err(alone)?;
-    let base = whole.path.parent().unwrap_or(Path::new(""));
     for (number, file) in files.iter_mut().enumerate() {
         file.values = inspect::folder_values(&folders, &file.found).map_err(alone)?;
         file.values.extend(inspect::file_values(config, base, &file.found, number));
     }
     let columns: Vec<FileColumns> = files
         .iter()
-        .map(|file| FileColumns { name: file.found.name.clone(), schema: file.inspection.schema.clone() })
+        .map(|file| FileColumns {
+            name: file.found.name.clone(),
+            schema: file.inspection.schema.clone(),
+            folders: file.found.folders.iter().map(|(name, _)| name.clone()).collect(),
+        })
         .collect();
     let (mut columns, refused) = schema::merge(name, config, format, &columns).map_err(alone)?;
     inspect::check_made_columns(name, config, &columns, &folders, &files).map_err(alone)?;
@@ -381,6 +397,23 @@ impl Source {
         Arc::new(Schema::new(columns.cloned().collect::<Vec<Field>>()))
     }
 
+    /// Reads a CSV file and counts the rows that are left out.
+    async fn count_skipped(&self, file: &SourceFile) -> Result<()> {
+        let rules = file.dialect.csv_rules(Some(file.inspection.schema.fields().len()));
+        let store = TextStore::new(Arc::clone(&file.store), engine_compression(file.compression));
+        let store = store.with_csv(rules, Arc::clone(&self.skipped));
+        let location = &file.found.meta.location;
+        let read = async {
+            let mut rows = store.get(location).await?.into_stream();
+            while rows.try_next().await?.is_some() {}
+            Ok::<_, object_store::Error>(())
+        };
+        read.await.map_err(|error| {
+            let failure = file.store.failure(location).unwrap_or_else(|| file.store.explain(&error));
+            Error::source(&self.name, &file.found.name, failure.0, failure.1)
+        })
+    }
+
     /// Returns a table with all columns of the source. A column that the files of `table` lack is null, or an error
     /// when it is read.
     fn aligned(&self, context: &SessionContext, table: FileTable) -> Result<DataFrame> {
@@ -427,6 +460,21 @@ pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
         hashes = vec![xxh3_64(&bytes)];
     }
     hashes
+}
+
+/// Counts the CSV rows that other machines have left out. They read files several times, and tasks are retried, so this
+/// reads the files that they have read once more. Call it after all plans that read the sources have run.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if a file cannot be read.
+pub(crate) async fn count_skipped(sources: &[Source]) -> Result<()> {
+    let files = sources.iter().flat_map(|source| {
+        let files =
+            source.files.iter().filter(move |file| source.skipped.is_unknown(&file.found.meta.location));
+        files.map(move |file| source.count_skipped(file))
+    });
+    stream::iter(files).map(Ok).try_for_each_concurrent(FILES_AT_A_TIME, |counted| counted).await
 }
 
 /// Returns the number of CSV rows that were left out so far because their number of values differs from the number

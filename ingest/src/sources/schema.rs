@@ -17,6 +17,8 @@ use crate::ids::item_type;
 pub(super) struct FileColumns {
     pub(super) name: PathBuf,
     pub(super) schema: SchemaRef,
+    /// The names of its `name=value` folders.
+    pub(super) folders: Vec<String>,
 }
 
 /// The reasons why columns cannot be read, by file and column: the file lacks the column, or has it with a type
@@ -71,7 +73,10 @@ pub(super) fn merge(
         let name = field.name().clone();
         for file in files.iter().filter(|file| file.schema.field_with_name(&name).is_err()) {
             field.set_nullable(true);
-            if !may_be_null {
+            // A null would hide the value of the folder.
+            if file.folders.contains(&name) {
+                refuse(only_in_folder(&name, first, file), &name);
+            } else if !may_be_null {
                 refuse(missing(source, &name, first, file), &name);
             }
         }
@@ -145,6 +150,15 @@ fn missing(source: &str, column: &str, has: &Path, lacks: &FileColumns) -> FileE
     (lacks.name.clone(), (message, hint))
 }
 
+fn only_in_folder(column: &str, has: &Path, lacks: &FileColumns) -> FileError {
+    let message = format!(
+        "its folder `{column}=…` has a value of the column `{column}`, which is in the file `{}` itself",
+        has.display()
+    );
+    let hint = "write the files again, all with the column or all without it, or make two sources";
+    (lacks.name.clone(), (message, hint.to_owned()))
+}
+
 fn changed_type(
     source: &str,
     format: Format,
@@ -170,14 +184,23 @@ fn changed_type(
 /// Returns `data_type` without dictionaries and runs, because batches of several files can have more values than
 /// the keys of one file allow.
 fn plain(data_type: &DataType) -> DataType {
-    let inner = |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(plain(field.data_type())));
-    match data_type {
+    with_types(data_type, &|data_type| match data_type {
         DataType::Dictionary(_, values) => plain(values),
         DataType::RunEndEncoded(_, values) => plain(values.data_type()),
+        other => other.clone(),
+    })
+}
+
+/// Returns `data_type` with other types in place of its values, or of the values of its items and fields.
+pub(super) fn with_types(data_type: &DataType, replaced: &dyn Fn(&DataType) -> DataType) -> DataType {
+    let inner = |field: &FieldRef| {
+        Arc::new(Field::clone(field).with_data_type(with_types(field.data_type(), replaced)))
+    };
+    match data_type {
         DataType::List(item) => DataType::List(inner(item)),
         DataType::LargeList(item) => DataType::LargeList(inner(item)),
         DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
-        other => other.clone(),
+        values => replaced(values),
     }
 }
 
@@ -245,15 +268,7 @@ fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
 
 /// Replaces the null type with text. Then a value of another type in later rows is an error, and no value is lost.
 fn without_nulls(data_type: &DataType) -> DataType {
-    let inner =
-        |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(without_nulls(field.data_type())));
-    match data_type {
-        DataType::Null => DataType::Utf8,
-        DataType::List(item) => DataType::List(inner(item)),
-        DataType::LargeList(item) => DataType::LargeList(inner(item)),
-        DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
-        other => other.clone(),
-    }
+    with_types(data_type, &|values| if values.is_null() { DataType::Utf8 } else { values.clone() })
 }
 
 #[cfg(test)]
@@ -262,7 +277,8 @@ mod tests {
 
     fn file(name: &str, columns: &[(&str, &str)]) -> FileColumns {
         let fields = columns.iter().map(|(name, kind)| Field::new(*name, kind.parse().unwrap(), false));
-        FileColumns { name: name.into(), schema: Arc::new(Schema::new(fields.collect::<Vec<_>>())) }
+        let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        FileColumns { name: name.into(), schema, folders: Vec::new() }
     }
 
     fn merged(config: &SourceConfig, format: Format, files: &[FileColumns]) -> Result<String, String> {
@@ -294,6 +310,18 @@ mod tests {
             assert_eq!(there, back);
         }
         there
+    }
+
+    #[test]
+    fn a_column_that_only_the_folder_of_a_file_has_is_not_null() {
+        let with = file("region=1/a", &[("x", "Int64"), ("region", "Int64")]);
+        let without = file("region=2/b", &[("x", "Int64")]);
+        let files = [with, FileColumns { folders: vec!["region".to_owned()], ..without }];
+        for missing_columns in [MissingColumns::Null, MissingColumns::Error] {
+            let config = SourceConfig { missing_columns, ..SourceConfig::new("p") };
+            let error = merged(&config, Format::Parquet, &files).unwrap_err();
+            assert!(error.starts_with("region=2/b: its folder `region=…` has a value"), "{error}");
+        }
     }
 
     #[test]

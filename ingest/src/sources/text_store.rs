@@ -5,7 +5,7 @@
 //! could keep that response open for hours. Requests of a few MiB end within their time limit, can be repeated, and
 //! are refused by the store if the object has changed since the first request.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -34,47 +34,35 @@ const REQUEST: u64 = 4 << 20;
 /// The number of decompressed bytes that are passed on at once.
 const CHUNK: usize = 256 << 10;
 
-/// The numbers of rows that were left out, by the locations of the files.
+/// The numbers of rows that were left out, by the locations of the files; `None` for files that other processes read.
 #[derive(Debug, Default)]
-pub(super) struct SkippedRows(Mutex<SkippedOfFiles>);
-
-#[derive(Debug, Default)]
-struct SkippedOfFiles {
-    rows: BTreeMap<Path, u64>,
-    /// Files that other processes read.
-    read_elsewhere: BTreeSet<Path>,
-}
+pub(super) struct SkippedRows(Mutex<BTreeMap<Path, Option<u64>>>);
 
 impl SkippedRows {
-    fn lock(&self) -> MutexGuard<'_, SkippedOfFiles> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Path, Option<u64>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of rows of all files. A file that was read several times counts once.
     pub(super) fn total(&self) -> u64 {
-        self.lock().rows.values().sum()
-    }
-
-    /// Returns the number of rows for each file that was read.
-    pub(super) fn by_file(&self) -> BTreeMap<Path, u64> {
-        self.lock().rows.clone()
+        self.lock().values().flatten().sum()
     }
 
     /// Records that reading a file, or its first part, left out `rows` rows.
     pub(super) fn set(&self, location: &Path, rows: u64) {
         let mut files = self.lock();
-        let known = files.rows.entry(location.clone()).or_insert(0);
-        *known = rows.max(*known);
+        let known = files.entry(location.clone()).or_default();
+        *known = (*known).max(Some(rows));
     }
 
     /// Records that another process reads a file, so that its count is not known here.
     pub(super) fn is_read_elsewhere(&self, location: &Path) {
-        self.lock().read_elsewhere.insert(location.clone());
+        self.lock().entry(location.clone()).or_default();
     }
 
-    /// Returns the files that other processes read.
-    pub(super) fn read_elsewhere(&self) -> BTreeSet<Path> {
-        self.lock().read_elsewhere.clone()
+    /// Whether other processes read a file, and its count is not known.
+    pub(super) fn is_unknown(&self, location: &Path) -> bool {
+        self.lock().get(location) == Some(&None)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The SQL function `__onefold_micros(column, spec)`: a time column as microseconds since 1970-01-01T00:00 UTC.
+//! The SQL function `__onefold_micros(column, settings)`: a time column as microseconds since 1970-01-01T00:00 UTC.
 //!
 //! | column | possible settings | meaning of a value |
 //! |---|---|---|
@@ -10,10 +10,10 @@
 //! | text | none, `time_zone` | ISO 8601 |
 //! | text | `unit` | the digits of a count since 1970 |
 //!
-//! Nulls stay nulls. If a clock is set back and shows a local time twice, the first instant is taken. If a clock is set
-//! forward and skips a local time, the time is read as if the clock had not been set. The function
-//! `__onefold_clock_change(column, spec)` returns 1 for a time that is shown twice, 2 for a time that is skipped, and 0
-//! for others. Integers and timestamps that are finer than a microsecond are rounded down.
+//! The settings are a [`TimeConfig`] as JSON. Nulls stay nulls. If a clock is set back and shows a local time twice, the
+//! first instant is taken. If a clock is set forward and skips a local time, the time is read as if the clock had not
+//! been set. The function `__onefold_clock_change(column, settings)` returns 1 for a time that is shown twice, 2 for a
+//! time that is skipped, and 0 for others. Integers and timestamps that are finer than a microsecond are rounded down.
 
 use std::sync::Arc;
 
@@ -29,7 +29,6 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{
     ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::clock::{ClockChange, Instant, Zone, local_instant, local_midnight, parse_with_format};
@@ -40,33 +39,6 @@ use crate::error::external;
 pub(super) const NAME: &str = "__onefold_micros";
 /// The name of the function that detects clock changes.
 pub(super) const CHANGE_NAME: &str = "__onefold_clock_change";
-
-/// The settings of a time column, passed as the second argument of the function.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Spec {
-    place: String,
-    column: String,
-    unit: Option<EpochUnit>,
-    format: Option<String>,
-    time_zone: Option<String>,
-}
-
-impl Spec {
-    pub(super) fn of(time: &TimeConfig) -> Self {
-        Self {
-            place: time.place.clone(),
-            column: time.column.clone(),
-            unit: time.unit,
-            format: time.format.clone(),
-            time_zone: time.time_zone.clone(),
-        }
-    }
-
-    fn time(&self) -> TimeConfig {
-        let Self { place, column, unit, format, time_zone } = self.clone();
-        TimeConfig { place, column, unit, format, time_zone, ..TimeConfig::default() }
-    }
-}
 
 /// The way to read the values of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,104 +163,104 @@ impl ScalarUDFImpl for Micros {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> EngineResult<ColumnarValue> {
-        let [values, ColumnarValue::Scalar(spec)] = args.args.as_slice() else {
+        let [values, ColumnarValue::Scalar(time)] = args.args.as_slice() else {
             return Err(DataFusionError::Execution(format!("{} takes a column and a literal", self.name)));
         };
-        let spec = spec.try_as_str().flatten().unwrap_or_default();
-        let spec: Spec =
-            serde_json::from_str(spec).map_err(|error| DataFusionError::External(Box::new(error)))?;
+        let time = time.try_as_str().flatten().unwrap_or_default();
+        let time: TimeConfig =
+            serde_json::from_str(time).map_err(|error| DataFusionError::External(Box::new(error)))?;
         let values = values.clone().into_array(args.number_rows)?;
         let result = match self.name {
-            NAME => to_micros(&spec, &values)?,
-            _ => to_changes(&spec, &values)?,
+            NAME => to_micros(&time, &values)?,
+            _ => to_changes(&time, &values)?,
         };
         Ok(ColumnarValue::Array(Arc::new(result)))
     }
 }
 
 /// Returns the values of a column in microseconds since 1970.
-fn to_micros(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
-    Ok(instants(spec, values)?.into_iter().map(|instant| instant.map(|instant| instant.micros)).collect())
+fn to_micros(time: &TimeConfig, values: &ArrayRef) -> EngineResult<Int64Array> {
+    Ok(instants(time, values)?.into_iter().map(|instant| instant.map(|instant| instant.micros)).collect())
 }
 
 /// Returns whether a clock change affects each value of a column.
-fn to_changes(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
+fn to_changes(time: &TimeConfig, values: &ArrayRef) -> EngineResult<Int64Array> {
     let change = |instant: Instant| match instant.change {
         ClockChange::None => 0,
         ClockChange::Twice => 1,
         ClockChange::Skipped => 2,
     };
-    Ok(instants(spec, values)?.into_iter().map(|instant| instant.map(change)).collect())
+    Ok(instants(time, values)?.into_iter().map(|instant| instant.map(change)).collect())
 }
 
 /// Returns the instants that the values of a column denote.
-fn instants(spec: &Spec, values: &ArrayRef) -> EngineResult<Vec<Option<Instant>>> {
+fn instants(time: &TimeConfig, values: &ArrayRef) -> EngineResult<Vec<Option<Instant>>> {
     if let DataType::Dictionary(_, value) = values.data_type() {
-        return instants(spec, &cast(values, value)?);
+        return instants(time, &cast(values, value)?);
     }
-    let reading = Reading::of(&spec.time(), values.data_type())
+    let reading = Reading::of(time, values.data_type())
         .map_err(|unclear| DataFusionError::Execution(format!("{NAME} was not checked: {unclear:?}")))?;
-    let zone: Option<Zone> = spec.time_zone.as_deref().map(str::parse).transpose()?;
+    let zone: Option<Zone> = time.time_zone.as_deref().map(str::parse).transpose()?;
     match reading {
         Reading::Count(per_second) => {
-            each_count(spec, values, |count| micros_of(count, per_second).map(Instant::plain))
+            each_count(time, values, |count| micros_of(count, per_second).map(Instant::plain))
         }
-        Reading::LocalCount(per_second) => each_count(spec, values, |count| {
+        Reading::LocalCount(per_second) => each_count(time, values, |count| {
             local_instant(DateTime::from_timestamp_micros(micros_of(count, per_second)?)?.naive_utc(), zone)
         }),
-        Reading::Days => each_count(spec, values, |days| match zone {
+        Reading::Days => each_count(time, values, |days| match zone {
             None => days.checked_mul(86_400_000_000).map(Instant::plain),
             Some(_) => {
                 local_midnight(DateTime::from_timestamp(days.checked_mul(86_400)?, 0)?.date_naive(), zone)
             }
         }),
-        Reading::Fraction(per_second) => each(spec, values, values.as_primitive::<Float64Type>(), |value| {
+        Reading::Fraction(per_second) => each(time, values, values.as_primitive::<Float64Type>(), |value| {
             let micros = (value / per_second as f64 * 1e6).round();
             (micros.abs() < 9e18).then_some(Instant::plain(micros as i64))
         }),
         Reading::Digits(per_second) => {
-            each_text(spec, values, |text| micros_of(text.parse().ok()?, per_second).map(Instant::plain))
+            each_text(time, values, |text| micros_of(text.parse().ok()?, per_second).map(Instant::plain))
         }
         Reading::Formatted => {
-            let items = StrftimeItems::new(spec.format.as_deref().unwrap_or_default()).parse();
+            let items = StrftimeItems::new(time.format.as_deref().unwrap_or_default()).parse();
             let items = items.map_err(|error| DataFusionError::External(Box::new(error)))?;
-            each_text(spec, values, |text| parse_with_format(text, &items, zone))
+            each_text(time, values, |text| parse_with_format(text, &items, zone))
         }
-        Reading::Iso => each_text(spec, values, |text| parse_iso(text, zone)),
+        Reading::Iso => each_text(time, values, |text| parse_iso(text, zone)),
     }
 }
 
 /// Applies `instant` to each number of a column of integers, timestamps or dates.
 fn each_count(
-    spec: &Spec,
+    time: &TimeConfig,
     values: &ArrayRef,
     instant: impl Fn(i64) -> Option<Instant>,
 ) -> EngineResult<Vec<Option<Instant>>> {
     let counts = match values.data_type() {
         DataType::UInt64 => {
             let counts = values.as_primitive::<UInt64Type>();
-            return each(spec, values, counts, |count| instant(i64::try_from(count).ok()?));
+            return each(time, values, counts, |count| instant(i64::try_from(count).ok()?));
         }
         DataType::Date32 => cast(&cast(values, &DataType::Int32)?, &DataType::Int64)?,
         _ => cast(values, &DataType::Int64)?,
     };
-    each(spec, values, counts.as_primitive::<Int64Type>(), instant)
+    each(time, values, counts.as_primitive::<Int64Type>(), instant)
 }
 
 /// Applies `instant` to each trimmed text of a column, or to the digits of each integer.
 fn each_text(
-    spec: &Spec,
+    time: &TimeConfig,
     values: &ArrayRef,
     instant: impl Fn(&str) -> Option<Instant>,
 ) -> EngineResult<Vec<Option<Instant>>> {
     let texts = cast(values, &DataType::Utf8)?;
-    each(spec, values, texts.as_string::<i32>(), |text| instant(text.trim()))
+    each(time, values, texts.as_string::<i32>(), |text| instant(text.trim()))
 }
 
 /// Applies `instant` to each of `items`, which are the values of a column. Fails at the first value for which it
 /// returns `None`.
 fn each<T>(
-    spec: &Spec,
+    time: &TimeConfig,
     values: &ArrayRef,
     items: impl IntoIterator<Item = Option<T>>,
     instant: impl Fn(T) -> Option<Instant>,
@@ -297,7 +269,7 @@ fn each<T>(
         None => Ok(None),
         Some(item) => match instant(item) {
             Some(instant) => Ok(Some(instant)),
-            None => Err(refused(spec, &array_value_to_string(values, row)?)),
+            None => Err(refused(time, &array_value_to_string(values, row)?)),
         },
     };
     items.into_iter().enumerate().map(instant).collect()
@@ -333,9 +305,9 @@ fn parse_iso(text: &str, zone: Option<Zone>) -> Option<Instant> {
 }
 
 /// Returns the error for a value that is not a time.
-fn refused(spec: &Spec, value: &str) -> DataFusionError {
-    let zone = spec.time_zone.as_deref().map(|zone| format!(" of {zone}")).unwrap_or_default();
-    let (message, hint) = match (&spec.unit, &spec.format) {
+fn refused(time: &TimeConfig, value: &str) -> DataFusionError {
+    let zone = time.time_zone.as_deref().map(|zone| format!(" of {zone}")).unwrap_or_default();
+    let (message, hint) = match (&time.unit, &time.format) {
         (Some(unit), _) => (
             format!("`{value}` is not a time in `{unit}` since 1970"),
             "correct the unit or the value, or leave such rows out in a query",
@@ -350,8 +322,8 @@ fn refused(spec: &Spec, value: &str) -> DataFusionError {
              `unit = \"s\"`, or leave such rows out in a query",
         ),
     };
-    let message = format!("{}: {message}", spec.place);
-    external(Error::column(&spec.column, message, hint))
+    let message = format!("{}: {message}", time.place);
+    external(Error::column(&time.column, message, hint))
 }
 
 #[cfg(test)]
@@ -368,22 +340,23 @@ mod tests {
     const JUNE: i64 = 1_717_200_000;
     const MICROS: i64 = 1_000_000;
 
-    fn spec(unit: Option<EpochUnit>, format: Option<&str>, time_zone: Option<&str>) -> Spec {
-        Spec {
+    fn settings(unit: Option<EpochUnit>, format: Option<&str>, time_zone: Option<&str>) -> TimeConfig {
+        TimeConfig {
             place: "`[session].time`".to_owned(),
             column: "ts".to_owned(),
             unit,
             format: format.map(str::to_owned),
             time_zone: time_zone.map(str::to_owned),
+            ..TimeConfig::default()
         }
     }
 
-    fn micros(spec: &Spec, values: impl Array + 'static) -> Vec<Option<i64>> {
-        to_micros(spec, &(Arc::new(values) as ArrayRef)).unwrap().iter().collect()
+    fn micros(settings: &TimeConfig, values: impl Array + 'static) -> Vec<Option<i64>> {
+        to_micros(settings, &(Arc::new(values) as ArrayRef)).unwrap().iter().collect()
     }
 
-    fn error(spec: &Spec, values: impl Array + 'static) -> String {
-        Error::from(to_micros(spec, &(Arc::new(values) as ArrayRef)).unwrap_err()).to_string()
+    fn error(settings: &TimeConfig, values: impl Array + 'static) -> String {
+        Error::from(to_micros(settings, &(Arc::new(values) as ArrayRef)).unwrap_err()).to_string()
     }
 
     fn texts(texts: &[&str]) -> StringArray {
@@ -393,7 +366,7 @@ mod tests {
     #[test]
     fn counts_of_every_unit_and_width_are_one_instant() {
         let expected = [Some(JUNE * MICROS), None];
-        let unit = |unit| spec(Some(unit), None, None);
+        let unit = |unit| settings(Some(unit), None, None);
         for (n, per_second) in EpochUnit::ALL.map(|unit| (unit, unit.per_second())) {
             let counts = Int64Array::from(vec![Some(JUNE * per_second), None]);
             assert_eq!(micros(&unit(n), counts), expected);
@@ -413,7 +386,7 @@ mod tests {
 
     #[test]
     fn timestamps_and_dates_need_no_unit() {
-        let plain = spec(None, None, None);
+        let plain = settings(None, None, None);
         let ms = || TimestampMillisecondArray::from(vec![JUNE * 1000 + 7]);
         assert_eq!(micros(&plain, ms()), [Some(JUNE * MICROS + 7000)]);
         assert_eq!(micros(&plain, ms().with_timezone("America/New_York")), [Some(JUNE * MICROS + 7000)]);
@@ -421,7 +394,7 @@ mod tests {
         assert_eq!(micros(&plain, ns), [Some(JUNE * MICROS + 7)]);
         let days = || Date32Array::from(vec![Some((JUNE / 86_400) as i32), None]);
         assert_eq!(micros(&plain, days()), [Some(JUNE * MICROS), None]);
-        let copenhagen = spec(None, None, Some("Europe/Copenhagen"));
+        let copenhagen = settings(None, None, Some("Europe/Copenhagen"));
         assert_eq!(micros(&copenhagen, days()), [Some((JUNE - 7200) * MICROS), None]);
         assert_eq!(micros(&copenhagen, ms()), [Some((JUNE - 7200) * MICROS + 7000)]);
     }
@@ -430,13 +403,13 @@ mod tests {
     fn texts_are_iso_or_have_a_format() {
         let expected = [Some(JUNE * MICROS); 3];
         let iso = ["2024-06-01", "2024-06-01T00:00:00", " 2024-06-01 02:00:00+02:00"];
-        assert_eq!(micros(&spec(None, None, None), texts(&iso)), expected);
+        assert_eq!(micros(&settings(None, None, None), texts(&iso)), expected);
         let local = ["2024-06-01T02:00:00", "2024-06-01T00:00:00Z", "2024-05-31 20:00:00-04:00"];
-        assert_eq!(micros(&spec(None, None, Some("Europe/Copenhagen")), texts(&local)), expected);
+        assert_eq!(micros(&settings(None, None, Some("Europe/Copenhagen")), texts(&local)), expected);
         let dictionary: DictionaryArray<Int32Type> = iso.into_iter().collect();
-        assert_eq!(micros(&spec(None, None, None), dictionary), expected);
+        assert_eq!(micros(&settings(None, None, None), dictionary), expected);
         let formatted =
-            |format: &str, zone, text: &str| micros(&spec(None, Some(format), zone), texts(&[text]))[0];
+            |format: &str, zone, text: &str| micros(&settings(None, Some(format), zone), texts(&[text]))[0];
         let june = expected[0];
         assert_eq!(formatted("%m/%d/%Y %H:%M", None, "6/1/2024 0:00"), june);
         assert_eq!(formatted("%m/%d/%Y %I:%M %p", Some("America/New_York"), "05/31/2024 08:00 PM"), june);
@@ -447,12 +420,12 @@ mod tests {
         assert_eq!(formatted("%Y%m%d%H", None, "2024060100"), june);
         assert_eq!(formatted("%d/%b/%Y:%H:%M:%S %z", Some("Asia/Tokyo"), "01/Jun/2024:02:00:00 +0200"), june);
         let digits = Int32Array::from(vec![20_240_601]);
-        assert_eq!(micros(&spec(None, Some("%Y%m%d"), None), digits), [june]);
+        assert_eq!(micros(&settings(None, Some("%Y%m%d"), None), digits), [june]);
     }
 
     #[test]
     fn clocks_that_are_set_skip_and_repeat_an_hour() {
-        let copenhagen = spec(None, None, Some("Europe/Copenhagen"));
+        let copenhagen = settings(None, None, Some("Europe/Copenhagen"));
         // 2023-10-29 02:30 occurs first in summer time, at 00:30 UTC.
         assert_eq!(micros(&copenhagen, texts(&["2023-10-29 02:30:00"])), [Some(1_698_539_400 * MICROS)]);
         // 2023-03-26 02:30 is skipped. A clock that had not been set would show it at 01:30 UTC.
@@ -465,22 +438,22 @@ mod tests {
         assert_eq!(changes(&spring), [Some(0), Some(2), Some(0)]);
         assert_eq!(changes(&["2023-10-29 02:30:00", "2023-10-29 02:30:00Z"]), [Some(1), Some(0)]);
         // In Samoa, 2011-12-30 was skipped.
-        let samoa = spec(None, None, Some("Pacific/Apia"));
+        let samoa = settings(None, None, Some("Pacific/Apia"));
         assert!(micros(&samoa, texts(&["2011-12-30 12:00:00"]))[0].is_some());
         // Midnight of 2018-11-04 was skipped in São Paulo: that day began at 01:00, which is 03:00 UTC.
-        let day = micros(&spec(None, None, Some("America/Sao_Paulo")), texts(&["2018-11-04"]));
+        let day = micros(&settings(None, None, Some("America/Sao_Paulo")), texts(&["2018-11-04"]));
         assert_eq!(day, [Some(1_541_300_400 * MICROS)]);
     }
 
     #[test]
     fn values_that_are_not_times_are_named() {
-        let refused = |spec: &Spec, values: ArrayRef, parts: &[&str]| {
-            let error = error(spec, values);
+        let refused = |settings: &TimeConfig, values: ArrayRef, parts: &[&str]| {
+            let error = error(settings, values);
             for part in parts {
                 assert!(error.contains(part), "{error}\nlacks {part}");
             }
         };
-        let seconds = spec(Some(EpochUnit::Second), None, None);
+        let seconds = settings(Some(EpochUnit::Second), None, None);
         let huge = i64::MAX / 1000;
         refused(
             &seconds,
@@ -490,8 +463,12 @@ mod tests {
         refused(&seconds, Arc::new(UInt64Array::from(vec![u64::MAX])), &["`18446744073709551615`"]);
         refused(&seconds, Arc::new(Float64Array::from(vec![f64::NAN])), &["`NaN` is not a time"]);
         refused(&seconds, Arc::new(texts(&["12", "noon"])), &["`noon` is not a time", "unit"]);
-        refused(&spec(None, None, None), Arc::new(texts(&["1717200000"])), &["`1717200000`", "unit = \"s\""]);
-        let format = spec(None, Some("%m/%d/%Y"), None);
+        refused(
+            &settings(None, None, None),
+            Arc::new(texts(&["1717200000"])),
+            &["`1717200000`", "unit = \"s\""],
+        );
+        let format = settings(None, Some("%m/%d/%Y"), None);
         refused(&format, Arc::new(texts(&["13/01/2024"])), &["`13/01/2024`", "`%m/%d/%Y`", "hint: "]);
     }
 }

@@ -16,7 +16,7 @@ use datafusion::functions_aggregate::expr_fn::{max, min};
 use datafusion::prelude::{DataFrame, ident};
 use serde::{Deserialize, Serialize};
 
-use self::micros::{Reading, Spec, Unclear};
+use self::micros::{Reading, Unclear};
 pub(crate) use self::micros::{change_function, function};
 use crate::config::{EpochUnit, TimeConfig};
 use crate::sql::quote;
@@ -105,8 +105,8 @@ pub(crate) fn clock_change_sql(time: &TimeConfig) -> Result<Option<String>> {
 }
 
 fn call(function: &str, time: &TimeConfig) -> Result<String> {
-    let spec = serde_json::to_string(&Spec::of(time)).map_err(std::io::Error::from)?;
-    Ok(format!("{function}({}, '{}')", quote(&time.column), spec.replace('\'', "''")))
+    let settings = serde_json::to_string(time).map_err(std::io::Error::from)?;
+    Ok(format!("{function}({}, '{}')", quote(&time.column), settings.replace('\'', "''")))
 }
 
 /// Checks that the type of the time column of `rows`, if it exists, and the configuration determine the meaning of its

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, StringArray, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
 use bytes::Bytes;
+use onefold_tests::S3Server;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
-use crate::logs::{Dir, ROWS, SELECT, columns, expected, parquet, rows};
+use crate::logs::{Dir, ROWS, SELECT, columns, expected, json_lines, parquet, rows};
 
 /// Writes the log into two files in the folder `log`.
 fn two_files() -> Dir {
@@ -190,4 +191,48 @@ fn what_cannot_be_sharded_leaves_nothing() {
     dir.write("segments/thesis.txt", "years of work");
     dir.fails_as(program(&dir, "user"), &["segments` already exists", "it holds no `_segments.json`"]);
     assert_eq!(fs_err::read(dir.path("segments/thesis.txt")).unwrap(), b"years of work");
+}
+
+/// Segments of a log of texts and of objects in a store, in a folder of a store, give the same dataset.
+#[test]
+fn logs_and_segments_may_be_in_a_store_and_of_any_format() {
+    let dir = Dir::new();
+    let server = S3Server::start();
+    for (part, rows) in rows().chunks(25).enumerate() {
+        server.put("logs", &format!("log/part-{part}.parquet"), parquet(columns(rows)));
+        dir.write(format!("log/part-{part}.json"), json_lines(rows));
+    }
+    let shard = |log: &str, out: &str, options: &[&str]| {
+        let mut command =
+            dir.command(&["shard", log, "--by", "user", "--segments", "3", "--out", out, "--json"]);
+        command.args(options).envs(server.environment());
+        command
+    };
+    let run = |mut command: Command| {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    run(shard("s3://logs/log", "s3://logs/segments", &[]));
+    dir.fails_as(shard("s3://logs/log", "s3://logs/segments", &[]), &["s3://logs/segments", "--overwrite"]);
+    run(shard("s3://logs/log", "s3://logs/segments", &["--overwrite"]));
+    dir.fails_as(shard("s3://logs/log", "s3://logs/log", &["--overwrite"]), &["holds no `_segments.json`"]);
+    // A failure leaves nothing in the store.
+    dir.fails_as(shard("s3://logs/log", "s3://logs/others", &["--by", "nobody"]), &["no column `nobody`"]);
+    assert!(!server.file("logs", "others").exists());
+    let list: Value =
+        serde_json::from_slice(&fs_err::read(server.file("logs", "segments/_segments.json")).unwrap())
+            .unwrap();
+    assert_eq!((&list["rows"], list["segments"].as_array().unwrap().len()), (&ROWS.into(), 3));
+
+    let store = format!("endpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"", server.url());
+    dir.configure(&format!("[sources]\nlog = \"s3://logs/segments\"\n[object_stores.s3]\n{store}"), SELECT);
+    let mut build = dir.program("dataset");
+    build.envs(server.environment());
+    assert!(dir.works(build, "dataset").1 == expected(), "the samples are others");
+
+    run(shard("log/*.json", "segments", &[]));
+    let segments = (0..3).map(|number| format!("segments/segment-{number:05}-of-00003.parquet"));
+    let read: BTreeSet<i64> =
+        segments.flat_map(|name| requests(fs_err::read(dir.path(name)).unwrap())).collect();
+    assert_eq!(read, (0..ROWS).collect::<BTreeSet<_>>());
 }

@@ -219,6 +219,9 @@ fn files_that_do_not_go_together_are_named() {
     dir.fails(&["mixed/b.csv", "`history` a list, which CSV does not have", "string_to_array(history"]);
     dir.configure("[sources]\nlog = \"nowhere/*.csv\"", SELECT);
     dir.fails(&["source `log`", "nowhere/*.csv", "there is no such file"]);
+    fs_err::create_dir(dir.path("empty")).unwrap();
+    dir.configure("[sources]\nlog = \"empty\"", SELECT);
+    dir.fails(&["source `log`", "empty`: the folder has no files"]);
     dir.write("log.parquet.gz", compressed(&whole, "gz"));
     dir.configure("[sources]\nlog = \"log.parquet.gz\"", SELECT);
     dir.fails(&["log.parquet.gz", "not read from within another compression", "unpack"]);
