@@ -328,11 +328,6 @@ impl Embeddings {
         self.steps = steps;
     }
 
-    /// Returns the threads of lookups and updates.
-    pub(crate) fn threads(&self) -> Arc<rayon::ThreadPool> {
-        Arc::clone(&self.threads)
-    }
-
     /// Runs `work` on the threads of lookups and updates.
     pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.threads.install(work)

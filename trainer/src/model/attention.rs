@@ -48,7 +48,7 @@ impl SelfAttention {
     pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64, compute: &Compute) -> Self {
         let project = linear(path / "qkv", dim, 3 * dim);
         let output = linear(path / "output", dim, dim);
-        Self { dim, heads, project, output, compute: compute.clone() }
+        Self { dim, heads, project, output, compute: *compute }
     }
 
     fn bias(&self) -> &Tensor {
@@ -65,7 +65,6 @@ impl Block for SelfAttention {
             &tensors::to_vec(&self.project.ws.narrow(0, 0, 2 * dim)),
             &tensors::to_vec(&self.bias().narrow(0, 0, dim)),
             heads as usize,
-            self.compute.multiplies_pairs(),
         );
         let (means, plan) = features.read.1.all.install(|| attention::forward(&weights, &sequences, true));
         let means = tensors::from_f32(&means.concat(), &[-1, heads, dim]).set_requires_grad(true);

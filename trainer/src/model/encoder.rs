@@ -45,7 +45,7 @@ impl Encoder {
             ),
             output: with_init(&attention / "out_proj", dim, dim, uniform(dim), Some(ZEROS)),
             hidden: [linear(path / "linear1", dim, hidden), linear(path / "linear2", hidden, dim)],
-            compute: compute.clone(),
+            compute: *compute,
         }
     }
 
@@ -166,12 +166,13 @@ mod tests {
 
     use super::super::lists::{check_gradients, pad};
     use super::*;
-    use crate::tensors;
+    use crate::{Precision, tensors};
 
     #[test]
     fn gradients_equal_finite_differences() {
         let mut variables = nn::VarStore::new(Device::Cpu);
-        let block = tensors::seeded(4, || Encoder::new(&variables.root(), 4, 2, 5, &Compute::in_tests()));
+        let block =
+            tensors::seeded(4, || Encoder::new(&variables.root(), 4, 2, 5, &Compute::new(Precision::Fp32)));
         variables.double();
         // Lists of several sizes, so that some are padded; some overlap, and one is empty.
         let lists = Lists { offsets: vec![0, 1, 4, 2, 3], sizes: vec![3, 2, 0, 1, 3] };
@@ -182,7 +183,7 @@ mod tests {
     fn padded_lists_have_the_vectors_of_lists() {
         let variables = nn::VarStore::new(Device::Cpu);
         let (block, vectors) = tensors::seeded(12, || {
-            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::in_tests());
+            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::new(Precision::Fp32));
             (block, Tensor::randn([12, 8], (tch::Kind::Float, Device::Cpu)))
         });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 12, 1] };
@@ -197,7 +198,7 @@ mod tests {
     fn a_list_does_not_depend_on_those_beside_it() {
         let variables = nn::VarStore::new(Device::Cpu);
         let (block, vectors) = tensors::seeded(40, || {
-            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::in_tests());
+            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::new(Precision::Fp32));
             (block, Tensor::randn([40, 8], (tch::Kind::Float, Device::Cpu)))
         });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 40, 1] };

@@ -70,7 +70,7 @@ mod tests {
     use super::super::encoder::Encoder;
     use super::super::mlp::Mlp;
     use super::*;
-    use crate::tensors;
+    use crate::{Precision, tensors};
 
     /// A distribution of initial values.
     #[derive(Debug, Clone, Copy)]
@@ -86,7 +86,7 @@ mod tests {
     /// Returns the parameters of every block, by name.
     fn parameters(seed: i64) -> HashMap<String, Tensor> {
         let variables = nn::VarStore::new(Device::Cpu);
-        let (root, compute) = (variables.root(), Compute::in_tests());
+        let (root, compute) = (variables.root(), Compute::new(Precision::Fp32));
         tensors::seeded(seed, || {
             let _ = Mlp::new(&(&root / "mlp"), 400, &[300, 200], true, &compute);
             let _ = CrossNet::new(&(&root / "cross"), 500, 1, 100, &compute);
