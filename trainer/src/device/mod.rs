@@ -21,6 +21,13 @@
 //! libtorch allocates all device memory, so there is one allocator. The device memory of batches is reused in
 //! turns.
 
+/// Returns the arguments of a kernel, each of the type of its value.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => {
+        [$($crate::device::Argument::from($value)),*]
+    };
+}
+
 mod check;
 mod cuda;
 mod dense;
@@ -130,6 +137,36 @@ enum Argument<'a> {
     Long(i64),
     /// `float`.
     Float(f32),
+}
+
+impl<'a> From<&'a Tensor> for Argument<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self::Pointer(Some(tensor))
+    }
+}
+
+impl<'a> From<Option<&'a Tensor>> for Argument<'a> {
+    fn from(tensor: Option<&'a Tensor>) -> Self {
+        Self::Pointer(tensor)
+    }
+}
+
+impl From<i32> for Argument<'_> {
+    fn from(value: i32) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<i64> for Argument<'_> {
+    fn from(value: i64) -> Self {
+        Self::Long(value)
+    }
+}
+
+impl From<f32> for Argument<'_> {
+    fn from(value: f32) -> Self {
+        Self::Float(value)
+    }
 }
 
 impl Argument<'_> {

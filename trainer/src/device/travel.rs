@@ -18,7 +18,7 @@ use super::kernels::check;
 use super::parcel::{Parcel, Part, Section, view};
 use super::samples_of_rows::SamplesOfRows;
 use super::slots::{Delivery, Slots};
-use super::{Accelerator, Argument, Bags, Sums};
+use super::{Accelerator, Bags, Sums};
 use crate::Result;
 
 /// Vectors that travel between ranks, and the rows of a local matrix that they belong to.
@@ -275,17 +275,9 @@ impl Accelerator {
         check(values, Kind::Float, 0, "values");
         check(output, Kind::Float, rows * dim, "output");
         route.check(rows, scales);
-        let arguments = [
-            Argument::Pointer(Some(values)),
-            Argument::Pointer(Some(&route.blocks[0])),
-            Argument::Pointer(Some(&route.of)),
-            Argument::Pointer(Some(&route.sums.order)),
-            Argument::Pointer(Some(&route.sums.ends)),
-            Argument::Pointer(scales),
-            Argument::Long(rows),
-            Argument::Int(dim as i32),
-            Argument::Pointer(Some(output)),
-        ];
+        let (Sums { order, ends }, width) = (&route.sums, dim as i32);
+        let arguments =
+            arguments![values, &route.blocks[0], &route.of, order, ends, scales, rows, width, output];
         // SAFETY: the arguments match `collect`, and their lengths were checked. A route is created from the
         // requests of the batch: it has as many vectors as the answers, and refers to rows of this matrix.
         unsafe { self.launch("collect", rows * dim, &arguments) }
@@ -305,16 +297,8 @@ impl Accelerator {
         check(output, Kind::Float, 0, "output");
         route.check(rows, scales);
         let count = route.rows.numel() as i64;
-        let arguments = [
-            Argument::Pointer(Some(gradient)),
-            Argument::Pointer(Some(&route.blocks[1])),
-            Argument::Pointer(Some(&route.of)),
-            Argument::Pointer(Some(&route.rows)),
-            Argument::Pointer(scales),
-            Argument::Long(count),
-            Argument::Int(dim as i32),
-            Argument::Pointer(Some(output)),
-        ];
+        let Route { of, rows: places, .. } = route;
+        let arguments = arguments![gradient, &route.blocks[1], of, places, scales, count, dim as i32, output];
         // SAFETY: the arguments match `spread`, and their lengths were checked; for the route see `collect`.
         unsafe { self.launch("spread", count * dim, &arguments) }
     }

@@ -112,15 +112,15 @@ impl Weights {
 
     /// Returns the arrays and their first rows, as kernels expect them.
     pub(super) fn arguments(&self) -> [Argument<'_>; 5] {
-        let [fp32, bf16, fp16] = self.arrays.each_ref().map(|array| Argument::Pointer(Some(array)));
+        let [fp32, bf16, fp16] = &self.arrays;
         // `zeros` has checked that row numbers fit.
-        let [_, bf16_row, fp16_row, _] = self.starts.map(|row| Argument::Int(row as i32));
-        [fp32, bf16, fp16, bf16_row, fp16_row]
+        let [_, bf16_row, fp16_row, _] = self.starts.map(|row| row as i32);
+        arguments![fp32, bf16, fp16, bf16_row, fp16_row]
     }
 
     /// Returns the four numbers per table that the kernel `update` expects: the array, and the number of tables.
     pub(super) fn numbers(&self) -> [Argument<'_>; 2] {
-        [Argument::Pointer(Some(&self.numbers)), Argument::Int(self.tables.len() as i32)]
+        arguments![&self.numbers, self.tables.len() as i32]
     }
 }
 
