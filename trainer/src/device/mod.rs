@@ -65,9 +65,10 @@ pub(crate) use self::graph::Graph;
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
 pub(crate) use self::slots::Slots;
 pub(crate) use self::stage::{Staged, StagedSequences, Target};
-pub(crate) use self::tables::{DeviceTables, Held, LookedUp, concatenated};
+pub(crate) use self::tables::{DeviceTables, LookedUp, concatenated};
 pub(crate) use self::travel::{Merged, ReducedRows, Routes, RoutesParts, ServedParts, ServedRows};
 pub(crate) use self::update::Update;
+pub(crate) use self::weights::Stored;
 use crate::{Error, Result};
 
 /// The source code of the kernels.

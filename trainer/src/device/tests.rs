@@ -6,7 +6,7 @@ use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 use proptest::prelude::*;
 
 use super::host::emulated;
-use super::weights::{Stored, Weights};
+use super::weights::Weights;
 use super::*;
 use crate::tensors;
 
@@ -162,10 +162,10 @@ fn configs() -> [FeatureConfig; 4] {
 /// Returns whole tables.
 fn tables_of(configs: &[FeatureConfig], state_width: usize) -> DeviceTables {
     let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
-    let held: Vec<Held> =
-        configs.iter().enumerate().map(|(table, config)| Held::whole(table, config)).collect();
+    let tables: Vec<_> = configs.iter().map(|config| (config.rows as i64, config.dtype)).collect();
     let local: Vec<_> = (0..held.len()).map(Some).collect();
-    DeviceTables::new(&emulated(), (&held, DIM), (configs, &local), state_width, threads).unwrap()
+    DeviceTables::new(&emulated(), (&Stored::whole(&tables), DIM), (configs, &local), state_width, threads)
+        .unwrap()
 }
 
 fn batch_of(groups: Vec<Group>) -> Batch {

@@ -29,14 +29,14 @@ pub(super) struct Weights {
 
 /// A stored table, or a stored rectangle of a table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stored {
+pub(crate) struct Stored {
     /// The number of stored rows.
-    pub(super) rows: i64,
-    pub(super) dtype: DataType,
+    pub(crate) rows: i64,
+    pub(crate) dtype: DataType,
     /// The index of the table in the model.
-    pub(super) table: i64,
+    pub(crate) table: i64,
     /// The first row and column within the whole table.
-    pub(super) origin: [i64; 2],
+    pub(crate) origin: [i64; 2],
 }
 
 impl Stored {

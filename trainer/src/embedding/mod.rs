@@ -39,7 +39,7 @@ use onefold_sharding::{DataType, FeatureConfig, TableConfig, tables_of};
 use rayon::prelude::*;
 use tch::Tensor;
 
-pub(crate) use self::device::{DeviceGradients, DeviceStore, TableStep};
+pub(crate) use self::device::{DeviceGradients, DeviceStore};
 use self::exchange::{Arriving, Destinations, Exchange, Exchanged, Travelled};
 use self::lookup::GroupLookup;
 pub use self::lookup::{FeatureLookup, Lookup};
@@ -490,12 +490,12 @@ impl Embeddings {
             return Err(elsewhere(IN_MEMORY));
         };
         let (step, batch) = (*steps + 1, (&lookup.staged, &lookup.looked_up));
-        let own = TableStep { optimizer, number: step, permit };
+        let update = store.step(optimizer, step, permit);
         match (&lookup.travelled, sent.0) {
             (Some(travelled), Some(sent)) => {
-                exchange.update_on_device(travelled, batch, gradients, sent, store, own)?;
+                exchange.update_on_device(travelled, batch, gradients, sent, store, &update)?;
             }
-            _ => store.update_own(batch, gradients, own)?,
+            _ => store.update_own(batch, gradients, &update)?,
         }
         self.steps = step;
         Ok(())
