@@ -254,8 +254,8 @@ fn add_ids<'a>(
     (ids, parcel.add(Part::Longs(starts)), parcel.add(Part::Longs(tables)))
 }
 
-/// Adds the rows that are pooled by sum or mean, `[U, F]` for every group, and the scale of each sum. Like the functions
-/// below, returns a function of the parcel's memory on the device.
+/// Adds the rows that are pooled by sum or mean, `[U, F]` for every group, and the scale of each sum. Returns a
+/// function of the parcel's memory on the device that returns them, as the functions below do.
 fn add_bags(
     parcel: &mut Parcel<'_>,
     groups: &[Group],

@@ -250,17 +250,6 @@ impl Embeddings {
         Self::of(layout, Store::Host(store), placement, threads)
     }
 
-    /// Creates embeddings on the only rank from tables, which must match the result of [`tables_of`] for `features`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] if the threads cannot be started.
-    pub fn from_tables(features: &[FeatureConfig], tables: Vec<Table>, threads: usize) -> Result<Self> {
-        let store = Store::Host(HostStore::of_whole(tables));
-        let threads = Arc::new(thread_pool(threads)?);
-        Ok(Self::of(Layout::new(features), store, &Placement::alone(features), threads))
-    }
-
     /// Creates this rank's shards in a device's memory, with the same initial weights as in host memory.
     ///
     /// # Errors

@@ -149,26 +149,6 @@ impl Table {
         }
     }
 
-    /// Creates a table from weights, `[rows, dim]` row-major, which are rounded to the nearest values of the
-    /// table's type, and from optimizer state, `[rows, width]`. Returns `None` if the sizes do not match the
-    /// configuration.
-    pub fn from_parts(config: &TableConfig, weights: Vec<f32>, state: Vec<f32>) -> Option<Self> {
-        let (rows, size) = (config.rows as usize, (config.rows * config.dim) as usize);
-        let fits = weights.len() == size && state.len().is_multiple_of(rows);
-        fits.then(|| Self {
-            config: config.clone(),
-            dim: config.dim as usize,
-            weights: match config.dtype {
-                DataType::Fp32 => Weights::Fp32(weights),
-                narrow => Weights::new(narrow, weights.into_iter()),
-            },
-            state,
-            seed: 0,
-            stream: 0,
-            origin: (0, 0),
-        })
-    }
-
     /// Returns the table's configuration.
     pub fn config(&self) -> &TableConfig {
         &self.config
@@ -187,11 +167,6 @@ impl Table {
     /// Returns the rounding noise of step `step`, which is the same for a whole table and for its shards.
     pub(super) fn noise(&self, step: u64) -> Noise {
         Noise::new(self.seed, step, self.stream).of_shard(self.origin.0, self.origin.1)
-    }
-
-    /// Returns the optimizer's state, `[rows, width]`: for row-wise Adagrad, one accumulator per row.
-    pub fn accumulators(&self) -> &[f32] {
-        &self.state
     }
 
     pub(super) fn dim(&self) -> usize {
