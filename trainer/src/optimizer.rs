@@ -242,7 +242,7 @@ fn sum_of_squares(values: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::emulated;
+    use crate::device::tests::host::emulated;
 
     fn config(kind: DenseOptimizerKind) -> DenseOptimizerConfig {
         DenseOptimizerConfig::new(kind, 0.1)

@@ -10,8 +10,8 @@
 //! `kernels.cu` and copies batches. The modules are:
 //!
 //! - `cuda`: the driver for GPUs, based on `cudarc`. Tests use a driver that runs the same kernels, compiled as
-//!   C++, on the CPU (`host.cpp`; `replay` runs them again under sanitizers), and a fake CUDA driver library for
-//!   `cuda` (`fake_driver.cpp`).
+//!   C++, on the CPU (`tests/host.cpp`; `tests/replay.rs` runs them again under sanitizers), and a fake CUDA driver
+//!   library for `cuda` (`tests/fake_driver.cpp`).
 //! - `kernels`: launches kernels after checking their arguments; `update` launches the kernels of the exact update.
 //! - `weights`: the arrays that contain the tables. `dense`: the decision whether a step is taken.
 //! - `stage`: copies a batch to the device while the previous batch is computed. `tables`: looks up and updates.
@@ -32,21 +32,17 @@ mod check;
 mod cuda;
 mod dense;
 mod graph;
-#[cfg(test)]
-pub(crate) mod host;
 mod jagged;
 mod kernels;
 mod libtorch;
 mod parcel;
 mod places;
-#[cfg(test)]
-mod replay;
 mod samples_of_rows;
 mod slots;
 mod stage;
 mod tables;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod travel;
 mod update;
 mod weights;

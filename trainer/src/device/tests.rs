@@ -5,10 +5,13 @@ use onefold_kernels::update::Rule;
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 use proptest::prelude::*;
 
-use super::host::emulated;
+use self::host::emulated;
 use super::weights::Weights;
 use super::*;
 use crate::tensors;
+
+pub(crate) mod host;
+mod replay;
 
 /// CPU exceptions are errors too, because tensors may be in host memory.
 #[test]

@@ -126,7 +126,7 @@ impl Weights {
 
 #[cfg(test)]
 mod tests {
-    use super::super::host::emulated;
+    use super::super::tests::host::emulated;
     use super::*;
 
     #[test]

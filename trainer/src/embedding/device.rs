@@ -382,7 +382,7 @@ mod tests {
     use super::super::{Embeddings, LookupGradients, Placement, Status};
     use super::*;
     use crate::config::TableOptimizer;
-    use crate::device::host::emulated;
+    use crate::device::tests::host::emulated;
 
     const ROWS: u64 = 12;
     const DIM: u64 = 8;

@@ -14,8 +14,6 @@ mod normalize;
 mod on_device;
 mod padded;
 mod profile;
-#[cfg(test)]
-mod pytorch;
 mod sequences;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -61,7 +61,7 @@ use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 
-use super::*;
+use super::super::*;
 use crate::embedding::{Placement, RowSet};
 use crate::optimizer::DenseOptimizer;
 
