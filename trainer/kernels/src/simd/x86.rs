@@ -42,6 +42,19 @@ pub(super) fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2, WIDTH>()
 }
 
+/// Implements operations on the lanes of two vectors, each by one instruction.
+macro_rules! by_lane {
+    ($($name:ident = $instruction:ident),*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, other: Self) -> Self {
+                // SAFETY: as for the blocks of the implementation.
+                Self(unsafe { $instruction(self.0, other.0) })
+            }
+        )*
+    };
+}
+
 /// A vector of AVX-512F (server processors since 2017).
 #[derive(Clone, Copy)]
 struct Avx512(__m512);
@@ -71,11 +84,7 @@ impl Lanes<WIDE> for Avx512 {
         // SAFETY: as above.
         Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
     }
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm512_add_ps(self.0, other.0) })
-    }
+    by_lane!(add = _mm512_add_ps, sub = _mm512_sub_ps, mul = _mm512_mul_ps, max = _mm512_max_ps);
     #[inline(always)]
     fn load_bf16(values: &[u16; WIDE]) -> Self {
         // SAFETY: as above; the sixteen halves are 32 bytes.
@@ -88,21 +97,6 @@ impl Lanes<WIDE> for Avx512 {
     fn load_fp16(values: &[u16; WIDE]) -> Self {
         // SAFETY: as above; the sixteen halves are 32 bytes.
         Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast())) })
-    }
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm512_max_ps(self.0, other.0) })
     }
     /// Computes the same as [`Avx2`]'s `exp2`, lane by lane.
     #[inline(always)]
@@ -152,11 +146,7 @@ impl Lanes for Avx2 {
         // SAFETY: as above.
         Self(unsafe { _mm256_fmadd_ps(a.0, b.0, self.0) })
     }
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm256_add_ps(self.0, other.0) })
-    }
+    by_lane!(add = _mm256_add_ps, sub = _mm256_sub_ps, mul = _mm256_mul_ps, max = _mm256_max_ps);
     #[inline(always)]
     fn load_bf16(values: &[u16; WIDTH]) -> Self {
         // SAFETY: as above; the eight halves are 16 bytes.
@@ -169,21 +159,6 @@ impl Lanes for Avx2 {
     fn load_fp16(values: &[u16; WIDTH]) -> Self {
         // SAFETY: as above; the eight halves are 16 bytes.
         Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) })
-    }
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm256_max_ps(self.0, other.0) })
     }
     #[inline(always)]
     fn transpose(rows: [Self; WIDTH]) -> [Self; WIDTH] {
