@@ -4,7 +4,7 @@ use tch::Tensor;
 use tch::nn::{self, Module};
 
 use super::compute::Compute;
-use super::linear::{ZEROS, bias, layer, linear, uniform, with_init, xavier_uniform};
+use super::linear::{ZEROS, bias, layer, linear, uniform, with_init, without_key_gradient, xavier_uniform};
 use super::lists::{Lists, gather, indices, mean};
 use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled};
@@ -67,7 +67,8 @@ impl Encoder {
 
     /// Computes queries, keys and values, `[T, 3 D]`.
     fn projections(&self, vectors: &Tensor) -> Tensor {
-        self.compute.linear(&self.norm[0].forward(vectors), (&self.project.0, Some(&self.bias())))
+        let (weights, bias) = &self.project;
+        self.compute.linear(&self.norm[0].forward(vectors), (weights, Some(&without_key_gradient(bias))))
     }
 
     /// Computes the FFN's hidden layer.
@@ -79,14 +80,6 @@ impl Encoder {
     fn last(&self, residual: &Tensor, hidden: &Tensor, occupied: &Tensor) -> Tensor {
         let layer = &self.hidden[1];
         residual + self.compute.linear(hidden, (&layer.ws, None)) + occupied * bias(layer)
-    }
-
-    /// Returns the bias of queries, keys and values. The key bias adds the same value to all scores of a query, so
-    /// it has no influence on the result. It is detached, so that its gradient is exactly zero: an optimizer that
-    /// divides by the gradient's magnitude would turn rounding errors into whole steps.
-    fn bias(&self) -> Tensor {
-        let part = |i: i64| self.project.1.narrow(0, i * self.dim, self.dim);
-        Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)
     }
 
     /// Computes self-attention of every position within its list, `[P, D]`, from queries, keys and values `[T, 3 D]`.

@@ -57,6 +57,14 @@ pub(super) fn bias(layer: &nn::Linear) -> &Tensor {
     layer.bs.as_ref().expect("the layer was made with a bias")
 }
 
+/// Returns the bias of a projection to queries, keys and values, `[3 D]`. The key bias adds the same value to all scores
+/// of a query, so it has no influence on the result. It is detached, so that its gradient is exactly zero: an optimizer
+/// that divides by the gradient's magnitude would turn rounding errors into whole steps.
+pub(super) fn without_key_gradient(bias: &Tensor) -> Tensor {
+    let parts = bias.chunk(3, 0);
+    Tensor::cat(&[&parts[0], &parts[1].detach(), &parts[2]], 0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
