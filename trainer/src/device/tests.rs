@@ -166,7 +166,7 @@ fn configs() -> [FeatureConfig; 4] {
 fn tables_of(configs: &[FeatureConfig], state_width: usize) -> DeviceTables {
     let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
     let tables: Vec<_> = configs.iter().map(|config| (config.rows as i64, config.dtype)).collect();
-    let local: Vec<_> = (0..held.len()).map(Some).collect();
+    let local: Vec<_> = (0..tables.len()).map(Some).collect();
     DeviceTables::new(&emulated(), (&Stored::whole(&tables), DIM), (configs, &local), state_width, threads)
         .unwrap()
 }
