@@ -41,6 +41,12 @@ impl dyn Collectives + '_ {
         let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
         self.all_gather(&all, &failed)?.wait()?;
         let failed = Vec::<i64>::try_from(&all)?.into_iter().position(|failed| failed != 0);
+        self.reported(failed, result)
+    }
+
+    /// Returns `result` if no rank has failed; otherwise the error of this rank if it is the one that `failed`, or
+    /// the error that another rank reports it.
+    fn reported<T>(&self, failed: Option<usize>, result: Result<T>) -> Result<T> {
         match (failed, result) {
             (Some(rank), Err(error)) if rank as u32 == self.rank() => Err(error),
             (Some(rank), _) => Err(reported_by(rank)),
@@ -72,11 +78,7 @@ impl dyn Collectives + '_ {
             std::io::Result::Ok((result, watching.join()))
         })?;
         let failed = failed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        match (failed, result) {
-            (Some(rank), Err(error)) if rank as u32 == self.rank() => Err(error),
-            (Some(rank), _) => Err(reported_by(rank)),
-            (None, result) => result,
-        }
+        self.reported(failed, result)
     }
 
     /// Sends this rank's state to the other ranks until all are done. Returns the lowest rank that failed, if

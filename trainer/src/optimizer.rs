@@ -41,45 +41,33 @@ struct Parameter {
 /// The L2 norm of a gradient. On a device, the norm is available once all work enqueued before is done, and the
 /// device decides by it whether to apply the step.
 #[derive(Debug)]
-pub struct Norm(Found);
-
-#[derive(Debug)]
-enum Found {
+pub(crate) enum Norm {
     InMemory(f64),
     OnDevice(Verdict),
 }
 
-/// Conditions for a step on a device: these values must be finite, in addition to the dense gradient.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Conditions<'a> {
-    /// The loss, on the device.
-    pub(crate) loss: Option<&'a Tensor>,
-    /// The sum of squares of the other gradients: a double of shape `[1]` on the device.
-    pub(crate) squares: Option<&'a Tensor>,
-}
-
 impl Norm {
     /// Returns the norm of a gradient in main memory, or `None` for a device.
-    pub fn known(&self) -> Option<f64> {
-        match &self.0 {
-            Found::InMemory(norm) => Some(*norm),
-            Found::OnDevice(_) => None,
+    pub(crate) fn known(&self) -> Option<f64> {
+        match self {
+            Self::InMemory(norm) => Some(*norm),
+            Self::OnDevice(_) => None,
         }
     }
 
     /// Returns the norm and `logits`. For a device, the host waits once for both.
     pub(crate) fn learn(&self, logits: &Tensor) -> Learned {
-        match &self.0 {
-            Found::InMemory(norm) => Learned { norm: *norm, logits: tensors::to_vec(logits), outcome: None },
-            Found::OnDevice(verdict) => verdict.read(logits),
+        match self {
+            Self::InMemory(norm) => Learned { norm: *norm, logits: tensors::to_vec(logits), outcome: None },
+            Self::OnDevice(verdict) => verdict.read(logits),
         }
     }
 
-    /// Returns the decision of the device, or `None` for main memory.
-    pub(crate) fn verdict(&self) -> Option<&Verdict> {
-        match &self.0 {
-            Found::InMemory(_) => None,
-            Found::OnDevice(verdict) => Some(verdict),
+    /// Returns whether the step may be taken, as the device has decided: `[1]`, `int`. `None` for main memory.
+    pub(crate) fn permit(&self) -> Option<&Tensor> {
+        match self {
+            Self::InMemory(_) => None,
+            Self::OnDevice(verdict) => Some(verdict.permit()),
         }
     }
 }
@@ -167,13 +155,13 @@ impl DenseOptimizer {
     /// # Errors
     ///
     /// [`Error::Fault`](crate::Error::Fault) if the device fails.
-    pub fn gradient_norm(&self) -> Result<Norm> {
-        self.judge(Conditions::default())
+    pub(crate) fn gradient_norm(&self) -> Result<Norm> {
+        self.judge(None, None)
     }
 
-    /// Like [`gradient_norm`](Self::gradient_norm), but a device applies the step only if `conditions` hold as
-    /// well.
-    pub(crate) fn judge(&self, conditions: Conditions<'_>) -> Result<Norm> {
+    /// Like [`gradient_norm`](Self::gradient_norm), but a device applies the step only if the loss and the sum of
+    /// squares of the other gradients (a double, `[1]`), which are on the device, are finite as well.
+    pub(crate) fn judge(&self, loss: Option<&Tensor>, others: Option<&Tensor>) -> Result<Norm> {
         let gradients = self.parameters.iter().filter_map(Parameter::gradient).collect::<Vec<_>>();
         let Some(device) = &self.device else {
             // SAFETY: the backward pass that wrote the gradients is over.
@@ -183,13 +171,12 @@ impl DenseOptimizer {
             let squares: Vec<f64> = self
                 .threads
                 .install(|| chunks.par_iter().with_max_len(1).map(|chunk| sum_of_squares(chunk)).collect());
-            return Ok(Norm(Found::InMemory(squares.iter().sum::<f64>().sqrt())));
+            return Ok(Norm::InMemory(squares.iter().sum::<f64>().sqrt()));
         };
         // One kernel concatenates the gradients, and one kernel sums their squares.
         let all = if gradients.is_empty() { Vec::new() } else { vec![Tensor::f_cat(&gradients, 0)?] };
         let squares = device.sum_of_squares(&all)?;
-        let Conditions { loss, squares: others } = conditions;
-        Ok(Norm(Found::OnDevice(device.judge(loss, &squares, others, self.config.max_grad_norm)?)))
+        Ok(Norm::OnDevice(device.judge(loss, &squares, others, self.config.max_grad_norm)?))
     }
 
     /// Takes a step with rate `learning_rate` and the gradients that `backward` computed, whose norm is `norm`,
@@ -202,7 +189,7 @@ impl DenseOptimizer {
     /// # Errors
     ///
     /// [`Error::Torch`](crate::Error::Torch) if libtorch fails.
-    pub fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
+    pub(crate) fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
         self.steps += 1;
         let mut own = FusedTensors::default();
         for parameter in &self.parameters {
@@ -214,13 +201,13 @@ impl DenseOptimizer {
             }
         }
         let optimizer = FusedOptimizer::new(&self.config, learning_rate);
-        match &norm.0 {
-            Found::InMemory(norm) => {
+        match norm {
+            Norm::InMemory(norm) => {
                 let divisor = self.config.max_grad_norm.map(|max| (norm + 1e-6) / max);
                 let divisor = divisor.filter(|divisor| *divisor > 1.0).map(|d| Tensor::from(d as f32));
                 fused_step(&optimizer, self.steps, &own, divisor.as_ref(), None)?;
             }
-            Found::OnDevice(verdict) => {
+            Norm::OnDevice(verdict) => {
                 fused_step(&optimizer, self.steps, &own, Some(verdict.divisor()), Some(verdict.refused()))?;
             }
         }
@@ -255,7 +242,7 @@ fn sum_of_squares(values: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::emulated;
+    use crate::device::tests::host::emulated;
 
     fn config(kind: DenseOptimizerKind) -> DenseOptimizerConfig {
         DenseOptimizerConfig::new(kind, 0.1)
@@ -414,8 +401,7 @@ mod tests {
             let config = config(DenseOptimizerKind::Adagrad);
             let mut optimizer = DenseOptimizer::at(Some(emulated()), &config, named, 1).unwrap();
             let (loss, squares) = (Tensor::from(number(1)), Tensor::from_slice(&[f64::from(number(2))]));
-            let conditions = Conditions { loss: Some(&loss), squares: Some(&squares) };
-            let norm = optimizer.judge(conditions).unwrap();
+            let norm = optimizer.judge(Some(&loss), Some(&squares)).unwrap();
             optimizer.step(0.1, &norm).unwrap();
             let learned = norm.learn(&Tensor::from_slice(&[0.25_f32]));
             let (loss, others_are_finite) = learned.outcome.unwrap();

@@ -165,7 +165,7 @@ mod tests {
     use onefold_sharding::ShardFeatures;
 
     use super::*;
-    use crate::device::host::emulated;
+    use crate::device::tests::host::emulated;
 
     fn options(ranks: &[u32]) -> ProfileOptions {
         let ranks = ranks.to_vec();

@@ -59,7 +59,9 @@ pub(crate) fn with_backward(
     backward: impl FnOnce(&Tensor) -> Vec<Option<Tensor>> + Send + 'static,
 ) -> Tensor {
     let pointers: Vec<*mut C_tensor> = inputs.iter().map(|input| input.as_ptr().cast_mut()).collect();
-    if !is_recorded(&pointers) {
+    // Without gradients, or if no input requires one, autograd records nothing.
+    // SAFETY: the pointers are of tensors that are alive.
+    if !unsafe { onefold_is_recorded(pointers.as_ptr(), pointers.len()) } {
         return output;
     }
     let state = Box::new(State { inputs: inputs.len(), backward: Some(Box::new(backward)) });
@@ -77,13 +79,6 @@ pub(crate) fn with_backward(
     };
     check(message);
     output
-}
-
-/// Returns whether autograd records a function of these tensors: gradients are enabled, and one of them
-/// requires a gradient.
-fn is_recorded(inputs: &[*mut C_tensor]) -> bool {
-    // SAFETY: the pointers are of tensors that are alive.
-    unsafe { onefold_is_recorded(inputs.as_ptr(), inputs.len()) }
 }
 
 /// Replaces the gradient of a parameter. With `None`, the parameter has no gradient, so the next gradient is

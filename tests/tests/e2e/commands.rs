@@ -60,7 +60,6 @@ const COMMANDS: &[(&str, &str, Takes)] = &[
     ("onefold-train", "report", Nothing("it reads runs")),
     ("onefold-train", "trace", Nothing("it reads a run")),
     ("onefold-train-tools", "launch", Nothing("it starts another command")),
-    ("onefold-train-tools", "products", Nothing("it reads nothing")),
     ("onefold-train-tools", "check-device", Nothing("it needs a GPU")),
     ("onefold-train-tools", "profile", Nothing("it reads nothing")),
     ("onefold-train-tools", "measure-plans", Nothing("it reads plans")),

@@ -93,7 +93,7 @@ fn attention(criterion: &mut Criterion) {
     let rows = table_rows(sessions * length);
     let places = (0..sessions * windows).map(|w| (w / windows * length + w % windows / 3) as i32);
     let (offsets, sizes): (Vec<i32>, Vec<i32>) = places.map(|offset| (offset, 100)).unzip();
-    let weights = QueryKey::new(&numbers(2 * DIM * DIM), &numbers(DIM), 2, false);
+    let weights = QueryKey::new(&numbers(2 * DIM * DIM), &numbers(DIM), 2);
     let sequences = [Sequence { table: (&table).into(), rows: &rows, offsets: &offsets, sizes: &sizes }];
     let upstream = numbers(sizes.len() * 2 * DIM);
     let mut group = criterion.benchmark_group("attention");

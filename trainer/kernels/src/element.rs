@@ -25,9 +25,13 @@ pub trait Element: Copy + Send + Sync + 'static {
     /// Converts one weight to a 32-bit float, exactly.
     fn widen(stored: Self::Stored) -> f32;
 
-    /// Returns a row as mutable 32-bit floats: the row itself, or its conversion in `buffer`, which has the same
-    /// length.
-    fn widened<'a, L: Lanes>(row: &'a mut [Self::Stored], buffer: &'a mut [f32]) -> &'a mut [f32];
+    /// Returns a row as mutable 32-bit floats: its conversion in `buffer`, which has the same length, or the row
+    /// itself.
+    #[inline(always)]
+    fn widened<'a, L: Lanes>(row: &'a mut [Self::Stored], buffer: &'a mut [f32]) -> &'a mut [f32] {
+        widen_row::<L, Self>(row, buffer);
+        buffer
+    }
 
     /// Rounds `buffer` stochastically and stores it in `row`, which has the same length. Does nothing for 32-bit
     /// floats, because [`widened`](Self::widened) returned the row itself.
@@ -82,12 +86,6 @@ impl Element for Bf16 {
     }
 
     #[inline(always)]
-    fn widened<'a, L: Lanes>(row: &'a mut [u16], buffer: &'a mut [f32]) -> &'a mut [f32] {
-        widen_row::<L, Self>(row, buffer);
-        buffer
-    }
-
-    #[inline(always)]
     fn store(row: &mut [u16], buffer: &[f32], noise: RowNoise) {
         for (column, (stored, value)) in row.iter_mut().zip(buffer).enumerate() {
             *stored = narrow_bf16(*value, noise.of(column) >> 16);
@@ -106,12 +104,6 @@ impl Element for Fp16 {
     #[inline(always)]
     fn widen(stored: u16) -> f32 {
         widen_fp16(stored)
-    }
-
-    #[inline(always)]
-    fn widened<'a, L: Lanes>(row: &'a mut [u16], buffer: &'a mut [f32]) -> &'a mut [f32] {
-        widen_row::<L, Self>(row, buffer);
-        buffer
     }
 
     #[inline(always)]

@@ -1,7 +1,6 @@
 //! Products of small matrices that fit the processor's caches.
 
-use super::product::{Pairs, Unit, add_products, copy_rows};
-use super::simd::{self, Kernel, Lanes, WIDE, WIDTH, dispatched};
+use super::simd::{self, Kernel, Lanes, WIDE, WIDTH, dispatched, prefetch};
 
 /// The number of rows of C that AVX-512 registers hold: a multiple of the 6 rows that AVX2 registers hold.
 pub(crate) const ROWS: usize = 12;
@@ -46,89 +45,11 @@ pub(crate) fn gemm(
     ldc: usize,
     accumulate: bool,
 ) {
-    simd::run(Gemm::<false> { size, a, b, ldb, c, ldc, accumulate });
+    simd::run(Gemm { size, a, b, ldb, c, ldc, accumulate });
 }
 
-/// Buffers for operands that are packed as pairs of bfloat16 values. The buffers grow as needed.
-#[derive(Debug, Default)]
-pub(crate) struct Packed {
-    a: Vec<u32>,
-    b: Vec<u32>,
-}
-
-impl Packed {
-    /// Computes the same product as [`gemm()`]. If `bf16`, rounds the operands to bfloat16 first; sums are 32-bit
-    /// floats.
-    ///
-    /// # Panics
-    ///
-    /// If a matrix is larger than its slice.
-    #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]
-    pub(crate) fn gemm(
-        &mut self,
-        bf16: bool,
-        (m, n, k): (usize, usize, usize),
-        a: Strided<'_>,
-        b: &[f32],
-        ldb: usize,
-        c: &mut [f32],
-        ldc: usize,
-        accumulate: bool,
-    ) {
-        if !bf16 {
-            return gemm((m, n, k), a, b, ldb, c, ldc, accumulate);
-        }
-        let pairs = k.div_ceil(2);
-        self.a.resize(self.a.len().max(m * pairs), 0);
-        self.b.resize(self.b.len().max(pairs * n), 0);
-        let (of_a, of_b) = (&mut self.a[..m * pairs], &mut self.b[..pairs * n]);
-        let by_rows = a.column_stride == 1;
-        let stride = if by_rows { a.row_stride } else { a.column_stride };
-        pack(a.values, stride, k, m, by_rows, of_a);
-        pack(b, ldb, k, n, false, of_b);
-        let a = bytemuck::cast_slice(of_a);
-        let a = if by_rows { Strided::rows(a, pairs) } else { Strided::transposed(a, m) };
-        let (size, b) = ((m, n, pairs), bytemuck::cast_slice(of_b));
-        simd::run(Gemm::<true> { size, a, b, ldb: n, c, ldc, accumulate });
-    }
-}
-
-dispatched! {
-    /// Packs pairs of elements that are neighbours in k. Reads `[other, k]` and writes `[other, pairs]` if
-    /// `by_rows`, otherwise reads `[k, other]` and writes `[pairs, other]`. The row stride of the input is
-    /// `stride`.
-    fn pack(values: &[f32], stride: usize, k: usize, other: usize, by_rows: bool, out: &mut [u32]) = wide pack_with
-}
-
-#[inline(always)]
-fn pack_with<L: Lanes<N>, const N: usize>(
-    values: &[f32],
-    stride: usize,
-    k: usize,
-    other: usize,
-    by_rows: bool,
-    out: &mut [u32],
-) {
-    if other == 0 || k == 0 {
-        return;
-    }
-    if by_rows {
-        return copy_rows::<Pairs, f32>(values, stride, 0..k, other, out, k.div_ceil(2));
-    }
-    for (pair, out) in out.chunks_exact_mut(other).enumerate() {
-        let row = |p: usize| &values[p * stride..][..other];
-        let first = row(2 * pair);
-        if 2 * pair + 1 < k {
-            let rows = first.iter().zip(row(2 * pair + 1));
-            out.iter_mut().zip(rows).for_each(|(out, (first, second))| *out = Pairs::of(*first, *second));
-        } else {
-            out.iter_mut().zip(first).for_each(|(out, first)| *out = Pairs::of(*first, 0.0));
-        }
-    }
-}
-
-/// The product of [`gemm()`], either of floats or of units that are pairs of bfloat16 values (neighbours in k).
-struct Gemm<'a, const PAIRS: bool> {
+/// The product of [`gemm()`].
+struct Gemm<'a> {
     size: (usize, usize, usize),
     a: Strided<'a>,
     b: &'a [f32],
@@ -138,10 +59,9 @@ struct Gemm<'a, const PAIRS: bool> {
     accumulate: bool,
 }
 
-impl<const PAIRS: bool> Kernel for Gemm<'_, PAIRS> {
+impl Kernel for Gemm<'_> {
     type Output = ();
     const WIDE: bool = true;
-    const PAIRS: bool = PAIRS;
 
     #[inline(always)]
     fn run<L: Lanes<N>, const N: usize>(self) {
@@ -153,13 +73,13 @@ impl<const PAIRS: bool> Kernel for Gemm<'_, PAIRS> {
         while row < m {
             let (a, c) = (a.skip_rows(row), &mut c[row * ldc..]);
             row += match m - row {
-                ROWS.. if N == WIDE => panel::<L, N, ROWS, PAIRS>(n, k, a, b, ldb, c, ldc, accumulate),
-                6.. => panel::<L, N, 6, PAIRS>(n, k, a, b, ldb, c, ldc, accumulate),
-                5 => panel::<L, N, 5, PAIRS>(n, k, a, b, ldb, c, ldc, accumulate),
-                4 => panel::<L, N, 4, PAIRS>(n, k, a, b, ldb, c, ldc, accumulate),
-                3 => panel::<L, N, 3, PAIRS>(n, k, a, b, ldb, c, ldc, accumulate),
-                2 => panel::<L, N, 2, PAIRS>(n, k, a, b, ldb, c, ldc, accumulate),
-                _ => panel::<L, N, 1, PAIRS>(n, k, a, b, ldb, c, ldc, accumulate),
+                ROWS.. if N == WIDE => panel::<L, N, ROWS>(n, k, a, b, ldb, c, ldc, accumulate),
+                6.. => panel::<L, N, 6>(n, k, a, b, ldb, c, ldc, accumulate),
+                5 => panel::<L, N, 5>(n, k, a, b, ldb, c, ldc, accumulate),
+                4 => panel::<L, N, 4>(n, k, a, b, ldb, c, ldc, accumulate),
+                3 => panel::<L, N, 3>(n, k, a, b, ldb, c, ldc, accumulate),
+                2 => panel::<L, N, 2>(n, k, a, b, ldb, c, ldc, accumulate),
+                _ => panel::<L, N, 1>(n, k, a, b, ldb, c, ldc, accumulate),
             };
         }
     }
@@ -168,7 +88,7 @@ impl<const PAIRS: bool> Kernel for Gemm<'_, PAIRS> {
 /// Computes `M` rows of C, and returns `M`.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "matrices come with their strides")]
-fn panel<L: Lanes<N>, const N: usize, const M: usize, const PAIRS: bool>(
+fn panel<L: Lanes<N>, const N: usize, const M: usize>(
     n: usize,
     k: usize,
     a: Strided<'_>,
@@ -180,43 +100,32 @@ fn panel<L: Lanes<N>, const N: usize, const M: usize, const PAIRS: bool>(
 ) -> usize {
     let mut column = 0;
     while column + 2 * N <= n {
-        tile::<L, N, M, 2, PAIRS>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
+        tile::<L, N, M, 2>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
         column += 2 * N;
     }
     if column + N <= n {
-        tile::<L, N, M, 1, PAIRS>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
+        tile::<L, N, M, 1>(k, a, &b[column.min(b.len())..], ldb, &mut c[column..], ldc, accumulate);
         column += N;
     }
     if N > WIDTH && column + WIDTH <= n {
         let (b, c) = (&b[column.min(b.len())..], &mut c[column..]);
-        tile::<L::Narrow, WIDTH, M, 1, PAIRS>(k, a, b, ldb, c, ldc, accumulate);
+        tile::<L::Narrow, WIDTH, M, 1>(k, a, b, ldb, c, ldc, accumulate);
         column += WIDTH;
     }
     for column in column..n {
         for row in 0..M {
             let element = &mut c[row * ldc + column];
             let start = if accumulate { *element } else { 0.0 };
-            let factors =
-                |p: usize| (a.values[row * a.row_stride + p * a.column_stride], b[p * ldb + column]);
-            *element = start + (0..k).map(|p| product::<PAIRS>(factors(p))).sum::<f32>();
+            let product = |p: usize| a.values[row * a.row_stride + p * a.column_stride] * b[p * ldb + column];
+            *element = start + (0..k).map(product).sum::<f32>();
         }
     }
     M
 }
 
-/// Returns the product of two units.
-#[inline(always)]
-fn product<const PAIRS: bool>((a, b): (f32, f32)) -> f32 {
-    if !PAIRS {
-        return a * b;
-    }
-    let [(a, a_second), (b, b_second)] = [a, b].map(simd::halves);
-    a * b + a_second * b_second
-}
-
 /// Computes `M` rows and `V` vectors of columns of C. Their sums stay in registers for all of k.
 #[inline(always)]
-fn tile<L: Lanes<N>, const N: usize, const M: usize, const V: usize, const PAIRS: bool>(
+fn tile<L: Lanes<N>, const N: usize, const M: usize, const V: usize>(
     k: usize,
     a: Strided<'_>,
     b: &[f32],
@@ -226,12 +135,50 @@ fn tile<L: Lanes<N>, const N: usize, const M: usize, const V: usize, const PAIRS
     accumulate: bool,
 ) {
     let mut sums = [[L::splat(0.0); V]; M];
-    let step = |sum: L, a, b| if PAIRS { sum.add_products_of_pairs(a, b) } else { sum.fma(a, b) };
-    add_products(&mut sums, k, a.values, (a.row_stride, a.column_stride), b, ldb, step);
+    add_products(&mut sums, k, a, b, ldb);
     for (row, sums) in sums.iter().enumerate() {
         let (chunks, _) = c[row * ldc..][..V * N].as_chunks_mut::<N>();
         for (chunk, sum) in chunks.iter_mut().zip(sums) {
             if accumulate { L::load(chunk).add(*sum) } else { *sum }.store(chunk);
+        }
+    }
+}
+
+/// The prefetch distance for vectors of B, in rows.
+const AHEAD: usize = 4;
+
+/// Adds `A B` to `sums`, where A is `[M, k]`, and B is `[k, V vectors]` with row stride `ldb`.
+///
+/// # Panics
+///
+/// If a matrix is larger than its slice.
+#[inline(always)]
+fn add_products<L: Lanes<N>, const N: usize, const M: usize, const V: usize>(
+    sums: &mut [[L; V]; M],
+    k: usize,
+    Strided { values: a, row_stride, column_stride }: Strided<'_>,
+    b: &[f32],
+    ldb: usize,
+) {
+    let Some(last) = k.checked_sub(1) else { return };
+    assert!((M - 1) * row_stride + last * column_stride < a.len(), "A is larger than its slice");
+    assert!(last * ldb + V * N <= b.len(), "B is larger than its slice");
+    for p in 0..k {
+        // Without this prefetch, one load in ten waits for the L2 cache.
+        if let Some(ahead) = b.get((p + AHEAD) * ldb..(p + AHEAD) * ldb + V * N) {
+            prefetch(ahead);
+        }
+        let b: [L; V] = std::array::from_fn(|q| {
+            // SAFETY: the assertion on B covers p ≤ k - 1 and q ≤ V - 1, and an array of floats has the alignment
+            // of a float.
+            L::load(unsafe { &*b.as_ptr().add(p * ldb + q * N).cast::<[f32; N]>() })
+        });
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the assertion on A covers row ≤ M - 1 and p ≤ k - 1.
+            let factor = L::splat(unsafe { *a.get_unchecked(row * row_stride + p * column_stride) });
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum = sum.fma(factor, b);
+            }
         }
     }
 }
@@ -316,14 +263,11 @@ mod tests {
                     expected[i * ldc + j] = sum + if accumulate { start[i * ldc + j] } else { 0.0 };
                 }
             }
-            // All these numbers are exact in bfloat16.
-            for bf16 in [false, true] {
-                each_copy(|| {
-                    let mut c = start.clone();
-                    Packed::default().gemm(bf16, (m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
-                    assert_eq!(c, expected);
-                });
-            }
+            each_copy(|| {
+                let mut c = start.clone();
+                gemm((m, n, k), a, &b, ldb, &mut c, ldc, accumulate);
+                assert_eq!(c, expected);
+            });
         }
 
         #[test]
@@ -336,21 +280,6 @@ mod tests {
                     prop_assert_eq!(out[column * (rows + gap) + row], values[row * (columns + gap) + column]);
                 }
             }
-        }
-    }
-
-    #[test]
-    fn operands_of_bfloat16_are_rounded_and_sums_are_not() {
-        // 1.001 is rounded to 1. The sum 3 + 0.001953125 (= 1 / 512) has more digits than bfloat16.
-        let (a, b) = ([1.001, 1.0], [3.0, 0.001_953_125]);
-        for columns in [1, 8, 40] {
-            let b: Vec<f32> = b.iter().flat_map(|b| vec![*b; columns]).collect();
-            each_copy(|| {
-                let mut c = vec![0.0; columns];
-                let a = Strided::rows(&a, 2);
-                Packed::default().gemm(true, (1, columns, 2), a, &b, columns, &mut c, columns, false);
-                assert_eq!(c, vec![3.001_953_1; columns]);
-            });
         }
     }
 

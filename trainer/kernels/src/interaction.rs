@@ -10,14 +10,33 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::element::Elements;
+use super::element::{Elements, nearest_bf16};
 use super::fresh::{Fresh, Piece, fill_chunks, written};
 use super::gemm::{ROWS, Strided, gemm, transpose};
-use super::product::{self, Output};
 use super::simd::{Lanes, WIDE, dispatched};
 
 /// The number of samples that a thread processes at a time.
 const BLOCK: usize = 64;
+
+/// The element type of a result: 32-bit floats, or the bits of bfloat16.
+pub trait Output: Copy + Default + Send + Sync + 'static {
+    /// Converts a 32-bit float.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Output for f32 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Output for u16 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        nearest_bf16(value)
+    }
+}
 
 /// Vectors of a batch that share an inverse index: sample `b` has the vectors of row `inverse[b]`, or of row `b`
 /// without an index.
@@ -361,7 +380,7 @@ dispatched! {
 #[inline(always)]
 fn round_with<L: Lanes<N>, const N: usize>(out: &mut [f32], values: &[f32]) {
     for (out, value) in out.iter_mut().zip(values) {
-        *out = product::round(*value);
+        *out = f32::from_bits(u32::from(nearest_bf16(*value)) << 16);
     }
 }
 

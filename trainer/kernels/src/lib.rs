@@ -3,13 +3,11 @@
 //! ```text
 //! tables' weights, ids, windows ─▶ pool, attention ─▶ pooled rows [U, F, D]
 //! rows, inverse indices ─▶ interaction ─▶ products [B, width], and the gradients of rows
-//! activations, weights of layers ─▶ product ─▶ linear layers [B, out], and their gradients
 //! gradients of rows ─▶ update ─▶ the tables' weights and optimizer state, changed in place
 //! ```
 //!
 //! The inputs are slices of 32-bit floats, of 16-bit floats (as bits) and of indices. The outputs are new vectors
-//! or memory of the caller. Kernels keep no state between calls except buffers. [`processor`] reports the
-//! instruction sets of the processor.
+//! or memory of the caller. Kernels keep no state between calls.
 //!
 //! Every kernel is one generic function over vectors of floats. It is compiled for AVX-512 (where that is faster),
 //! for AVX2 with FMA, and for any processor; the copy to run is chosen at run time. Work is cut into pieces that
@@ -30,7 +28,5 @@ pub mod fresh;
 mod gemm;
 pub mod interaction;
 pub mod pool;
-pub mod processor;
-pub mod product;
 pub mod simd;
 pub mod update;

@@ -2,7 +2,7 @@
 //! (like FBGEMM's exact optimizers).
 
 use super::element::{Bf16, Element, ElementsMut, Fp16, Fp32, Noise};
-use super::simd::{Lanes, axpy, dispatched, dot, prefetch};
+use super::simd::{self, Kernel, Lanes, axpy, dot, prefetch};
 
 /// The approximate number of places per piece, the unit of parallel work.
 const PIECE: usize = 4096;
@@ -226,56 +226,45 @@ impl Piece<'_> {
         let width = update.rule.state_width(self.dim);
         assert_eq!(self.state.len(), rows * width, "the state is of another optimizer");
         let Self { places, sources, first_row, dim, weights, state } = self;
-        let work = Work { places, sources, first_row: *first_row, dim: *dim };
+        let work = Work { places, sources, first_row: *first_row, dim: *dim, update };
         match weights {
-            ElementsMut::Fp32(weights) => run_fp32(&work, weights, state, update),
-            ElementsMut::Bf16(weights) => run_bf16(&work, weights, state, update),
-            ElementsMut::Fp16(weights) => run_fp16(&work, weights, state, update),
+            ElementsMut::Fp32(weights) => simd::run(Run::<Fp32> { work, weights, state }),
+            ElementsMut::Bf16(weights) => simd::run(Run::<Bf16> { work, weights, state }),
+            ElementsMut::Fp16(weights) => simd::run(Run::<Fp16> { work, weights, state }),
         }
     }
 }
 
 /// The read-only inputs of a piece.
+#[derive(Clone, Copy)]
 struct Work<'a> {
     places: &'a [Place],
     sources: &'a [Sources<'a>],
     first_row: usize,
     dim: usize,
+    update: &'a Update,
 }
 
-dispatched! {
-    fn run_fp32(work: &Work<'_>, weights: &mut [f32], state: &mut [f32], update: &Update) = run_fp32_with
-}
-dispatched! {
-    fn run_bf16(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) = run_bf16_with
-}
-dispatched! {
-    fn run_fp16(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) = run_fp16_with
+/// The update of a piece with weights of the type `E`.
+struct Run<'a, E: Element> {
+    work: Work<'a>,
+    weights: &'a mut [E::Stored],
+    state: &'a mut [f32],
 }
 
-#[inline(always)]
-fn run_fp32_with<L: Lanes>(work: &Work<'_>, weights: &mut [f32], state: &mut [f32], update: &Update) {
-    run_of::<L, Fp32>(work, weights, state, update);
-}
+impl<E: Element> Kernel for Run<'_, E> {
+    type Output = ();
+    const WIDE: bool = false;
 
-#[inline(always)]
-fn run_bf16_with<L: Lanes>(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) {
-    run_of::<L, Bf16>(work, weights, state, update);
+    #[inline(always)]
+    fn run<L: Lanes<N>, const N: usize>(self) {
+        run_of::<L::Narrow, E>(self.work, self.weights, self.state);
+    }
 }
 
 #[inline(always)]
-fn run_fp16_with<L: Lanes>(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) {
-    run_of::<L, Fp16>(work, weights, state, update);
-}
-
-#[inline(always)]
-fn run_of<L: Lanes, E: Element>(
-    work: &Work<'_>,
-    weights: &mut [E::Stored],
-    state: &mut [f32],
-    update: &Update,
-) {
-    let Work { places, sources, first_row, dim } = *work;
+fn run_of<L: Lanes, E: Element>(work: Work<'_>, weights: &mut [E::Stored], state: &mut [f32]) {
+    let Work { places, sources, first_row, dim, update } = work;
     let Update { rule, rate, max_norm, noise } = update;
     let width = rule.state_width(dim);
     let (mut gradient, mut buffer) = (vec![0.0; dim], vec![0.0; dim]);

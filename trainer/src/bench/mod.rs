@@ -7,7 +7,6 @@
 
 mod bound;
 mod compare;
-mod products;
 mod reference;
 
 use std::path::Path;
@@ -28,7 +27,6 @@ use serde::Serialize;
 
 use self::bound::Work;
 pub use self::compare::{CompareOptions, Comparison, compare};
-pub use self::products::{Peak, ProductReport, ProductsReport, measure_products};
 use self::reference::reference_model;
 use crate::device::Accelerator;
 use crate::embedding::{Embeddings, Placement, Status};

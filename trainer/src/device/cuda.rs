@@ -305,7 +305,7 @@ impl Drop for CudaSlot {
 
 #[cfg(test)]
 mod tests {
-    use super::super::host::load_fake_driver;
+    use super::super::tests::host::load_fake_driver;
     use super::super::{Accelerator, check_kernels};
     use super::*;
 

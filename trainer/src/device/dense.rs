@@ -9,8 +9,8 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::Accelerator;
 use super::kernels::check;
-use super::{Accelerator, Argument};
 use crate::Result;
 
 /// The number of values per thread in `square_sums`, for tensors of up to [`MOST_SUMS`] times as many values.
@@ -88,12 +88,8 @@ impl Accelerator {
         for tensor in tensors {
             let (values, threads) = (tensor.numel() as i64, threads_for(tensor));
             check(tensor, Kind::Float, values, "gradient");
-            let arguments = [
-                Argument::Pointer(Some(tensor)),
-                Argument::Long(values),
-                Argument::Long(threads),
-                Argument::Pointer(Some(&sums.narrow(0, first, threads))),
-            ];
+            let sums = sums.narrow(0, first, threads);
+            let arguments = arguments![tensor, values, threads, &sums];
             // SAFETY: the arguments match `square_sums`, with the lengths of the tensors.
             unsafe { self.launch("square_sums", threads, &arguments) }?;
             first += threads;
@@ -105,12 +101,7 @@ impl Accelerator {
     /// Reduces sums of doubles to `threads` sums; each adds every `threads`-th value.
     fn added_up(&self, sums: &Tensor, threads: i64) -> Result<Tensor> {
         let output = self.empty(&[threads], Kind::Double)?;
-        let arguments = [
-            Argument::Pointer(Some(sums)),
-            Argument::Long(sums.numel() as i64),
-            Argument::Long(threads),
-            Argument::Pointer(Some(&output)),
-        ];
+        let arguments = arguments![sums, sums.numel() as i64, threads, &output];
         // SAFETY: the arguments match `add_up`, with the lengths of `sums` and `output`.
         unsafe { self.launch("add_up", threads, &arguments) }?;
         Ok(output)
@@ -134,16 +125,9 @@ impl Accelerator {
             refused: self.empty(&[1], Kind::Float)?,
             permit: self.empty(&[1], Kind::Int)?,
         };
-        let arguments = [
-            Argument::Pointer(loss),
-            Argument::Pointer(Some(dense)),
-            Argument::Pointer(tables),
-            Argument::Float(most.map_or(f32::INFINITY, |most| most as f32)),
-            Argument::Pointer(Some(&verdict.found)),
-            Argument::Pointer(Some(&verdict.divisor)),
-            Argument::Pointer(Some(&verdict.refused)),
-            Argument::Pointer(Some(&verdict.permit)),
-        ];
+        let most = most.map_or(f32::INFINITY, |most| most as f32);
+        let Verdict { found, divisor, refused, permit } = &verdict;
+        let arguments = arguments![loss, dense, tables, most, found, divisor, refused, permit];
         // SAFETY: the arguments match `judge`; their lengths were checked or are set above.
         unsafe { self.launch("judge", 1, &arguments) }?;
         Ok(verdict)

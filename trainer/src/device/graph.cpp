@@ -10,6 +10,7 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/version.h>
 
 namespace {
 
@@ -51,6 +52,12 @@ char* guarded(Work work) noexcept {
 } // namespace
 
 extern "C" {
+
+// Returns the version of this library's functions and of the libtorch that it was compiled for, which
+// `cuda_library.rs` compares with its own.
+const char* onefold_cuda_version() noexcept {
+  return "1 for libtorch " TORCH_VERSION;
+}
 
 // Makes another stream libtorch's current stream in this thread, and starts recording the work that is enqueued
 // there.

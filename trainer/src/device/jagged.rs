@@ -6,7 +6,7 @@ use onefold_ikjt::Feature;
 use tch::{Kind, Tensor};
 
 use super::Jagged;
-use super::parcel::{Parcel, Section, view};
+use super::parcel::{Parcel, view};
 use super::samples_of_rows::SamplesOfRows;
 
 /// The layout of one feature.
@@ -66,12 +66,6 @@ pub(super) struct JaggedParts {
     longest: i32,
 }
 
-pub(super) struct JaggedSections {
-    rows: usize,
-    sections: [Section; 4],
-    longest: i32,
-}
-
 impl JaggedParts {
     /// Adds the order of a feature's rows. Row r has the index `number(r)`; the feature's elements begin at
     /// `first`.
@@ -111,23 +105,13 @@ impl JaggedParts {
         self.longest = self.longest.max(layout.longest);
     }
 
-    pub(super) fn pack(self, parcel: &mut Parcel<'_>) -> JaggedSections {
-        let rows = self.offsets.len();
+    /// Adds the rows to a parcel. Returns a function of the parcel's memory on the device that returns the rows.
+    pub(super) fn pack(self, parcel: &mut Parcel<'_>) -> impl Fn(&Tensor) -> Jagged + use<> {
+        let (rows, longest) = (self.offsets.len() as i64, i64::from(self.longest.max(1)));
         let sections = [self.offsets, self.sizes, self.order, self.reach].map(|values| parcel.ints(values));
-        JaggedSections { rows, sections, longest: self.longest }
-    }
-}
-
-impl JaggedSections {
-    pub(super) fn of(&self, device: &Tensor) -> Jagged {
-        let [offsets, sizes, order, reach] = self.sections.map(|section| view(device, section, Kind::Int));
-        Jagged {
-            rows: self.rows as i64,
-            offsets,
-            sizes,
-            order,
-            reach,
-            longest: i64::from(self.longest.max(1)),
+        move |device: &Tensor| {
+            let [offsets, sizes, order, reach] = sections.map(|section| view(device, section, Kind::Int));
+            Jagged { rows, offsets, sizes, order, reach, longest }
         }
     }
 }

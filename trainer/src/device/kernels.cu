@@ -6,10 +6,10 @@
 // 32-bit floats, rows before `fp16_row` are bfloat16 (the upper halves of 32-bit floats), and the others are 16-bit
 // floats of IEEE 754.
 //
-// NVRTC compiles this file when a GPU is opened. Tests compile it as C++ through `host.cpp`, which runs threads one
-// after the other, so kernels use neither shared memory nor barriers. Each thread computes one value of the result;
-// neighbouring threads compute neighbouring columns. Every sum has a fixed order, so a step always gives the same
-// bits.
+// NVRTC compiles this file when a GPU is opened. Tests compile it as C++ through `tests/host.cpp`, which runs threads
+// one after the other, so kernels use neither shared memory nor barriers. Each thread computes one value of the
+// result; neighbouring threads compute neighbouring columns. Every sum has a fixed order, so a step always gives the
+// same bits.
 //
 // Arrays are row-major. `dim` is the number of columns of the tables, D. The rows of a table are contiguous and
 // have one type.

@@ -65,12 +65,7 @@ impl Accelerator {
     /// Returns for each of `elements` elements the first position in the rows' order whose row may contain it.
     fn first_rows(&self, rows: &Jagged, elements: i64) -> Result<Tensor> {
         let firsts = self.empty(&[elements], Kind::Int)?;
-        let arguments = [
-            Argument::Pointer(Some(&rows.reach)),
-            Argument::Long(rows.order.numel() as i64),
-            Argument::Long(elements),
-            Argument::Pointer(Some(&firsts)),
-        ];
+        let arguments = arguments![&rows.reach, rows.order.numel() as i64, elements, &firsts];
         // SAFETY: the arguments match `first_rows`; callers have checked that `reach` is as long as `order`.
         unsafe { self.launch("first_rows", elements, &arguments) }?;
         Ok(firsts)
@@ -114,14 +109,7 @@ impl Accelerator {
         check(starts, Kind::Int64, features, "starts");
         check(tables, Kind::Int64, 3 * features, "tables");
         let rows = self.empty(&[count], Kind::Int)?;
-        let arguments = [
-            Argument::Pointer(Some(ids)),
-            Argument::Long(count),
-            Argument::Pointer(Some(starts)),
-            Argument::Pointer(Some(tables)),
-            Argument::Int(features as i32),
-            Argument::Pointer(Some(&rows)),
-        ];
+        let arguments = arguments![ids, count, starts, tables, features as i32, &rows];
         // SAFETY: the arguments match `table_rows`, their lengths were checked, and there is a thread for each id.
         unsafe { self.launch("table_rows", count, &arguments) }?;
         Ok(rows)
@@ -132,12 +120,7 @@ impl Accelerator {
         let (dim, count) = (weights.dim(), rows.numel() as i64);
         check(rows, Kind::Int, count, "rows");
         let output = self.empty(&[count, dim], Kind::Float)?;
-        let own = [
-            Argument::Int(dim as i32),
-            Argument::Pointer(Some(rows)),
-            Argument::Long(count),
-            Argument::Pointer(Some(&output)),
-        ];
+        let own = arguments![dim as i32, rows, count, &output];
         let arguments = [&weights.arguments()[..], &own].concat();
         // SAFETY: the arguments match `gather`, their lengths were checked, and `rows` are rows of the tables or
         // -1, because `table_rows` computes them from ids that were checked when they were staged.
@@ -151,15 +134,8 @@ impl Accelerator {
         check(rows, Kind::Int, 0, "rows");
         bags.check();
         let output = self.empty(&[count, dim], Kind::Float)?;
-        let own = [
-            Argument::Int(dim as i32),
-            Argument::Pointer(Some(rows)),
-            Argument::Pointer(Some(&bags.jagged.offsets)),
-            Argument::Pointer(Some(&bags.jagged.sizes)),
-            Argument::Pointer(Some(&bags.scales)),
-            Argument::Long(count),
-            Argument::Pointer(Some(&output)),
-        ];
+        let Jagged { offsets, sizes, .. } = &bags.jagged;
+        let own = arguments![dim as i32, rows, offsets, sizes, &bags.scales, count, &output];
         let arguments = [&weights.arguments()[..], &own].concat();
         // SAFETY: the arguments match `pool`, and `check` has checked the lengths of the bags' tensors. Bags end within
         // `rows`, because both were staged together. Pooled `rows` are rows of the tables (see `gather`), never -1,
@@ -176,21 +152,13 @@ impl Accelerator {
         bags.check();
         let (output, firsts) =
             (self.empty(&[elements, dim], Kind::Float)?, self.first_rows(&bags.jagged, elements)?);
-        let arguments = [
-            Argument::Pointer(Some(gradient)),
-            Argument::Int(dim as i32),
-            Argument::Pointer(Some(&bags.jagged.offsets)),
-            Argument::Pointer(Some(&bags.jagged.sizes)),
-            Argument::Pointer(Some(&bags.scales)),
-            Argument::Pointer(Some(&bags.jagged.order)),
-            Argument::Pointer(Some(&firsts)),
-            Argument::Long(bags.jagged.order.numel() as i64),
-            Argument::Long(elements),
-            Argument::Pointer(Some(&output)),
-        ];
+        let (Jagged { offsets, sizes, order, .. }, scales) = (&bags.jagged, &bags.scales);
+        let (dim, rows) = (dim as i32, order.numel() as i64);
+        let arguments =
+            arguments![gradient, dim, offsets, sizes, scales, order, &firsts, rows, elements, &output];
         // SAFETY: the arguments match `unpool`, their lengths were checked, and `order` contains indices of bags,
         // because both were staged together.
-        unsafe { self.launch("unpool", elements * dim, &arguments) }?;
+        unsafe { self.launch("unpool", output.numel() as i64, &arguments) }?;
         Ok(output)
     }
 
@@ -203,15 +171,7 @@ impl Accelerator {
         if let Some(index) = index {
             check(index, Kind::Int, count, "index");
         }
-        let stride = columns_stride(output);
-        let arguments = [
-            Argument::Pointer(Some(values)),
-            Argument::Pointer(index),
-            Argument::Long(count),
-            Argument::Long(width),
-            Argument::Pointer(Some(output)),
-            Argument::Long(stride),
-        ];
+        let arguments = arguments![values, index, count, width, output, columns_stride(output)];
         // SAFETY: the arguments match `expand`; lengths and strides were checked. `Batch::try_new` has checked that
         // an inverse index contains only indices of rows.
         unsafe { self.launch("expand", count * width, &arguments) }
@@ -230,15 +190,8 @@ impl Accelerator {
                 check(&sums.ends, Kind::Int, rows, "ends");
             }
         }
-        let arguments = [
-            Argument::Pointer(Some(values)),
-            Argument::Long(columns_stride(values)),
-            Argument::Pointer(sums.map(|sums| &sums.order)),
-            Argument::Pointer(sums.map(|sums| &sums.ends)),
-            Argument::Long(rows),
-            Argument::Long(width),
-            Argument::Pointer(Some(output)),
-        ];
+        let (order, ends) = (sums.map(|sums| &sums.order), sums.map(|sums| &sums.ends));
+        let arguments = arguments![values, columns_stride(values), order, ends, rows, width, output];
         // SAFETY: the arguments match `fold`; lengths and strides were checked. `order` contains rows of `values`,
         // and `ends` are ascending positions in it: `SamplesOfRows` computes both from an inverse index, `Merged`
         // from keys.
@@ -251,15 +204,8 @@ impl Accelerator {
         check(values, Kind::Float, 0, "values");
         rows.check();
         let output = self.empty(&[rows.rows, longest, width], Kind::Float)?;
-        let arguments = [
-            Argument::Pointer(Some(values)),
-            Argument::Long(width),
-            Argument::Pointer(Some(&rows.offsets)),
-            Argument::Pointer(Some(&rows.sizes)),
-            Argument::Long(rows.rows),
-            Argument::Long(longest),
-            Argument::Pointer(Some(&output)),
-        ];
+        let Jagged { offsets, sizes, rows: count, .. } = rows;
+        let arguments = arguments![values, width, offsets, sizes, *count, longest, &output];
         // SAFETY: the arguments match `pad`, and `check` has checked their lengths. Rows end within `values`,
         // because both were staged together.
         unsafe { self.launch("pad", rows.rows * longest * width, &arguments) }?;
@@ -273,18 +219,10 @@ impl Accelerator {
         rows.check();
         let (output, firsts) =
             (self.empty(&[elements, width], Kind::Float)?, self.first_rows(rows, elements)?);
-        let arguments = [
-            Argument::Pointer(Some(gradient)),
-            Argument::Long(width),
-            Argument::Pointer(Some(&rows.offsets)),
-            Argument::Pointer(Some(&rows.sizes)),
-            Argument::Pointer(Some(&rows.order)),
-            Argument::Pointer(Some(&firsts)),
-            Argument::Long(rows.order.numel() as i64),
-            Argument::Long(longest),
-            Argument::Long(elements),
-            Argument::Pointer(Some(&output)),
-        ];
+        let Jagged { offsets, sizes, order, .. } = rows;
+        let count = order.numel() as i64;
+        let arguments =
+            arguments![gradient, width, offsets, sizes, order, &firsts, count, longest, elements, &output];
         // SAFETY: the arguments match `unpad`, their lengths were checked, and `order` contains indices of rows,
         // none of which is longer than `longest`: they were staged together.
         unsafe { self.launch("unpad", elements * width, &arguments) }?;

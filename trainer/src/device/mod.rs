@@ -10,8 +10,8 @@
 //! `kernels.cu` and copies batches. The modules are:
 //!
 //! - `cuda`: the driver for GPUs, based on `cudarc`. Tests use a driver that runs the same kernels, compiled as
-//!   C++, on the CPU (`host.cpp`; `replay` runs them again under sanitizers), and a fake CUDA driver library for
-//!   `cuda` (`fake_driver.cpp`).
+//!   C++, on the CPU (`tests/host.cpp`; `tests/replay.rs` runs them again under sanitizers), and a fake CUDA driver
+//!   library for `cuda` (`tests/fake_driver.cpp`).
 //! - `kernels`: launches kernels after checking their arguments; `update` launches the kernels of the exact update.
 //! - `weights`: the arrays that contain the tables. `dense`: the decision whether a step is taken.
 //! - `stage`: copies a batch to the device while the previous batch is computed. `tables`: looks up and updates.
@@ -21,25 +21,28 @@
 //! libtorch allocates all device memory, so there is one allocator. The device memory of batches is reused in
 //! turns.
 
+/// Returns the arguments of a kernel, each of the type of its value.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => {
+        [$($crate::device::Argument::from($value)),*]
+    };
+}
+
 mod check;
 mod cuda;
 mod dense;
 mod graph;
-#[cfg(test)]
-pub(crate) mod host;
 mod jagged;
 mod kernels;
 mod libtorch;
 mod parcel;
 mod places;
-#[cfg(test)]
-mod replay;
 mod samples_of_rows;
 mod slots;
 mod stage;
 mod tables;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod travel;
 mod update;
 mod weights;
@@ -58,9 +61,10 @@ pub(crate) use self::graph::Graph;
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
 pub(crate) use self::slots::Slots;
 pub(crate) use self::stage::{Staged, StagedSequences, Target};
-pub(crate) use self::tables::{DeviceTables, Held, LookedUp, concatenated};
+pub(crate) use self::tables::{DeviceTables, LookedUp, concatenated};
 pub(crate) use self::travel::{Merged, ReducedRows, Routes, RoutesParts, ServedParts, ServedRows};
 pub(crate) use self::update::Update;
+pub(crate) use self::weights::Stored;
 use crate::{Error, Result};
 
 /// The source code of the kernels.
@@ -130,6 +134,36 @@ enum Argument<'a> {
     Long(i64),
     /// `float`.
     Float(f32),
+}
+
+impl<'a> From<&'a Tensor> for Argument<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self::Pointer(Some(tensor))
+    }
+}
+
+impl<'a> From<Option<&'a Tensor>> for Argument<'a> {
+    fn from(tensor: Option<&'a Tensor>) -> Self {
+        Self::Pointer(tensor)
+    }
+}
+
+impl From<i32> for Argument<'_> {
+    fn from(value: i32) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<i64> for Argument<'_> {
+    fn from(value: i64) -> Self {
+        Self::Long(value)
+    }
+}
+
+impl From<f32> for Argument<'_> {
+    fn from(value: f32) -> Self {
+        Self::Float(value)
+    }
 }
 
 impl Argument<'_> {

@@ -11,7 +11,7 @@ use onefold_sharding::{FeatureConfig, IdPolicy, Pooling};
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
 
-use super::jagged::{JaggedParts, JaggedSections, Layout};
+use super::jagged::{JaggedParts, Layout};
 use super::parcel::{Parcel, Part, Section, view};
 use super::places::FeaturePlace;
 use super::samples_of_rows::SamplesOfRows;
@@ -150,24 +150,6 @@ fn plan_all<'a>(
         .collect()
 }
 
-/// A group's sections in the parcel: its inverse index, its samples ordered by row, and the end of each row's
-/// samples.
-struct GroupSections {
-    rows: usize,
-    pooled: usize,
-    first_bag: usize,
-    sequences: Vec<Pooling>,
-    inverse: Option<[Section; 3]>,
-}
-
-/// The sections of a block's sequences, and the range of their elements.
-struct SequenceSections {
-    pooling: Pooling,
-    first: usize,
-    elements: usize,
-    rows: JaggedSections,
-}
-
 /// Copies batches to the device.
 #[derive(Debug)]
 pub(super) struct Stage {
@@ -216,11 +198,10 @@ impl Stage {
         let in_order = pooled.iter().chain(sequences.iter().flatten());
         let (ids, starts, tables) = add_ids(&mut parcel, in_order, configs);
         let pooled_elements: usize = pooled.iter().map(|planned| planned.layout.elements).sum();
-        let (bags, scales) = add_bags(&mut parcel, batch.groups(), &planned, configs);
+        let bags = add_bags(&mut parcel, batch.groups(), &planned, configs);
         let samples: Vec<Option<SamplesOfRows>> = batch.groups().par_iter().map(samples_of_rows).collect();
         let sequences = add_sequences(&mut parcel, batch.groups(), &sequences, &samples);
         let groups = add_groups(&mut parcel, batch.groups(), configs, samples);
-        let places = places(&planned, configs, &groups);
         let dense = (batch.dense_width() > 0).then(|| parcel.add(Part::Floats(batch.dense()[..].into())));
         let labels = (batch.label_width() > 0).then(|| parcel.add(Part::Floats(batch.labels()[..].into())));
         let weights = batch.weights().map(|weights| parcel.add(Part::Floats(weights[..].into())));
@@ -230,30 +211,20 @@ impl Stage {
         let matrix = |section, width: usize| {
             view(on_device, section, Kind::Float).view([batch.size() as i64, width as i64])
         };
-        let group = |group: &GroupSections| StagedGroup {
-            rows: group.rows as i64,
-            pooled: group.pooled as i64,
-            first_bag: group.first_bag as i64,
-            sequences: group.sequences.clone(),
-            inverse: group.inverse.map(|sections| {
-                let [inverse, order, ends] = sections.map(|section| view(on_device, section, Kind::Int));
-                (inverse, Sums { order, ends })
-            }),
-        };
+        let groups: Vec<StagedGroup> = groups.into_iter().map(|group| group(on_device)).collect();
         Ok(Staged {
             ids: view(on_device, ids, Kind::Int64),
             starts: view(on_device, starts, Kind::Int64),
             tables: view(on_device, tables, Kind::Int64),
             pooled_elements: pooled_elements as i64,
-            bags: (!pooled.is_empty())
-                .then(|| Bags { jagged: bags.of(on_device), scales: view(on_device, scales, Kind::Float) }),
-            sequences: sequences.iter().map(|sequences| sequences.of(on_device)).collect(),
+            bags: (!pooled.is_empty()).then(|| bags(on_device)),
+            sequences: sequences.into_iter().map(|sequences| sequences(on_device)).collect(),
             targets: targets(batch.groups(), configs),
-            groups: groups.iter().map(group).collect(),
+            places: places(&planned, configs, &groups),
+            groups,
             dense: dense.map(|section| matrix(section, batch.dense_width())),
             labels: labels.map(|section| matrix(section, batch.label_width())),
             weights: weights.map(|section| view(on_device, section, Kind::Float)),
-            places,
             size: batch.size() as i64,
             delivery,
         })
@@ -283,13 +254,14 @@ fn add_ids<'a>(
     (ids, parcel.add(Part::Longs(starts)), parcel.add(Part::Longs(tables)))
 }
 
-/// Adds the rows that are pooled by sum or mean, `[U, F]` for every group, and the scale of each sum.
+/// Adds the rows that are pooled by sum or mean, `[U, F]` for every group, and the scale of each sum. Returns a
+/// function of the parcel's memory on the device that returns them, as the functions below do.
 fn add_bags(
     parcel: &mut Parcel<'_>,
     groups: &[Group],
     planned: &[Planned<'_>],
     configs: &[FeatureConfig],
-) -> (JaggedSections, Section) {
+) -> impl Fn(&Tensor) -> Bags + use<> {
     let mut parts = JaggedParts::default();
     let mut scales = Vec::new();
     let (mut table, mut element) = (0, 0);
@@ -316,14 +288,8 @@ fn add_bags(
             element += planned.layout.elements;
         }
     }
-    (parts.pack(parcel), parcel.add(Part::Floats(scales.into())))
-}
-
-impl SequenceSections {
-    fn of(&self, device: &Tensor) -> StagedSequences {
-        let (first, elements) = (self.first as i64, self.elements as i64);
-        StagedSequences { pooling: self.pooling, first, elements, rows: self.rows.of(device) }
-    }
+    let (jagged, scales) = (parts.pack(parcel), parcel.add(Part::Floats(scales.into())));
+    move |device: &Tensor| Bags { jagged: jagged(device), scales: view(device, scales, Kind::Float) }
 }
 
 fn samples_of_rows(group: &Group) -> Option<SamplesOfRows> {
@@ -337,9 +303,9 @@ fn add_sequences(
     groups: &[Group],
     blocks: &[Vec<&Planned<'_>>; 3],
     samples: &[Option<SamplesOfRows>],
-) -> Vec<SequenceSections> {
+) -> Vec<impl Fn(&Tensor) -> StagedSequences + use<>> {
     let mut first = 0;
-    let mut sections = Vec::new();
+    let mut sequences = Vec::new();
     for (pooling, features) in BLOCKS.into_iter().zip(blocks).filter(|(_, features)| !features.is_empty()) {
         let (mut parts, mut elements) = (JaggedParts::default(), 0);
         for Planned { feature, layout, group, .. } in features {
@@ -351,21 +317,27 @@ fn add_sequences(
             }
             elements += layout.elements;
         }
-        sections.push(SequenceSections { pooling, first, elements, rows: parts.pack(parcel) });
+        let (rows, start, elements) = (parts.pack(parcel), first, elements as i64);
+        sequences.push(move |device: &Tensor| StagedSequences {
+            pooling,
+            first: start,
+            elements,
+            rows: rows(device),
+        });
         first += elements;
     }
-    sections
+    sequences
 }
 
 /// Returns the positions of every feature's rows and values.
-fn places(planned: &[Planned<'_>], configs: &[FeatureConfig], groups: &[GroupSections]) -> Vec<FeaturePlace> {
+fn places(planned: &[Planned<'_>], configs: &[FeatureConfig], groups: &[StagedGroup]) -> Vec<FeaturePlace> {
     let is_sequence = |planned: &Planned<'_>| configs[planned.number].pooling.is_sequence();
     let mut places: Vec<Option<FeaturePlace>> = planned.iter().map(|_| None).collect();
     let (mut element, mut slot, mut last) = (0, 0, 0);
     for planned in planned.iter().filter(|planned| !is_sequence(planned)) {
         (slot, last) = (if planned.group == last { slot } else { 0 }, planned.group);
         let group = &groups[planned.group];
-        let bags = Some((group.first_bag + slot, group.pooled));
+        let bags = Some((group.first_bag as usize + slot, group.pooled as usize));
         places[planned.number] = Some(FeaturePlace::new(&planned.layout, element, bags));
         (element, slot) = (element + planned.layout.elements, slot + 1);
     }
@@ -401,7 +373,7 @@ fn add_groups(
     groups: &[Group],
     configs: &[FeatureConfig],
     samples: Vec<Option<SamplesOfRows>>,
-) -> Vec<GroupSections> {
+) -> Vec<impl FnOnce(&Tensor) -> StagedGroup + use<>> {
     let (mut table, mut first_bag) = (0, 0);
     let group = |(group, samples): (&Group, Option<SamplesOfRows>)| {
         let poolings = configs[table..table + group.features().len()].iter().map(|config| config.pooling);
@@ -411,9 +383,15 @@ fn add_groups(
             [inverse.to_vec(), order, ends].map(|values| parcel.ints(values))
         });
         let (rows, pooled) = (group.rows(), group.features().len() - sequences.len());
-        let own = GroupSections { rows, pooled, first_bag, sequences, inverse };
+        let (rows, pooled, own_bag) = (rows as i64, pooled as i64, first_bag);
         first_bag += rows * pooled;
-        own
+        move |device: &Tensor| {
+            let inverse = inverse.map(|sections| {
+                let [inverse, order, ends] = sections.map(|section| view(device, section, Kind::Int));
+                (inverse, Sums { order, ends })
+            });
+            StagedGroup { rows, pooled, first_bag: own_bag, sequences, inverse }
+        }
     };
     groups.iter().zip(samples).map(group).collect()
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use onefold_ikjt::Batch;
-use onefold_sharding::{DataType, FeatureConfig};
+use onefold_sharding::FeatureConfig;
 use tch::{Kind, Tensor};
 
 use super::stage::Stage;
@@ -11,26 +11,6 @@ use super::update::Update;
 use super::weights::{Stored, Weights};
 use super::{Accelerator, ServedRows, Staged};
 use crate::Result;
-
-/// A table, or a rectangle of a table, that is on the device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Held {
-    /// The index of the table in the model.
-    pub(crate) table: usize,
-    /// The number of rows on the device.
-    pub(crate) rows: u64,
-    pub(crate) dtype: DataType,
-    /// The first row and column within the whole table.
-    pub(crate) origin: [u64; 2],
-}
-
-impl Held {
-    /// Returns all of a table.
-    #[cfg(test)]
-    pub(crate) fn whole(table: usize, config: &FeatureConfig) -> Self {
-        Self { table, rows: config.rows, dtype: config.dtype, origin: [0, 0] }
-    }
-}
 
 /// Tables with the same number of columns, and their optimizer state.
 #[derive(Debug)]
@@ -41,8 +21,6 @@ pub(crate) struct DeviceTables {
     state: Tensor,
     /// A byte per row: whether it was updated since the last call of `take_touched`.
     marks: Tensor,
-    /// The tables and rectangles on the device.
-    held: Vec<Held>,
     /// The features of batches, in order.
     features: Vec<FeatureConfig>,
     /// The first row of each feature's table, if the whole table is here.
@@ -62,8 +40,8 @@ pub(crate) struct LookedUp {
 }
 
 impl DeviceTables {
-    /// Allocates zero weights and state for `held`, with `width` columns. `features` are the features of batches;
-    /// `local` contains for each feature the index in `held` of its table, if the whole table is here. `threads`
+    /// Allocates zero weights and state for `stored`, with `width` columns. `features` are the features of batches;
+    /// `local` contains for each feature the index in `stored` of its table, if the whole table is here. `threads`
     /// stage batches.
     ///
     /// # Errors
@@ -72,25 +50,18 @@ impl DeviceTables {
     /// more.
     pub(crate) fn new(
         accelerator: &Accelerator,
-        (held, width): (&[Held], usize),
+        (stored, width): (&[Stored], usize),
         (features, local): (&[FeatureConfig], &[Option<usize>]),
         state_width: usize,
         threads: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
-        let stored = held.iter().map(|held| Stored {
-            rows: held.rows as i64,
-            dtype: held.dtype,
-            table: held.table as i64,
-            origin: held.origin.map(|first| first as i64),
-        });
-        let weights = Weights::zeros(accelerator, &stored.collect::<Vec<_>>(), width as i64)?;
+        let weights = Weights::zeros(accelerator, stored, width as i64)?;
         let first_row = |place: &Option<usize>| place.map(|place| weights.rows_of(place).start);
         Ok(Self {
             state: accelerator.zeros(&[weights.rows(), state_width as i64], Kind::Float)?,
             marks: accelerator.zeros(&[weights.rows()], Kind::Uint8)?,
             first_rows: local.iter().map(first_row).collect(),
             weights,
-            held: held.to_vec(),
             stage: Stage::new(accelerator, threads),
             accelerator: accelerator.clone(),
             features: features.to_vec(),
@@ -102,7 +73,7 @@ impl DeviceTables {
         self.weights.dim() as usize
     }
 
-    /// Returns the first row of a table (an index in `held`) in the array of all local tables.
+    /// Returns the first row of a table (an index in `stored`) in the array of all local tables.
     pub(crate) fn first_row(&self, table: usize) -> i64 {
         self.weights.rows_of(table).start
     }
@@ -115,8 +86,9 @@ impl DeviceTables {
 
     /// Returns the rows of a table that were updated since the previous call, ascending, and resets the marks.
     pub(crate) fn take_touched(&self, table: usize) -> Vec<u32> {
+        let rows = self.weights.rows_of(table);
         // A view of the same memory.
-        let mut marks = self.marks.narrow(0, self.first_row(table), self.held[table].rows as i64);
+        let mut marks = self.marks.narrow(0, rows.start, rows.end - rows.start);
         // A failure here must not be ignored: rows that are not returned would be missing in the next checkpoint.
         let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).expect("a vector of 64-bit integers");
         let _ = marks.zero_();

@@ -5,10 +5,13 @@ use onefold_kernels::update::Rule;
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 use proptest::prelude::*;
 
-use super::host::emulated;
-use super::weights::{Stored, Weights};
+use self::host::emulated;
+use super::weights::Weights;
 use super::*;
 use crate::tensors;
+
+pub(crate) mod host;
+mod replay;
 
 /// CPU exceptions are errors too, because tensors may be in host memory.
 #[test]
@@ -162,10 +165,10 @@ fn configs() -> [FeatureConfig; 4] {
 /// Returns whole tables.
 fn tables_of(configs: &[FeatureConfig], state_width: usize) -> DeviceTables {
     let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
-    let held: Vec<Held> =
-        configs.iter().enumerate().map(|(table, config)| Held::whole(table, config)).collect();
-    let local: Vec<_> = (0..held.len()).map(Some).collect();
-    DeviceTables::new(&emulated(), (&held, DIM), (configs, &local), state_width, threads).unwrap()
+    let tables: Vec<_> = configs.iter().map(|config| (config.rows as i64, config.dtype)).collect();
+    let local: Vec<_> = (0..tables.len()).map(Some).collect();
+    DeviceTables::new(&emulated(), (&Stored::whole(&tables), DIM), (configs, &local), state_width, threads)
+        .unwrap()
 }
 
 fn batch_of(groups: Vec<Group>) -> Batch {

@@ -15,10 +15,10 @@ use tch::{Kind, Tensor};
 
 use super::jagged::{JaggedParts, Layout};
 use super::kernels::check;
-use super::parcel::{Parcel, Part, Section, view};
+use super::parcel::{Parcel, Part, view};
 use super::samples_of_rows::SamplesOfRows;
 use super::slots::{Delivery, Slots};
-use super::{Accelerator, Argument, Bags, Sums};
+use super::{Accelerator, Bags, Sums};
 use crate::Result;
 
 /// Vectors that travel between ranks, and the rows of a local matrix that they belong to.
@@ -42,11 +42,6 @@ pub(crate) struct RouteParts {
     rows: Vec<i32>,
 }
 
-struct RouteSections {
-    blocks: [Section; 2],
-    rest: [Section; 4],
-}
-
 impl RouteParts {
     /// Adds a block of vectors that belong to `rows` and contain `width` columns from `column` on. The vectors are
     /// contiguous: they begin at float `starts[0]` of the answers, and at float `starts[1]` of the gradients.
@@ -65,32 +60,29 @@ impl RouteParts {
         self.of.resize(self.rows.len(), number as i32);
     }
 
-    /// Adds the route to a parcel; `None` if it has no vectors. The matrix has `rows` rows.
-    fn pack(self, parcel: &mut Parcel<'_>, rows: usize) -> Option<RouteSections> {
+    /// Adds the route to a parcel; `None` if it has no vectors. The matrix has `rows` rows. Returns a function of the
+    /// parcel's memory on the device that returns the route.
+    fn pack(self, parcel: &mut Parcel<'_>, rows: usize) -> Option<impl Fn(&Tensor) -> Route + use<>> {
         if self.rows.is_empty() {
             return None;
         }
         let SamplesOfRows { order, ends } = SamplesOfRows::new(&self.rows, rows);
         let blocks = self.blocks.map(|blocks| parcel.add(Part::Longs(blocks)));
         let rest = [self.of, self.rows, order, ends].map(|values| parcel.ints(values));
-        Some(RouteSections { blocks, rest })
+        Some(move |device: &Tensor| {
+            let [of, rows, order, ends] = rest.map(|section| view(device, section, Kind::Int));
+            let blocks = blocks.map(|section| view(device, section, Kind::Int64));
+            Route { blocks, of, rows, sums: Sums { order, ends } }
+        })
     }
 
     /// Copies a non-empty route to the device on its own, for checks.
     pub(super) fn alone(self, accelerator: &Accelerator, rows: usize) -> Result<(Route, Delivery)> {
         let mut parcel = Parcel::default();
-        let sections = self.pack(&mut parcel, rows).expect("a route of its own has vectors");
+        let route = self.pack(&mut parcel, rows).expect("a route of its own has vectors");
         let mut delivery = Slots::new(accelerator).send(&parcel)?;
         delivery.arrive()?;
-        Ok((sections.of(delivery.device()), delivery))
-    }
-}
-
-impl RouteSections {
-    fn of(&self, device: &Tensor) -> Route {
-        let [of, rows, order, ends] = self.rest.map(|section| view(device, section, Kind::Int));
-        let blocks = self.blocks.map(|section| view(device, section, Kind::Int64));
-        Route { blocks, of, rows, sums: Sums { order, ends } }
+        Ok((route(delivery.device()), delivery))
     }
 }
 
@@ -111,14 +103,14 @@ impl Merged {
         Self { ends, order: places.into_iter().map(|(_, number)| number).collect() }
     }
 
-    fn pack(self, parcel: &mut Parcel<'_>) -> [Section; 2] {
-        [parcel.ints(self.order), parcel.ints(self.ends)]
+    /// Adds the positions to a parcel. Returns a function of the parcel's memory on the device.
+    fn pack(self, parcel: &mut Parcel<'_>) -> impl Fn(&Tensor) -> Sums + use<> {
+        let sections = [self.order, self.ends].map(|values| parcel.ints(values));
+        move |device: &Tensor| {
+            let [order, ends] = sections.map(|section| view(device, section, Kind::Int));
+            Sums { order, ends }
+        }
     }
-}
-
-fn sums_of(sections: [Section; 2], device: &Tensor) -> Sums {
-    let [order, ends] = sections.map(|section| view(device, section, Kind::Int));
-    Sums { order, ends }
 }
 
 /// The positions of the vectors that a batch requested from other ranks.
@@ -158,9 +150,9 @@ impl RoutesParts {
         let delivery = slots.send(&parcel)?;
         let device = delivery.device();
         Ok(Routes {
-            pooled: pooled.map(|sections| sections.of(device)),
-            sequences: sequences.map(|sections| sections.of(device)),
-            replicas: replicas.map(|sections| sums_of(sections, device)),
+            pooled: pooled.map(|route| route(device)),
+            sequences: sequences.map(|route| route(device)),
+            replicas: replicas.map(|sums| sums(device)),
             delivery,
         })
     }
@@ -206,7 +198,7 @@ impl ReducedRows {
         let mut delivery = slots.send(&parcel)?;
         delivery.arrive()?;
         let device = delivery.device();
-        Ok(Self { rows: view(device, rows, Kind::Int), sums: sums_of(sums, device), _delivery: delivery })
+        Ok(Self { rows: view(device, rows, Kind::Int), sums: sums(device), _delivery: delivery })
     }
 }
 
@@ -255,7 +247,7 @@ impl ServedParts {
         Ok(ServedRows {
             rows: rows.map(|section| view(device, section, Kind::Int)),
             bags: (bags > 0)
-                .then(|| Bags { jagged: jagged.of(device), scales: view(device, scales, Kind::Float) }),
+                .then(|| Bags { jagged: jagged(device), scales: view(device, scales, Kind::Float) }),
             _delivery: delivery,
         })
     }
@@ -275,17 +267,9 @@ impl Accelerator {
         check(values, Kind::Float, 0, "values");
         check(output, Kind::Float, rows * dim, "output");
         route.check(rows, scales);
-        let arguments = [
-            Argument::Pointer(Some(values)),
-            Argument::Pointer(Some(&route.blocks[0])),
-            Argument::Pointer(Some(&route.of)),
-            Argument::Pointer(Some(&route.sums.order)),
-            Argument::Pointer(Some(&route.sums.ends)),
-            Argument::Pointer(scales),
-            Argument::Long(rows),
-            Argument::Int(dim as i32),
-            Argument::Pointer(Some(output)),
-        ];
+        let (Sums { order, ends }, width) = (&route.sums, dim as i32);
+        let arguments =
+            arguments![values, &route.blocks[0], &route.of, order, ends, scales, rows, width, output];
         // SAFETY: the arguments match `collect`, and their lengths were checked. A route is created from the
         // requests of the batch: it has as many vectors as the answers, and refers to rows of this matrix.
         unsafe { self.launch("collect", rows * dim, &arguments) }
@@ -305,16 +289,8 @@ impl Accelerator {
         check(output, Kind::Float, 0, "output");
         route.check(rows, scales);
         let count = route.rows.numel() as i64;
-        let arguments = [
-            Argument::Pointer(Some(gradient)),
-            Argument::Pointer(Some(&route.blocks[1])),
-            Argument::Pointer(Some(&route.of)),
-            Argument::Pointer(Some(&route.rows)),
-            Argument::Pointer(scales),
-            Argument::Long(count),
-            Argument::Int(dim as i32),
-            Argument::Pointer(Some(output)),
-        ];
+        let Route { of, rows: places, .. } = route;
+        let arguments = arguments![gradient, &route.blocks[1], of, places, scales, count, dim as i32, output];
         // SAFETY: the arguments match `spread`, and their lengths were checked; for the route see `collect`.
         unsafe { self.launch("spread", count * dim, &arguments) }
     }

@@ -3,9 +3,9 @@
 use onefold_kernels::update::Rule;
 use tch::{Kind, Tensor};
 
+use super::Accelerator;
 use super::kernels::check;
 use super::weights::Weights;
-use super::{Accelerator, Argument};
 use crate::Result;
 
 /// `CHUNK` of `kernels.cu`.
@@ -63,32 +63,28 @@ impl Accelerator {
         }
         update.permit.into_iter().for_each(|permit| check(permit, Kind::Int, 1, "permit"));
         let sums = self.sum_places(places, gradients, dim)?;
-        let (length, width) = (Argument::Long(count), Argument::Int(dim as i32));
-        let rows = [Argument::Pointer(Some(&places.keys)), length, width];
+        let rows = arguments![&places.keys, count, dim as i32];
         if let Some(most) = update.max_norm {
-            let arguments = [&rows[..], &[Argument::Float(most), Argument::Pointer(Some(&sums))]].concat();
+            let arguments = [&rows[..], &arguments![most, &sums]].concat();
             // SAFETY: the arguments match `clip_rows`; keys and sums have `count` rows.
             unsafe { self.launch("clip_rows", count, &arguments) }?;
         }
-        let (sums, state) = (Argument::Pointer(Some(&sums)), Argument::Pointer(Some(state)));
-        let (numbers, rate) = (Numbers::of(&update.rule), Argument::Float(update.rate));
-        let (eps, permit) = (Argument::Float(numbers.eps), Argument::Pointer(update.permit));
+        let Update { rate, permit, .. } = *update;
+        let Numbers { rule, eps, betas: [beta1, beta2], unbias: [unbias1, unbias2] } =
+            Numbers::of(&update.rule);
         let mut steps = None;
         if let Rule::RowWiseAdagrad { .. } = update.rule {
             let steps = steps.insert(self.empty(&[count], Kind::Float)?);
-            let own = [sums, rate, eps, state, Argument::Pointer(Some(steps)), permit];
+            let own = arguments![&sums, rate, eps, state, &*steps, permit];
             let arguments = [&rows[..], &own].concat();
             // SAFETY: the arguments match `accumulate_rows`; keys, sums and steps have `count` rows, and the state
             // has a value for every table row. Keys are table rows, because `places` sorted the rows that were
             // looked up.
             unsafe { self.launch("accumulate_rows", count, &arguments) }?;
         }
-        let own = [sums, Argument::Int(numbers.rule), rate, eps];
-        let moments = [numbers.betas, numbers.unbias].concat().into_iter().map(Argument::Float);
-        let moments: Vec<_> = moments.chain([Argument::Pointer(steps.as_ref())]).collect();
-        let last = [Argument::Long(update.noise as i64), state, Argument::Pointer(marks), permit];
-        let tables = [&weights.arguments()[..], &weights.numbers()].concat();
-        let arguments = [&rows[..], &own, &moments, &tables, &last].concat();
+        let own = arguments![&sums, rule, rate, eps, beta1, beta2, unbias1, unbias2, steps.as_ref()];
+        let last = arguments![update.noise as i64, state, marks, permit];
+        let arguments = [&rows[..], &own, &weights.arguments(), &weights.numbers(), &last].concat();
         // SAFETY: the arguments match `update`; keys, sums and steps have `count` rows, and weights, state and
         // marks have entries for every table row. Keys are table rows, as above.
         unsafe { self.launch("update", count * dim, &arguments) }
@@ -100,25 +96,15 @@ impl Accelerator {
         check(pooled, Kind::Float, pooled_elements * dim, "gradients");
         check(others, Kind::Float, (count - pooled_elements) * dim, "gradients");
         let sums = self.empty(&[count, dim], Kind::Float)?;
-        let (keys, length) = (Argument::Pointer(Some(&places.keys)), Argument::Long(count));
-        let (width, target) = (Argument::Int(dim as i32), Argument::Pointer(Some(&sums)));
-        let arguments = [
-            keys,
-            Argument::Pointer(Some(&places.order)),
-            length,
-            Argument::Pointer(Some(pooled)),
-            Argument::Long(pooled_elements),
-            Argument::Pointer(Some(others)),
-            width,
-            target,
-        ];
+        let (Places { keys, order, .. }, width) = (places, dim as i32);
+        let arguments = arguments![keys, order, count, pooled, pooled_elements, others, width, &sums];
         let threads = (count as u64).div_ceil(CHUNK) as i64 * dim;
         // SAFETY: the arguments match `sum_chunks`; keys, order and sums have `count` rows. `order` is a
         // permutation of the elements (see `places`), and the checks above ensure that both gradients together have
         // `count` rows.
         unsafe { self.launch("sum_chunks", threads, &arguments) }?;
         // SAFETY: the arguments match `sum_rows`; keys and sums have `count` rows.
-        unsafe { self.launch("sum_rows", count * dim, &[keys, length, width, target]) }?;
+        unsafe { self.launch("sum_rows", count * dim, &arguments![keys, count, width, &sums]) }?;
         Ok(sums)
     }
 }

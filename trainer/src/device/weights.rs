@@ -29,14 +29,14 @@ pub(super) struct Weights {
 
 /// A stored table, or a stored rectangle of a table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stored {
+pub(crate) struct Stored {
     /// The number of stored rows.
-    pub(super) rows: i64,
-    pub(super) dtype: DataType,
+    pub(crate) rows: i64,
+    pub(crate) dtype: DataType,
     /// The index of the table in the model.
-    pub(super) table: i64,
+    pub(crate) table: i64,
     /// The first row and column within the whole table.
-    pub(super) origin: [i64; 2],
+    pub(crate) origin: [i64; 2],
 }
 
 impl Stored {
@@ -112,21 +112,21 @@ impl Weights {
 
     /// Returns the arrays and their first rows, as kernels expect them.
     pub(super) fn arguments(&self) -> [Argument<'_>; 5] {
-        let [fp32, bf16, fp16] = self.arrays.each_ref().map(|array| Argument::Pointer(Some(array)));
+        let [fp32, bf16, fp16] = &self.arrays;
         // `zeros` has checked that row numbers fit.
-        let [_, bf16_row, fp16_row, _] = self.starts.map(|row| Argument::Int(row as i32));
-        [fp32, bf16, fp16, bf16_row, fp16_row]
+        let [_, bf16_row, fp16_row, _] = self.starts.map(|row| row as i32);
+        arguments![fp32, bf16, fp16, bf16_row, fp16_row]
     }
 
     /// Returns the four numbers per table that the kernel `update` expects: the array, and the number of tables.
     pub(super) fn numbers(&self) -> [Argument<'_>; 2] {
-        [Argument::Pointer(Some(&self.numbers)), Argument::Int(self.tables.len() as i32)]
+        arguments![&self.numbers, self.tables.len() as i32]
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::host::emulated;
+    use super::super::tests::host::emulated;
     use super::*;
 
     #[test]

@@ -9,11 +9,9 @@ use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use libloading::os::unix::Library;
-use tch::Tensor;
-
-use super::Reduce;
+use super::{Operation, Reduce};
 use crate::shim::said;
+use libloading::os::unix::Library;
 
 /// A result with an error message of c10d.
 pub(super) type Said<T> = Result<T, String>;
@@ -308,70 +306,39 @@ impl Group {
         unsafe { onefold_group_shut_down(self.handle.0.as_ptr()) }
     }
 
-    /// Starts a work. `start` gets the group and a pointer for the result.
-    fn start(&self, start: impl FnOnce(*mut c_void, *mut *mut c_void) -> *mut c_char) -> Said<Work> {
-        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Work(made(|work| start(self.handle.0.as_ptr(), work))?))
-    }
-
-    /// Exchanges parts of one-dimensional tensors. The splits are numbers of elements per rank.
+    /// Starts a work.
     ///
     /// # Panics
     ///
     /// Panics if the splits have different lengths.
-    pub(super) fn all_to_all(
-        &self,
-        (received, received_splits): (&Tensor, &[i64]),
-        (sent, sent_splits): (&Tensor, &[i64]),
-        timeout: Duration,
-    ) -> Said<Work> {
-        let ranks = sent_splits.len();
-        assert_eq!(received_splits.len(), ranks, "splits of different lengths");
-        let (timeout, splits) = (milliseconds(timeout), (received_splits.as_ptr(), sent_splits.as_ptr()));
-        // SAFETY: the tensors and the splits are alive, and both splits have `ranks` numbers, which are copied.
-        self.start(|group, work| unsafe {
-            onefold_group_all_to_all(
-                group,
-                received.as_ptr(),
-                splits.0,
-                sent.as_ptr(),
-                splits.1,
-                ranks,
-                timeout,
-                work,
-            )
-        })
-    }
-
-    /// Reduces a tensor in place.
-    pub(super) fn all_reduce(&self, tensor: &Tensor, operation: Reduce, timeout: Duration) -> Said<Work> {
-        let maximum = c_int::from(operation == Reduce::Max);
-        // SAFETY: the tensor is alive; c10d takes its own reference.
-        self.start(|group, work| unsafe {
-            onefold_group_all_reduce(group, tensor.as_ptr(), maximum, milliseconds(timeout), work)
-        })
-    }
-
-    /// Gathers every rank's `tensor` into `gathered`.
-    pub(super) fn all_gather(&self, gathered: &Tensor, tensor: &Tensor, timeout: Duration) -> Said<Work> {
-        // SAFETY: both tensors are alive; c10d takes its own references.
-        self.start(|group, work| unsafe {
-            onefold_group_all_gather(group, gathered.as_ptr(), tensor.as_ptr(), milliseconds(timeout), work)
-        })
-    }
-
-    /// Sends the tensor of rank `root` to all ranks.
-    pub(super) fn broadcast(&self, tensor: &Tensor, root: u32, timeout: Duration) -> Said<Work> {
-        // SAFETY: the tensor is alive; c10d takes its own reference.
-        self.start(|group, work| unsafe {
-            onefold_group_broadcast(group, tensor.as_ptr(), root as c_int, milliseconds(timeout), work)
-        })
-    }
-
-    /// Starts a work that ends when all ranks have started it.
-    pub(super) fn barrier(&self, timeout: Duration) -> Said<Work> {
-        // SAFETY: the group is alive.
-        self.start(|group, work| unsafe { onefold_group_barrier(group, milliseconds(timeout), work) })
+    pub(super) fn start(&self, operation: &Operation, timeout: Duration) -> Said<Work> {
+        let (group, timeout) = (self.handle.0.as_ptr(), milliseconds(timeout));
+        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the group and the tensors are alive, and c10d takes its own references. Both splits have `ranks`
+        // numbers, which are copied.
+        let work = made(|work| unsafe {
+            match operation {
+                Operation::AllToAll { received, received_splits, sent, sent_splits } => {
+                    let ranks = sent_splits.len();
+                    assert_eq!(received_splits.len(), ranks, "splits of different lengths");
+                    let (from, to) = (received_splits.as_ptr(), sent_splits.as_ptr());
+                    let (received, sent) = (received.as_ptr(), sent.as_ptr());
+                    onefold_group_all_to_all(group, received, from, sent, to, ranks, timeout, work)
+                }
+                Operation::AllReduce { tensor, reduce } => {
+                    let maximum = c_int::from(*reduce == Reduce::Max);
+                    onefold_group_all_reduce(group, tensor.as_ptr(), maximum, timeout, work)
+                }
+                Operation::AllGather { gathered, tensor } => {
+                    onefold_group_all_gather(group, gathered.as_ptr(), tensor.as_ptr(), timeout, work)
+                }
+                Operation::Broadcast { tensor, root } => {
+                    onefold_group_broadcast(group, tensor.as_ptr(), *root as c_int, timeout, work)
+                }
+                Operation::Barrier => onefold_group_barrier(group, timeout, work),
+            }
+        })?;
+        Ok(Work(work))
     }
 }
 

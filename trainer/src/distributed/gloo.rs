@@ -3,13 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tch::{Kind, Tensor};
-
-use super::c10d::{Group, Said, Work};
+use super::c10d::{Group, Work};
 use super::loss::Watch;
-use super::{
-    Collectives, Pending, Reduce, check_all_gather, check_all_to_all, check_broadcast, check_tensor, flat,
-};
+use super::{Collectives, Operation, Pending};
 use crate::Result;
 
 /// The time to wait for an operation before this rank checks whether others have failed.
@@ -44,26 +40,6 @@ impl Gloo {
     /// Returns the state that other collectives of the same ranks share with these.
     pub(super) fn job(&self) -> &Arc<Job> {
         &self.job
-    }
-
-    /// Starts an operation on `tensors`, which are kept alive until it ends.
-    fn start<const N: usize>(
-        &self,
-        operation: &'static str,
-        tensors: [Tensor; N],
-        start: impl FnOnce(&Group, &[Tensor; N], Duration) -> Said<Work>,
-    ) -> Result<Pending> {
-        let job = &self.job;
-        job.watch.count_operation()?;
-        let group = job.group.as_ref().expect("the group is there until the job is dropped");
-        let work = start(group, &tensors, job.timeout);
-        let work = work.map_err(|message| job.failed(operation, &message))?;
-        let job = Arc::clone(job);
-        Ok(Pending::new(move || {
-            let ended = job.finish(operation, &work);
-            drop(tensors);
-            ended
-        }))
     }
 }
 
@@ -127,12 +103,6 @@ impl Drop for Job {
     }
 }
 
-/// Returns the bytes of a tensor, in the same memory. Operations without arithmetic transfer bytes, whatever
-/// the type.
-pub(super) fn bytes(tensor: &Tensor) -> Result<Tensor> {
-    Ok(flat(tensor)?.f_view_dtype(Kind::Uint8)?)
-}
-
 impl Collectives for Gloo {
     fn rank(&self) -> u32 {
         self.rank
@@ -142,46 +112,17 @@ impl Collectives for Gloo {
         self.size
     }
 
-    fn all_to_all(
-        &self,
-        received: &Tensor,
-        received_splits: &[i64],
-        sent: &Tensor,
-        sent_splits: &[i64],
-    ) -> Result<Pending> {
-        let place = (self.size, self.device());
-        let splits = check_all_to_all(place, (received, received_splits), (sent, sent_splits))?;
-        let width = sent.kind().elt_size_in_bytes() as i64;
-        let in_bytes = |splits: Vec<i64>| splits.iter().map(|split| split * width).collect::<Vec<_>>();
-        let splits = (in_bytes(splits.0), in_bytes(splits.1));
-        self.start("all_to_all", [bytes(received)?, bytes(sent)?], |group, [received, sent], timeout| {
-            group.all_to_all((received, &splits.0), (sent, &splits.1), timeout)
-        })
-    }
-
-    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending> {
-        check_tensor("all_reduce", "tensor", tensor, self.device())?;
-        self.start("all_reduce", [flat(tensor)?], |group, [tensor], timeout| {
-            group.all_reduce(tensor, operation, timeout)
-        })
-    }
-
-    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
-        check_all_gather((self.size, self.device()), gathered, tensor)?;
-        self.start("all_gather", [bytes(gathered)?, bytes(tensor)?], |group, [gathered, tensor], timeout| {
-            group.all_gather(gathered, tensor, timeout)
-        })
-    }
-
-    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
-        check_broadcast((self.size, self.device()), tensor, root)?;
-        self.start("broadcast", [bytes(tensor)?], |group, [tensor], timeout| {
-            group.broadcast(tensor, root, timeout)
-        })
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.start("barrier", [], |group, [], timeout| group.barrier(timeout))?.wait()
+    fn start(&self, operation: Operation) -> Result<Pending> {
+        let (job, name, operation) = (Arc::clone(&self.job), operation.name(), operation.in_bytes()?);
+        job.watch.count_operation()?;
+        let group = job.group.as_ref().expect("the group is there until the job is dropped");
+        let work = group.start(&operation, job.timeout).map_err(|message| job.failed(name, &message))?;
+        Ok(Pending::new(move || {
+            let ended = job.finish(name, &work);
+            // Tensors are kept alive until the operation has ended.
+            drop(operation);
+            ended
+        }))
     }
 
     fn set_step(&self, step: u64) {

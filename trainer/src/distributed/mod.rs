@@ -43,6 +43,88 @@ pub enum Reduce {
     Max,
 }
 
+/// A collective operation whose arguments have been checked. Its tensors are flat views of those of the caller.
+#[derive(Debug)]
+pub enum Operation {
+    /// [`Collectives::all_to_all`]; the splits count elements.
+    AllToAll {
+        /// The tensor that is filled.
+        received: Tensor,
+        /// The number of elements from each rank.
+        received_splits: Vec<i64>,
+        /// The tensor that is sent.
+        sent: Tensor,
+        /// The number of elements for each rank.
+        sent_splits: Vec<i64>,
+    },
+    /// [`Collectives::all_reduce`].
+    AllReduce {
+        /// The tensor that is replaced.
+        tensor: Tensor,
+        /// The operation that combines the ranks' elements.
+        reduce: Reduce,
+    },
+    /// [`Collectives::all_gather`].
+    AllGather {
+        /// The tensor that is filled.
+        gathered: Tensor,
+        /// The tensor that is sent.
+        tensor: Tensor,
+    },
+    /// [`Collectives::broadcast`].
+    Broadcast {
+        /// The tensor that is replaced.
+        tensor: Tensor,
+        /// The rank that sends its tensor.
+        root: u32,
+    },
+    /// [`Collectives::barrier`].
+    Barrier,
+}
+
+impl Operation {
+    /// Returns the name, for errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::AllToAll { .. } => "all_to_all",
+            Self::AllReduce { .. } => "all_reduce",
+            Self::AllGather { .. } => "all_gather",
+            Self::Broadcast { .. } => "broadcast",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Returns the device of the tensors; `None` without tensors.
+    fn device(&self) -> Option<Device> {
+        match self {
+            Self::AllToAll { sent: tensor, .. }
+            | Self::AllReduce { tensor, .. }
+            | Self::AllGather { tensor, .. }
+            | Self::Broadcast { tensor, .. } => Some(tensor.device()),
+            Self::Barrier => None,
+        }
+    }
+
+    /// Returns the same operation on the bytes of the tensors, whatever their types are, if it does not compute.
+    fn in_bytes(self) -> Result<Self> {
+        let bytes = |tensor: &Tensor| tensor.f_view_dtype(Kind::Uint8);
+        Ok(match self {
+            Self::AllToAll { received, received_splits, sent, sent_splits } => {
+                let width = sent.kind().elt_size_in_bytes() as i64;
+                let [received_splits, sent_splits] = [received_splits, sent_splits]
+                    .map(|splits| splits.into_iter().map(|split| split * width).collect());
+                let (received, sent) = (bytes(&received)?, bytes(&sent)?);
+                Self::AllToAll { received, received_splits, sent, sent_splits }
+            }
+            Self::AllGather { gathered, tensor } => {
+                Self::AllGather { gathered: bytes(&gathered)?, tensor: bytes(&tensor)? }
+            }
+            Self::Broadcast { tensor, root } => Self::Broadcast { tensor: bytes(&tensor)?, root },
+            other => other,
+        })
+    }
+}
+
 /// The collective operations of a job's ranks. Every rank must call the same operations in the same order.
 ///
 /// Tensors must be contiguous and own their memory, in main memory or on the rank's GPU. Between the start and
@@ -59,10 +141,17 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     /// Returns the number of ranks, W.
     fn size(&self) -> u32;
 
-    /// Returns the device of the tensors for small messages.
-    fn device(&self) -> Device {
+    /// Returns the device on which all tensors of an operation must be whose first tensor is on `device`.
+    fn device_of(&self, _device: Device) -> Device {
         Device::Cpu
     }
+
+    /// Starts an operation. Callers use the methods below, which check the arguments.
+    ///
+    /// # Errors
+    ///
+    /// The errors of all operations.
+    fn start(&self, operation: Operation) -> Result<Pending>;
 
     /// Sends rows (along the first dimension) of `sent` to the ranks: the first `sent_splits[0]` rows to rank
     /// 0, the next `sent_splits[1]` rows to rank 1, and so on. Receives `received_splits[r]` rows from rank r
@@ -78,7 +167,32 @@ pub trait Collectives: fmt::Debug + Send + Sync {
         received_splits: &[i64],
         sent: &Tensor,
         sent_splits: &[i64],
-    ) -> Result<Pending>;
+    ) -> Result<Pending> {
+        const NAME: &str = "all_to_all";
+        if received.kind() != sent.kind() {
+            let message = format!("`received` is of {:?}, and `sent` of {:?}", received.kind(), sent.kind());
+            return Err(misused(NAME, message));
+        }
+        let device = self.device_of(sent.device());
+        let in_elements = |name: &str, tensor: &Tensor, splits: &[i64]| {
+            check_tensor(NAME, name, tensor, device)?;
+            let shape = tensor.size();
+            let sum = splits.iter().try_fold(0_i64, |sum, split| sum.checked_add(*split));
+            let fits = splits.len() == self.size() as usize && splits.iter().all(|split| *split >= 0);
+            if !fits || shape.is_empty() || sum != Some(shape[0]) {
+                let message = format!("`{name}` has the shape {shape:?}, and its splits are {splits:?}");
+                return Err(misused(NAME, message));
+            }
+            let width: i64 = shape[1..].iter().product();
+            Ok(splits.iter().map(|split| split * width).collect())
+        };
+        self.start(Operation::AllToAll {
+            received_splits: in_elements("received", received, received_splits)?,
+            sent_splits: in_elements("sent", sent, sent_splits)?,
+            received: flat(received)?,
+            sent: flat(sent)?,
+        })
+    }
 
     /// Replaces every rank's `tensor` by the sum or the maximum over the ranks. The result is bit-identical on
     /// all ranks.
@@ -86,28 +200,53 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// The errors of all operations.
-    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending>;
+    fn all_reduce(&self, tensor: &Tensor, reduce: Reduce) -> Result<Pending> {
+        check_tensor("all_reduce", "tensor", tensor, self.device_of(tensor.device()))?;
+        self.start(Operation::AllReduce { tensor: flat(tensor)?, reduce })
+    }
 
     /// Fills `gathered` (W·n elements) with every rank's `tensor` (n elements), in the order of ranks.
     ///
     /// # Errors
     ///
     /// The errors of all operations.
-    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending>;
+    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
+        const NAME: &str = "all_gather";
+        let (size, device) = (self.size(), self.device_of(tensor.device()));
+        check_tensor(NAME, "gathered", gathered, device)?;
+        check_tensor(NAME, "tensor", tensor, device)?;
+        let fits = gathered.numel() == size as usize * tensor.numel();
+        if !fits || gathered.kind() != tensor.kind() {
+            let describe = |tensor: &Tensor| format!("{:?} {:?}", tensor.kind(), tensor.size());
+            let (tensor, gathered) = (describe(tensor), describe(gathered));
+            let message = format!("`tensor` is {tensor}, and `gathered` of {size} ranks is {gathered}");
+            return Err(misused(NAME, message));
+        }
+        self.start(Operation::AllGather { gathered: flat(gathered)?, tensor: flat(tensor)? })
+    }
 
     /// Replaces every rank's `tensor` by the tensor of rank `root`.
     ///
     /// # Errors
     ///
     /// The errors of all operations.
-    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending>;
+    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
+        check_tensor("broadcast", "tensor", tensor, self.device_of(tensor.device()))?;
+        if root >= self.size() {
+            let message = format!("there is no rank {root} among {} ranks", self.size());
+            return Err(misused("broadcast", message));
+        }
+        self.start(Operation::Broadcast { tensor: flat(tensor)?, root })
+    }
 
     /// Waits until every rank has called it.
     ///
     /// # Errors
     ///
     /// The errors of all operations.
-    fn barrier(&self) -> Result<()>;
+    fn barrier(&self) -> Result<()> {
+        self.start(Operation::Barrier)?.wait()
+    }
 
     /// Sets the training step of this rank, for the errors of all ranks.
     fn set_step(&self, _step: u64) {}
@@ -122,17 +261,17 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     ///
     /// The errors of all operations.
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let length = Tensor::f_from_slice(&[bytes.len() as i64])?.f_to_device(self.device())?;
-        let lengths = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, self.device()))?;
+        let length = Tensor::f_from_slice(&[bytes.len() as i64])?;
+        let lengths = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, Device::Cpu))?;
         self.all_gather(&lengths, &length)?.wait()?;
         let lengths = Vec::<i64>::try_from(&lengths)?;
         let longest = lengths.iter().copied().max().unwrap_or(0);
 
         let mut padded = bytes.to_vec();
         padded.resize(longest as usize, 0);
-        let padded = Tensor::f_from_slice(&padded)?.f_to_device(self.device())?;
+        let padded = Tensor::f_from_slice(&padded)?;
         let total = longest * i64::from(self.size());
-        let gathered = Tensor::f_zeros([total], (Kind::Uint8, self.device()))?;
+        let gathered = Tensor::f_zeros([total], (Kind::Uint8, Device::Cpu))?;
         self.all_gather(&gathered, &padded)?.wait()?;
         let gathered = Vec::<u8>::try_from(&gathered)?;
         let of_rank = |(rank, length): (usize, &i64)| {
@@ -149,11 +288,11 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     ///
     /// The errors of all operations.
     fn broadcast_bytes(&self, bytes: &[u8], root: u32) -> Result<Vec<u8>> {
-        let length = Tensor::f_from_slice(&[bytes.len() as i64])?.f_to_device(self.device())?;
+        let length = Tensor::f_from_slice(&[bytes.len() as i64])?;
         self.broadcast(&length, root)?.wait()?;
         let mut message = if self.rank() == root { bytes.to_vec() } else { Vec::new() };
         message.resize(i64::try_from(&length)? as usize, 0);
-        let message = Tensor::f_from_slice(&message)?.f_to_device(self.device())?;
+        let message = Tensor::f_from_slice(&message)?;
         self.broadcast(&message, root)?.wait()?;
         Ok(Vec::<u8>::try_from(&message)?)
     }
@@ -218,58 +357,6 @@ fn check_tensor(operation: &'static str, name: &str, tensor: &Tensor, device: De
     if tensor.device() != device {
         let message = format!("`{name}` is on {:?}, and the ranks exchange on {device:?}", tensor.device());
         return Err(misused(operation, message));
-    }
-    Ok(())
-}
-
-/// Checks the tensors and splits of [`Collectives::all_to_all`]. Returns the splits in elements: (received,
-/// sent).
-fn check_all_to_all(
-    (size, device): (u32, Device),
-    (received, received_splits): (&Tensor, &[i64]),
-    (sent, sent_splits): (&Tensor, &[i64]),
-) -> Result<(Vec<i64>, Vec<i64>)> {
-    const NAME: &str = "all_to_all";
-    if received.kind() != sent.kind() {
-        let message = format!("`received` is of {:?}, and `sent` of {:?}", received.kind(), sent.kind());
-        return Err(misused(NAME, message));
-    }
-    let in_elements = |name: &str, tensor: &Tensor, splits: &[i64]| {
-        check_tensor(NAME, name, tensor, device)?;
-        let shape = tensor.size();
-        let sum = splits.iter().try_fold(0_i64, |sum, split| sum.checked_add(*split));
-        let fits = splits.len() == size as usize && splits.iter().all(|split| *split >= 0);
-        if !fits || shape.is_empty() || sum != Some(shape[0]) {
-            let message = format!("`{name}` has the shape {shape:?}, and its splits are {splits:?}");
-            return Err(misused(NAME, message));
-        }
-        let width: i64 = shape[1..].iter().product();
-        Ok(splits.iter().map(|split| split * width).collect())
-    };
-    Ok((in_elements("received", received, received_splits)?, in_elements("sent", sent, sent_splits)?))
-}
-
-/// Checks the tensors of [`Collectives::all_gather`].
-fn check_all_gather((size, device): (u32, Device), gathered: &Tensor, tensor: &Tensor) -> Result<()> {
-    const NAME: &str = "all_gather";
-    check_tensor(NAME, "gathered", gathered, device)?;
-    check_tensor(NAME, "tensor", tensor, device)?;
-    let fits = gathered.numel() == size as usize * tensor.numel();
-    if !fits || gathered.kind() != tensor.kind() {
-        let describe = |tensor: &Tensor| format!("{:?} {:?}", tensor.kind(), tensor.size());
-        let (tensor, gathered) = (describe(tensor), describe(gathered));
-        let message = format!("`tensor` is {tensor}, and `gathered` of {size} ranks is {gathered}");
-        return Err(misused(NAME, message));
-    }
-    Ok(())
-}
-
-/// Checks the arguments of [`Collectives::broadcast`].
-fn check_broadcast((size, device): (u32, Device), tensor: &Tensor, root: u32) -> Result<()> {
-    check_tensor("broadcast", "tensor", tensor, device)?;
-    if root >= size {
-        let message = format!("there is no rank {root} among {size} ranks");
-        return Err(misused("broadcast", message));
     }
     Ok(())
 }

@@ -11,13 +11,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tch::{Device, Tensor};
+use tch::Device;
 
-use super::c10d::{Group, Said, Shim, Work};
-use super::gloo::{Gloo, Job, bytes};
-use super::{
-    Collectives, Pending, Reduce, check_all_gather, check_all_to_all, check_broadcast, check_tensor, flat,
-};
+use super::c10d::{Group, Shim, Work};
+use super::gloo::{Gloo, Job};
+use super::{Collectives, Operation, Pending};
 use crate::{Error, Result, cuda_library};
 
 /// The interval at which the pending operations are polled.
@@ -86,34 +84,6 @@ impl Nccl {
         let watcher =
             std::thread::Builder::new().name("nccl-watch".to_owned()).spawn(move || watched.watch())?;
         Ok(Self { gloo, device, shared, watcher: Some(watcher) })
-    }
-
-    /// Returns whether a tensor is exchanged through NCCL.
-    fn is_mine(&self, tensor: &Tensor) -> bool {
-        tensor.device() == self.device
-    }
-
-    /// Starts an operation on `tensors`, which are kept alive until it ends.
-    fn start<const N: usize>(
-        &self,
-        operation: &'static str,
-        tensors: [Tensor; N],
-        start: impl FnOnce(&Group, &[Tensor; N], Duration) -> Said<Work>,
-    ) -> Result<Pending> {
-        let shared = &self.shared;
-        shared.job.watch().count_operation()?;
-        let group = shared.group.as_ref().expect("the group is there until it is dropped");
-        let work = start(group, &tensors, shared.job.timeout());
-        let work = Arc::new(work.map_err(|message| shared.job.failed(operation, &message))?);
-        let own = UnderWay { operation, work: Arc::clone(&work), started: Instant::now() };
-        shared.lock().under_way.push(own);
-        shared.changed.notify_all();
-        let shared = Arc::clone(shared);
-        Ok(Pending::new(move || {
-            let ordered = work.order().map_err(|message| shared.job.failed(operation, &message));
-            drop(tensors);
-            ordered
-        }))
     }
 }
 
@@ -200,58 +170,28 @@ impl Collectives for Nccl {
         self.gloo.size()
     }
 
-    fn all_to_all(
-        &self,
-        received: &Tensor,
-        received_splits: &[i64],
-        sent: &Tensor,
-        sent_splits: &[i64],
-    ) -> Result<Pending> {
-        if !self.is_mine(sent) {
-            return self.gloo.all_to_all(received, received_splits, sent, sent_splits);
-        }
-        let place = (self.size(), self.device);
-        let splits = check_all_to_all(place, (received, received_splits), (sent, sent_splits))?;
-        let width = sent.kind().elt_size_in_bytes() as i64;
-        let in_bytes = |splits: Vec<i64>| splits.iter().map(|split| split * width).collect::<Vec<_>>();
-        let splits = (in_bytes(splits.0), in_bytes(splits.1));
-        self.start("all_to_all", [bytes(received)?, bytes(sent)?], |group, [received, sent], timeout| {
-            group.all_to_all((received, &splits.0), (sent, &splits.1), timeout)
-        })
+    fn device_of(&self, device: Device) -> Device {
+        if device == self.device { device } else { Device::Cpu }
     }
 
-    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending> {
-        if !self.is_mine(tensor) {
-            return self.gloo.all_reduce(tensor, operation);
+    fn start(&self, operation: Operation) -> Result<Pending> {
+        if operation.device() != Some(self.device) {
+            return self.gloo.start(operation);
         }
-        check_tensor("all_reduce", "tensor", tensor, self.device)?;
-        self.start("all_reduce", [flat(tensor)?], |group, [tensor], timeout| {
-            group.all_reduce(tensor, operation, timeout)
-        })
-    }
-
-    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
-        if !self.is_mine(tensor) {
-            return self.gloo.all_gather(gathered, tensor);
-        }
-        check_all_gather((self.size(), self.device), gathered, tensor)?;
-        self.start("all_gather", [bytes(gathered)?, bytes(tensor)?], |group, [gathered, tensor], timeout| {
-            group.all_gather(gathered, tensor, timeout)
-        })
-    }
-
-    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
-        if !self.is_mine(tensor) {
-            return self.gloo.broadcast(tensor, root);
-        }
-        check_broadcast((self.size(), self.device), tensor, root)?;
-        self.start("broadcast", [bytes(tensor)?], |group, [tensor], timeout| {
-            group.broadcast(tensor, root, timeout)
-        })
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.gloo.barrier()
+        let (shared, name, operation) = (Arc::clone(&self.shared), operation.name(), operation.in_bytes()?);
+        shared.job.watch().count_operation()?;
+        let group = shared.group.as_ref().expect("the group is there until it is dropped");
+        let work = group.start(&operation, shared.job.timeout());
+        let work = Arc::new(work.map_err(|message| shared.job.failed(name, &message))?);
+        let own = UnderWay { operation: name, work: Arc::clone(&work), started: Instant::now() };
+        shared.lock().under_way.push(own);
+        shared.changed.notify_all();
+        Ok(Pending::new(move || {
+            let ordered = work.order().map_err(|message| shared.job.failed(name, &message));
+            // Tensors are kept alive until the operation has ended.
+            drop(operation);
+            ordered
+        }))
     }
 
     fn set_step(&self, step: u64) {
@@ -268,9 +208,11 @@ impl Collectives for Nccl {
 mod tests {
     use std::net::TcpListener;
 
+    use tch::Tensor;
+
     use super::super::c10d::{Interface, Store};
-    use super::super::check_collectives;
     use super::super::loss::Watch;
+    use super::super::{Reduce, check_collectives};
     use super::*;
 
     /// The time limit for connecting, long enough for a busy machine.

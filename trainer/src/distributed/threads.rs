@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 
 use tch::Tensor;
 
-use super::{
-    Collectives, Pending, Reduce, check_all_gather, check_all_to_all, check_broadcast, check_tensor, flat,
-    misused,
-};
+use super::{Collectives, Operation, Pending, Reduce, misused};
 use crate::{Error, Result};
 
 /// Creates the `size` ranks of a job whose ranks are threads of this process; each thread takes one. For tests.
@@ -155,6 +152,17 @@ fn copied(tensor: &Tensor) -> Result<Tensor> {
 }
 
 impl Deposit {
+    /// Returns the elements that `rank` sends to the rank `own`, which expects `length` elements.
+    fn part_for(&self, own: usize, length: i64, rank: usize) -> Result<Tensor> {
+        let theirs = self.splits[own];
+        if theirs != length {
+            let message =
+                format!("rank {rank} sends {theirs} elements to rank {own}, which expects {length}");
+            return Err(misused("all_to_all", message));
+        }
+        Ok(self.sent.f_narrow(0, self.splits[..own].iter().sum(), length)?)
+    }
+
     fn shallow_clone(&self) -> Self {
         Self { call: self.call.clone(), sent: self.sent.shallow_clone(), splits: self.splits.clone() }
     }
@@ -162,14 +170,14 @@ impl Deposit {
 
 impl ThreadCollectives {
     /// Deposits this rank's contribution; `finish` gets the deposits of all ranks, in the order of ranks.
-    fn start(
+    fn deposit(
         &self,
         operation: &'static str,
         arguments: String,
         (sent, splits): (&Tensor, Vec<i64>),
         finish: impl FnOnce(Vec<Deposit>) -> Result<()> + 'static,
     ) -> Result<Pending> {
-        let sent = tch::no_grad(|| copied(&flat(sent)?))?;
+        let sent = tch::no_grad(|| copied(sent))?;
         let deposit = Deposit { call: format!("`{operation}` {arguments}"), sent, splits };
         let mut state = self.meeting.lock();
         // Under the lock, so that indices are in the order of deposits.
@@ -199,79 +207,59 @@ impl Collectives for ThreadCollectives {
         self.meeting.size
     }
 
-    fn all_to_all(
-        &self,
-        received: &Tensor,
-        received_splits: &[i64],
-        sent: &Tensor,
-        sent_splits: &[i64],
-    ) -> Result<Pending> {
-        let (received_splits, sent_splits) =
-            check_all_to_all((self.size(), self.device()), (received, received_splits), (sent, sent_splits))?;
-        let (received, own) = (flat(received)?, self.rank as usize);
-        self.start("all_to_all", format!("of {:?}", sent.kind()), (sent, sent_splits), move |deposits| {
-            let mut start = 0;
-            for (rank, (deposit, length)) in deposits.iter().zip(received_splits).enumerate() {
-                let theirs = deposit.splits[own];
-                if theirs != length {
-                    let message =
-                        format!("rank {rank} sends {theirs} elements to rank {own}, which expects {length}");
-                    return Err(misused("all_to_all", message));
-                }
-                let offset = deposit.splits[..own].iter().sum();
-                let part = deposit.sent.f_narrow(0, offset, length)?;
-                received.f_narrow(0, start, length)?.f_copy_(&part)?;
-                start += length;
+    fn start(&self, operation: Operation) -> Result<Pending> {
+        let (name, own) = (operation.name(), self.rank as usize);
+        match operation {
+            Operation::AllToAll { received, received_splits, sent, sent_splits } => {
+                let call = format!("of {:?}", sent.kind());
+                self.deposit(name, call, (&sent, sent_splits), move |deposits| {
+                    let mut start = 0;
+                    for (rank, (deposit, length)) in deposits.iter().zip(received_splits).enumerate() {
+                        let part = deposit.part_for(own, length, rank)?;
+                        received.f_narrow(0, start, length)?.f_copy_(&part)?;
+                        start += length;
+                    }
+                    Ok(())
+                })
             }
-            Ok(())
-        })
-    }
-
-    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending> {
-        check_tensor("all_reduce", "tensor", tensor, self.device())?;
-        let call = format!("({operation:?}) of {:?} {:?}", tensor.kind(), tensor.size());
-        let result = flat(tensor)?;
-        self.start("all_reduce", call, (tensor, Vec::new()), move |deposits| {
-            // In the order of ranks, so that the result is bit-identical on all ranks.
-            let mut reduced = copied(&deposits[0].sent)?;
-            for deposit in &deposits[1..] {
-                let next = match operation {
-                    Reduce::Sum => reduced.f_add(&deposit.sent)?,
-                    Reduce::Max => reduced.f_maximum(&deposit.sent)?,
-                };
-                reduced.f_copy_(&next)?;
+            Operation::AllReduce { mut tensor, reduce } => {
+                let call = format!("({reduce:?}) of {:?} {:?}", tensor.kind(), tensor.size());
+                self.deposit(name, call, (&tensor.shallow_clone(), Vec::new()), move |deposits| {
+                    // In the order of ranks, so that the result is bit-identical on all ranks.
+                    let mut reduced = copied(&deposits[0].sent)?;
+                    for deposit in &deposits[1..] {
+                        let next = match reduce {
+                            Reduce::Sum => reduced.f_add(&deposit.sent)?,
+                            Reduce::Max => reduced.f_maximum(&deposit.sent)?,
+                        };
+                        reduced.f_copy_(&next)?;
+                    }
+                    tensor.f_copy_(&reduced)?;
+                    Ok(())
+                })
             }
-            result.shallow_clone().f_copy_(&reduced)?;
-            Ok(())
-        })
-    }
-
-    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
-        check_all_gather((self.size(), self.device()), gathered, tensor)?;
-        let call = format!("of {:?} {:?}", tensor.kind(), tensor.size());
-        let gathered = flat(gathered)?;
-        self.start("all_gather", call, (tensor, Vec::new()), move |deposits| {
-            let length = deposits[0].sent.numel() as i64;
-            for (rank, deposit) in (0..).zip(&deposits) {
-                gathered.f_narrow(0, rank * length, length)?.f_copy_(&deposit.sent)?;
+            Operation::AllGather { gathered, tensor } => {
+                let call = format!("of {:?} {:?}", tensor.kind(), tensor.size());
+                self.deposit(name, call, (&tensor, Vec::new()), move |deposits| {
+                    let length = deposits[0].sent.numel() as i64;
+                    for (rank, deposit) in (0..).zip(&deposits) {
+                        gathered.f_narrow(0, rank * length, length)?.f_copy_(&deposit.sent)?;
+                    }
+                    Ok(())
+                })
             }
-            Ok(())
-        })
-    }
-
-    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
-        check_broadcast((self.size(), self.device()), tensor, root)?;
-        let call = format!("from rank {root} of {:?} {:?}", tensor.kind(), tensor.size());
-        let result = flat(tensor)?;
-        self.start("broadcast", call, (tensor, Vec::new()), move |deposits| {
-            result.shallow_clone().f_copy_(&deposits[root as usize].sent)?;
-            Ok(())
-        })
-    }
-
-    fn barrier(&self) -> Result<()> {
-        let nothing = Tensor::from_slice::<u8>(&[]);
-        self.start("barrier", String::new(), (&nothing, Vec::new()), |_| Ok(()))?.wait()
+            Operation::Broadcast { mut tensor, root } => {
+                let call = format!("from rank {root} of {:?} {:?}", tensor.kind(), tensor.size());
+                self.deposit(name, call, (&tensor.shallow_clone(), Vec::new()), move |deposits| {
+                    tensor.f_copy_(&deposits[root as usize].sent)?;
+                    Ok(())
+                })
+            }
+            Operation::Barrier => {
+                let nothing = Tensor::from_slice::<u8>(&[]);
+                self.deposit(name, String::new(), (&nothing, Vec::new()), |_| Ok(()))
+            }
+        }
     }
 
     fn set_step(&self, step: u64) {

@@ -14,7 +14,7 @@ use super::table::{Table, shard_buffers};
 use super::update::rule;
 use super::usage::Usage;
 use crate::config::TableOptimizerConfig;
-use crate::device::{Accelerator, DeviceTables, Held, LookedUp, Slots, Staged, Update, failed, guarded};
+use crate::device::{Accelerator, DeviceTables, LookedUp, Slots, Staged, Stored, Update, failed, guarded};
 use crate::{Result, tensors};
 
 /// The maximum number of bytes of a table that are copied through host memory at a time.
@@ -46,16 +46,6 @@ pub(crate) struct DeviceStore {
     seed: u64,
     /// For each shard of the plan, the usage of its rows, as of the last time it was read from the device.
     usage: RefCell<Vec<Option<Usage>>>,
-}
-
-/// One step of the tables' optimizer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TableStep<'a> {
-    pub(crate) optimizer: &'a TableOptimizerConfig,
-    /// The number of the step, counted from 1.
-    pub(crate) number: u64,
-    /// `[1]`, `int`, on the device: if it is 0, nothing changes.
-    pub(crate) permit: Option<&'a Tensor>,
 }
 
 /// The gradients of a batch's lookups on the device: `[bags, D]` for the pooled rows, and `[T, D]` for the
@@ -121,7 +111,7 @@ impl DeviceStore {
         widths.dedup();
         let state_widths: Vec<usize> =
             widths.iter().map(|width| rule(optimizer, 1).state_width(*width)).collect();
-        let mut held: Vec<Vec<Held>> = widths.iter().map(|_| Vec::new()).collect();
+        let mut held: Vec<Vec<Stored>> = widths.iter().map(|_| Vec::new()).collect();
         let mut places = vec![None; shards.len()];
         let mut bytes = 0;
         for (number, shard) in shards.iter().enumerate().filter(|(_, shard)| shard.rank == rank) {
@@ -129,8 +119,8 @@ impl DeviceStore {
             let rows = shard.rows.end - shard.rows.start;
             bytes += rows * (width(shard) as u64 * dtype.bytes() + 4 * state_widths[class] as u64 + 1);
             places[number] = Some((class, held[class].len()));
-            let origin = [shard.rows.start, shard.columns.start];
-            held[class].push(Held { table: shard.table, rows, dtype, origin });
+            let origin = [shard.rows.start as i64, shard.columns.start as i64];
+            held[class].push(Stored { table: shard.table as i64, rows: rows as i64, dtype, origin });
         }
         accelerator.check_memory(bytes)?;
         let place = |table: usize| {
@@ -204,6 +194,23 @@ impl DeviceStore {
         self.whole().look_up(staged)
     }
 
+    /// Returns step `number` of the tables' optimizer, counted from 1. If `permit`, one `int` on the device, is 0, the
+    /// step changes nothing.
+    pub(super) fn step<'a>(
+        &self,
+        optimizer: &TableOptimizerConfig,
+        number: u64,
+        permit: Option<&'a Tensor>,
+    ) -> Update<'a> {
+        Update {
+            rule: rule(optimizer, number),
+            rate: optimizer.learning_rate,
+            max_norm: optimizer.max_row_grad_norm,
+            noise: step_key(self.seed, number),
+            permit,
+        }
+    }
+
     /// Updates each of `rows` of one width once. `class` is the index of the width; `gradients` are in two parts.
     ///
     /// # Errors
@@ -214,18 +221,10 @@ impl DeviceStore {
         class: usize,
         rows: &Tensor,
         gradients: [&Tensor; 2],
-        step: TableStep<'_>,
+        update: &Update<'_>,
     ) -> Result<()> {
-        let TableStep { optimizer, number, permit } = step;
-        let update = Update {
-            rule: rule(optimizer, number),
-            rate: optimizer.learning_rate,
-            max_norm: optimizer.max_row_grad_norm,
-            noise: step_key(self.seed, number),
-            permit,
-        };
         let (torch, tables) = (self.accelerator.torch(), &mut self.tables[class]);
-        guarded(torch, || tables.update(rows, gradients, &update, true))
+        guarded(torch, || tables.update(rows, gradients, update, true))
     }
 
     /// Updates the rows that a batch looked up in whole tables, if no other rank takes part.
@@ -237,13 +236,13 @@ impl DeviceStore {
         &mut self,
         (staged, looked_up): (&Staged, &LookedUp),
         gradients: &DeviceGradients,
-        step: TableStep<'_>,
+        update: &Update<'_>,
     ) -> Result<()> {
         let torch = self.accelerator.torch();
         let unpooled = guarded(torch, || self.whole().unpooled(staged, gradients.pooled.as_ref()))?;
         let none = Tensor::empty([0, self.whole().width() as i64], (Kind::Float, torch));
         let sequences = gradients.sequences.as_ref().unwrap_or(&none);
-        self.update(self.tables.len() - 1, &looked_up.rows, [&unpooled, sequences], step)
+        self.update(self.tables.len() - 1, &looked_up.rows, [&unpooled, sequences], update)
     }
 
     /// Reads from the device which rows of a shard were updated since the last call.
@@ -383,7 +382,7 @@ mod tests {
     use super::super::{Embeddings, LookupGradients, Placement, Status};
     use super::*;
     use crate::config::TableOptimizer;
-    use crate::device::host::emulated;
+    use crate::device::tests::host::emulated;
 
     const ROWS: u64 = 12;
     const DIM: u64 = 8;

@@ -39,7 +39,7 @@ use onefold_sharding::{DataType, FeatureConfig, TableConfig, tables_of};
 use rayon::prelude::*;
 use tch::Tensor;
 
-pub(crate) use self::device::{DeviceGradients, DeviceStore, TableStep};
+pub(crate) use self::device::{DeviceGradients, DeviceStore};
 use self::exchange::{Arriving, Destinations, Exchange, Exchanged, Travelled};
 use self::lookup::GroupLookup;
 pub use self::lookup::{FeatureLookup, Lookup};
@@ -250,17 +250,6 @@ impl Embeddings {
         Self::of(layout, Store::Host(store), placement, threads)
     }
 
-    /// Creates embeddings on the only rank from tables, which must match the result of [`tables_of`] for `features`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] if the threads cannot be started.
-    pub fn from_tables(features: &[FeatureConfig], tables: Vec<Table>, threads: usize) -> Result<Self> {
-        let store = Store::Host(HostStore::of_whole(tables));
-        let threads = Arc::new(thread_pool(threads)?);
-        Ok(Self::of(Layout::new(features), store, &Placement::alone(features), threads))
-    }
-
     /// Creates this rank's shards in a device's memory, with the same initial weights as in host memory.
     ///
     /// # Errors
@@ -326,11 +315,6 @@ impl Embeddings {
     /// Sets the number of updates so far, to continue a run.
     pub fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
-    }
-
-    /// Returns the threads of lookups and updates.
-    pub(crate) fn threads(&self) -> Arc<rayon::ThreadPool> {
-        Arc::clone(&self.threads)
     }
 
     /// Runs `work` on the threads of lookups and updates.
@@ -495,12 +479,12 @@ impl Embeddings {
             return Err(elsewhere(IN_MEMORY));
         };
         let (step, batch) = (*steps + 1, (&lookup.staged, &lookup.looked_up));
-        let own = TableStep { optimizer, number: step, permit };
+        let update = store.step(optimizer, step, permit);
         match (&lookup.travelled, sent.0) {
             (Some(travelled), Some(sent)) => {
-                exchange.update_on_device(travelled, batch, gradients, sent, store, own)?;
+                exchange.update_on_device(travelled, batch, gradients, sent, store, &update)?;
             }
-            _ => store.update_own(batch, gradients, own)?,
+            _ => store.update_own(batch, gradients, &update)?,
         }
         self.steps = step;
         Ok(())

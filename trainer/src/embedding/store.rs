@@ -47,16 +47,8 @@ impl HostStore {
         let tables = held.into_par_iter().with_max_len(1);
         let mut next = 0..;
         let place = |shard: &Shard| if shard.rank == rank { next.next() } else { None };
-        Self::of(tables.map(table).collect(), shards.iter().map(place).collect())
-    }
-
-    /// Creates a store of whole tables, each of which is one shard.
-    pub(super) fn of_whole(tables: Vec<Table>) -> Self {
-        let places = (0..tables.len()).map(Some).collect();
-        Self::of(tables, places)
-    }
-
-    fn of(tables: Vec<Table>, places: Vec<Option<usize>>) -> Self {
+        let places = shards.iter().map(place).collect();
+        let tables: Vec<Table> = tables.map(table).collect();
         let usage = tables.iter().map(|table| Usage::new(table.config().rows)).collect();
         Self { places, tables, usage }
     }

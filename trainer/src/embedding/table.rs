@@ -106,22 +106,14 @@ impl Table {
     pub(super) fn alike(config: &TableConfig, optimizer: &TableOptimizerConfig, shard: &Shard) -> Self {
         const WEIGHT: f32 = 0.01;
         let (rows, dim) = (shard.rows.end - shard.rows.start, shard.columns.end - shard.columns.start);
-        let width = rule(optimizer, 1).state_width(dim as usize);
-        let weights = (rows * dim) as usize;
-        Self {
-            weights: match config.dtype {
-                DataType::Fp32 => Weights::Fp32(vec![WEIGHT; weights]),
-                DataType::Bf16 => Weights::Bf16(vec![nearest_bf16(WEIGHT); weights]),
-                DataType::Fp16 => Weights::Fp16(vec![nearest_fp16(WEIGHT); weights]),
-            },
-            config: TableConfig { rows, dim, ..config.clone() },
-            dim: dim as usize,
-            // Nonzero values force the memory to be allocated; otherwise, all reads would hit the shared zero page.
-            state: vec![f32::MIN_POSITIVE; rows as usize * width],
-            seed: 0,
-            stream: shard.table as u64,
-            origin: (shard.rows.start, shard.columns.start),
-        }
+        let (weights, width) = ((rows * dim) as usize, rule(optimizer, 1).state_width(dim as usize));
+        let weights = match config.dtype {
+            DataType::Fp32 => Weights::Fp32(vec![WEIGHT; weights]),
+            DataType::Bf16 => Weights::Bf16(vec![nearest_bf16(WEIGHT); weights]),
+            DataType::Fp16 => Weights::Fp16(vec![nearest_fp16(WEIGHT); weights]),
+        };
+        // Nonzero values force the memory to be allocated; otherwise, all reads would hit the shared zero page.
+        Self::of(config, 0, shard, weights, vec![f32::MIN_POSITIVE; rows as usize * width])
     }
 
     /// Creates a shard with initial weights and `state_width` zeros of optimizer state per row.
@@ -138,35 +130,21 @@ impl Table {
             }
             rng.random_range(-bound..=bound)
         });
+        let weights = Weights::new(config.dtype, values);
+        Self::of(config, seed, shard, weights, vec![0.0; rows as usize * state_width])
+    }
+
+    fn of(config: &TableConfig, seed: u64, shard: &Shard, weights: Weights, state: Vec<f32>) -> Self {
+        let (rows, dim) = (shard.rows.end - shard.rows.start, shard.columns.end - shard.columns.start);
         Self {
-            weights: Weights::new(config.dtype, values),
             config: TableConfig { rows, dim, ..config.clone() },
             dim: dim as usize,
-            state: vec![0.0; rows as usize * state_width],
+            weights,
+            state,
             seed,
             stream: shard.table as u64,
             origin: (shard.rows.start, shard.columns.start),
         }
-    }
-
-    /// Creates a table from weights, `[rows, dim]` row-major, which are rounded to the nearest values of the
-    /// table's type, and from optimizer state, `[rows, width]`. Returns `None` if the sizes do not match the
-    /// configuration.
-    pub fn from_parts(config: &TableConfig, weights: Vec<f32>, state: Vec<f32>) -> Option<Self> {
-        let (rows, size) = (config.rows as usize, (config.rows * config.dim) as usize);
-        let fits = weights.len() == size && state.len().is_multiple_of(rows);
-        fits.then(|| Self {
-            config: config.clone(),
-            dim: config.dim as usize,
-            weights: match config.dtype {
-                DataType::Fp32 => Weights::Fp32(weights),
-                narrow => Weights::new(narrow, weights.into_iter()),
-            },
-            state,
-            seed: 0,
-            stream: 0,
-            origin: (0, 0),
-        })
     }
 
     /// Returns the table's configuration.
@@ -187,11 +165,6 @@ impl Table {
     /// Returns the rounding noise of step `step`, which is the same for a whole table and for its shards.
     pub(super) fn noise(&self, step: u64) -> Noise {
         Noise::new(self.seed, step, self.stream).of_shard(self.origin.0, self.origin.1)
-    }
-
-    /// Returns the optimizer's state, `[rows, width]`: for row-wise Adagrad, one accumulator per row.
-    pub fn accumulators(&self) -> &[f32] {
-        &self.state
     }
 
     pub(super) fn dim(&self) -> usize {

@@ -106,16 +106,20 @@ impl Bits {
 
     /// Returns the rows of the set, ascending.
     fn rows(&self) -> Vec<u32> {
-        let rows = self.0.iter().enumerate().flat_map(|(i, word)| {
-            let mut word = *word;
-            std::iter::from_fn(move || {
-                let bit = (word != 0).then(|| word.trailing_zeros())?;
-                word &= word - 1;
-                Some(i as u32 * 64 + bit)
-            })
-        });
-        rows.collect()
+        set_bits(&self.0, 64).collect()
     }
+}
+
+/// Returns the indices of the bits that are set in words of `size` bits, ascending.
+pub(super) fn set_bits(words: &[u64], size: u32) -> impl Iterator<Item = u32> {
+    (0_u32..).zip(words).flat_map(move |(number, word)| {
+        let mut rest = *word;
+        std::iter::from_fn(move || {
+            let bit = (rest != 0).then(|| rest.trailing_zeros())?;
+            rest &= rest - 1;
+            Some(number * size + bit)
+        })
+    })
 }
 
 #[cfg(test)]

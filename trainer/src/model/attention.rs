@@ -6,7 +6,7 @@ use tch::nn;
 use tch::{Kind, Tensor};
 
 use super::compute::Compute;
-use super::linear::{bias, layer, linear};
+use super::linear::{bias, layer, linear, without_key_gradient};
 use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled, Read};
 use crate::{Result, tensors};
@@ -48,7 +48,7 @@ impl SelfAttention {
     pub(super) fn new(path: &nn::Path<'_>, dim: i64, heads: i64, compute: &Compute) -> Self {
         let project = linear(path / "qkv", dim, 3 * dim);
         let output = linear(path / "output", dim, dim);
-        Self { dim, heads, project, output, compute: compute.clone() }
+        Self { dim, heads, project, output, compute: *compute }
     }
 
     fn bias(&self) -> &Tensor {
@@ -65,7 +65,6 @@ impl Block for SelfAttention {
             &tensors::to_vec(&self.project.ws.narrow(0, 0, 2 * dim)),
             &tensors::to_vec(&self.bias().narrow(0, 0, dim)),
             heads as usize,
-            self.compute.multiplies_pairs(),
         );
         let (means, plan) = features.read.1.all.install(|| attention::forward(&weights, &sequences, true));
         let means = tensors::from_f32(&means.concat(), &[-1, heads, dim]).set_requires_grad(true);
@@ -90,12 +89,9 @@ impl Block for SelfAttention {
         Box::new(Attended { rows, project, means, weights, plan })
     }
 
-    /// Computes queries, keys and values of every element, `[T, 3 D]`. The key bias has no influence on the result.
-    /// It is detached, so that its gradient is exactly zero, without rounding errors.
+    /// Computes queries, keys and values of every element, `[T, 3 D]`.
     fn of_elements(&self, elements: &Tensor) -> Tensor {
-        let part = |i: i64| self.bias().narrow(0, i * self.dim, self.dim);
-        let bias = Tensor::cat(&[part(0), part(1).detach(), part(2)], 0);
-        self.compute.linear(elements, (&self.project.ws, Some(&bias)))
+        self.compute.linear(elements, (&self.project.ws, Some(&without_key_gradient(self.bias()))))
     }
 
     fn of_rows(&self, lists: &Tensor, sizes: &Tensor, _: &mut OfQueries<'_>) -> Result<Tensor> {

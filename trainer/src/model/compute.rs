@@ -1,47 +1,38 @@
-//! The computation of linear layers. In host memory, our kernels compute them, with a fused bias and ReLU. libtorch
-//! computes them on a device, in double precision, and where it is faster. In both cases, autograd sees all layers
-//! of a call as one function.
+//! The computation of linear layers by libtorch. Autograd sees all layers of a call as one function, because gradients
+//! of bfloat16 operands keep the precision of the parameters where libtorch can return it.
 
-use std::sync::Arc;
-
-use onefold_kernels::element::Elements;
-use onefold_kernels::processor;
-use onefold_kernels::product::{self, Arithmetic, Finish, Matrix, multiply};
 use tch::{Device, Kind, Tensor};
 
-use crate::processor::has_fast_mkl;
+use crate::Precision;
+use crate::processor::multiplies_bf16_fast;
 use crate::shim::with_backward;
-use crate::{Precision, tensors};
 
-/// The precision of linear layers, and the kernels that compute them.
-#[derive(Debug, Clone)]
+/// The precision of linear layers.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Compute {
     precision: Precision,
-    /// The arithmetic of our kernels; `None` if libtorch's kernels are faster: for 32-bit floats on Intel
-    /// processors, for bfloat16 on processors with AMX (which oneDNN uses), and on processors without supported
-    /// vectors.
-    arithmetic: Option<Arithmetic>,
-    threads: Arc<rayon::ThreadPool>,
+    /// Whether products of bfloat16 in host memory use instructions for bfloat16. Otherwise the operands are rounded
+    /// to bfloat16 and multiplied as 32-bit floats, which is faster on processors without such instructions.
+    bf16_instructions: bool,
 }
 
 /// The weights of a layer, `[out, in]`, and its optional bias, `[out]`.
 pub(super) type Layer<'a> = (&'a Tensor, Option<&'a Tensor>);
 
-/// An implementation of products.
-#[derive(Debug, Clone)]
-enum Products {
-    /// Our kernels, in host memory.
-    Ours { arithmetic: Arithmetic, threads: Arc<rayon::ThreadPool> },
-    /// libtorch, with operands of this type; and our kernels for gradients of narrow weights, if they are faster.
-    Libtorch { kind: Kind, narrow: Option<Arc<Products>> },
+/// The format of a product's operands.
+#[derive(Debug, Clone, Copy)]
+struct Operands {
+    kind: Kind,
+    /// Whether values are rounded to bfloat16 before they are converted to `kind`.
+    rounded: bool,
 }
 
 /// The state of a forward pass that the backward pass needs.
 struct Passed {
-    products: Products,
-    /// The input of each layer, `[rows, in]`.
+    operands: Operands,
+    /// The input of each layer, `[rows, in]`, as an operand.
     inputs: Vec<Tensor>,
-    /// The weights as operands of products.
+    /// The weights of each layer as operands.
     weights: Vec<Tensor>,
     has_bias: Vec<bool>,
     /// The last output, if a ReLU was applied to it.
@@ -52,41 +43,18 @@ struct Passed {
     kind: Kind,
 }
 
-/// Returns the arithmetic of our kernels, or `None` if libtorch computes linear layers on this processor.
-pub(crate) fn arithmetic_of(precision: Precision) -> Option<Arithmetic> {
-    match precision {
-        Precision::Bf16 if processor::has_amx_bf16() => None,
-        _ if !processor::has_vectors() => None,
-        Precision::Bf16 => Some(Arithmetic::of_bf16()),
-        Precision::Fp32 | Precision::Tf32 if has_fast_mkl() => None,
-        Precision::Fp32 | Precision::Tf32 => Some(Arithmetic::Floats),
-    }
-}
-
 impl Compute {
-    pub(super) fn new(precision: Precision, threads: Arc<rayon::ThreadPool>) -> Self {
-        Self { precision, arithmetic: arithmetic_of(precision), threads }
-    }
-
-    /// Creates a `Compute` for tests, with 32-bit floats and two threads.
-    #[cfg(test)]
-    pub(super) fn in_tests() -> Self {
-        let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        Self::new(Precision::Fp32, Arc::new(threads))
+    pub(super) fn new(precision: Precision) -> Self {
+        Self { precision, bf16_instructions: multiplies_bf16_fast() }
     }
 
     /// Returns a description of the products on this device, for logs.
     pub(super) fn name(&self, device: Device) -> String {
-        if device != Device::Cpu {
-            return format!("cuda {}", self.precision.name());
-        }
-        let vectors = processor::vectors();
-        match self.arithmetic {
-            None if self.is_bf16() => "libtorch bf16".to_owned(),
-            None => "libtorch fp32".to_owned(),
-            Some(Arithmetic::Floats) => format!("{vectors} fp32"),
-            Some(Arithmetic::Widened) => format!("{vectors} bf16, widened"),
-            Some(Arithmetic::Pairs) => format!("{vectors} bf16, vdpbf16ps"),
+        match device {
+            Device::Cpu if self.is_bf16() && self.bf16_instructions => "libtorch bf16".to_owned(),
+            Device::Cpu if self.is_bf16() => "libtorch fp32 of bf16".to_owned(),
+            Device::Cpu => "libtorch fp32".to_owned(),
+            _ => format!("cuda {}", self.precision.name()),
         }
     }
 
@@ -95,13 +63,7 @@ impl Compute {
         self.precision == Precision::Bf16
     }
 
-    /// Returns whether small products, such as those of the attention kernel, use bfloat16, which they do where it
-    /// is faster.
-    pub(super) fn multiplies_pairs(&self) -> bool {
-        self.is_bf16() && processor::has_fast_pairs()
-    }
-
-    /// Converts a tensor to the operand type of libtorch's products.
+    /// Converts a tensor to the operand type of products on a device.
     pub(super) fn narrowed(&self, tensor: &Tensor) -> Tensor {
         tensor.to_kind(self.kind_of(tensor))
     }
@@ -114,57 +76,61 @@ impl Compute {
     /// Computes linear layers with a ReLU between them, and after the last one if `activate_last`: `[…, out]` from
     /// `[…, in]`. The output has the type of the parameters.
     pub(super) fn layers(&self, input: &Tensor, layers: &[Layer<'_>], activate_last: bool) -> Tensor {
-        let floats = matches!(input.kind(), Kind::Float | Kind::BFloat16);
-        let in_memory = floats && input.device() == Device::Cpu;
-        let ours = |arithmetic| Products::Ours { arithmetic, threads: Arc::clone(&self.threads) };
-        let products = match self.arithmetic.filter(|_| in_memory) {
-            Some(arithmetic) => ours(arithmetic),
-            None => {
-                let kind = self.kind_of(input);
-                let narrow = (in_memory && kind == Kind::Float).then(|| Arc::new(ours(Arithmetic::Floats)));
-                Products::Libtorch { kind, narrow }
-            }
-        };
         let mut shape = input.size();
         let rows = input.reshape([-1, shape.pop().unwrap_or(1)]);
         let mut parameters = vec![&rows];
         parameters.extend(layers.iter().map(|(weights, _)| *weights));
         parameters.extend(layers.iter().filter_map(|(_, bias)| *bias));
-        let (output, passed) = tch::no_grad(|| products.forward(&rows, layers, activate_last));
+        let operands = self.operands(input);
+        let (output, passed) = tch::no_grad(|| operands.forward(&rows, layers, activate_last));
         let output = with_backward(output, &parameters, move |gradient| passed.backward(gradient));
         shape.push(layers.last().map_or(0, |(weights, _)| weights.size()[0]));
         output.view(shape.as_slice())
     }
 
-    /// Returns the type of libtorch's products with `input`, chosen like autocast.
+    /// Returns the type of operands of products with `input` on a device, chosen like autocast.
     pub(super) fn kind_of(&self, input: &Tensor) -> Kind {
         match (input.kind(), self.precision) {
             (Kind::Float, Precision::Bf16) => Kind::BFloat16,
             (kind, _) => kind,
         }
     }
+
+    fn operands(&self, input: &Tensor) -> Operands {
+        let kind = self.kind_of(input);
+        let rounded = kind == Kind::BFloat16 && input.device() == Device::Cpu && !self.bf16_instructions;
+        Operands { kind: if rounded { Kind::Float } else { kind }, rounded }
+    }
 }
 
-impl Products {
-    /// Converts a tensor to an operand of products.
-    fn operand(&self, tensor: &Tensor) -> Tensor {
-        match self {
-            Self::Ours { .. } => tensor.detach().contiguous(),
-            Self::Libtorch { kind, .. } => tensor.detach().to_kind(*kind),
+impl Operands {
+    /// Converts a tensor to an operand.
+    fn of(self, tensor: &Tensor) -> Tensor {
+        let tensor = tensor.detach();
+        if self.rounded {
+            tensor.to_kind(Kind::BFloat16).to_kind(self.kind)
+        } else {
+            tensor.to_kind(self.kind)
         }
     }
 
-    fn forward(&self, input: &Tensor, layers: &[Layer<'_>], activate_last: bool) -> (Tensor, Passed) {
-        let mut inputs = vec![self.operand(input)];
-        let weights: Vec<Tensor> = layers.iter().map(|(weights, _)| self.operand(weights)).collect();
+    fn forward(self, input: &Tensor, layers: &[Layer<'_>], activate_last: bool) -> (Tensor, Passed) {
+        let mut inputs = Vec::with_capacity(layers.len());
+        let weights: Vec<Tensor> = layers.iter().map(|(weights, _)| self.of(weights)).collect();
+        let mut output = input.shallow_clone();
         for (i, (weights, (_, bias))) in weights.iter().zip(layers).enumerate() {
-            let is_last = i + 1 == layers.len();
-            let bias = bias.map(|bias| self.operand(bias));
-            inputs.push(self.layer(&inputs[i], (weights, bias.as_ref()), !is_last || activate_last, is_last));
+            let input = self.of(&output);
+            output = match bias {
+                Some(bias) => bias.detach().to_kind(self.kind).addmm(&input, &weights.tr()),
+                None => input.mm(&weights.tr()),
+            };
+            if i + 1 < layers.len() || activate_last {
+                output = output.relu_();
+            }
+            inputs.push(input);
         }
-        let output = inputs.pop().expect("there is a layer");
         let passed = Passed {
-            products: self.clone(),
+            operands: self,
             inputs,
             weights,
             has_bias: layers.iter().map(|(_, bias)| bias.is_some()).collect(),
@@ -174,131 +140,52 @@ impl Products {
         };
         (output.to_kind(passed.kind), passed)
     }
-
-    /// Computes the output of one layer. Our kernels write the last output as 32-bit floats in any precision.
-    fn layer(&self, input: &Tensor, (weights, bias): Layer<'_>, relu: bool, is_last: bool) -> Tensor {
-        let Self::Ours { arithmetic, .. } = self else {
-            let weights = weights.tr();
-            let mut output = match bias {
-                Some(bias) => bias.addmm(input, &weights),
-                None => input.mm(&weights),
-            };
-            return if relu { output.relu_() } else { output };
-        };
-        // SAFETY: nothing writes to parameters while the model computes.
-        let bias = bias.map(|bias| unsafe { tensors::as_slice(bias) });
-        let halves = *arithmetic != Arithmetic::Floats && !is_last;
-        let finish = Finish { bias, relu, mask: None };
-        self.multiply((matrix(input), matrix(weights).transposed()), &finish, halves, None)
-    }
-
-    /// Computes the gradients of a layer's weights and bias, given the gradient of its output, as 32-bit floats or
-    /// `kind`.
-    fn of_parameters(
-        &self,
-        gradient: &Tensor,
-        input: &Tensor,
-        has_bias: bool,
-        kind: Kind,
-    ) -> (Tensor, Option<Tensor>) {
-        if let Self::Libtorch { kind: operands, narrow } = self {
-            let (outputs, inputs) = (gradient.size()[1] as usize, input.size()[1] as usize);
-            if let Some(ours) = narrow.as_ref().filter(|_| product::is_narrow(outputs, inputs)) {
-                return ours.of_parameters(gradient, input, has_bias, kind);
-            }
-            // Sums are 32-bit floats; they are rounded to the operand type where libtorch cannot return another
-            // type.
-            let weights = match (gradient.device(), operands) {
-                (Device::Cuda(_), Kind::BFloat16) => gradient.tr().mm_dtype(input, kind),
-                _ => gradient.tr().mm(input).to_kind(kind),
-            };
-            return (weights, has_bias.then(|| gradient.sum_dim_intlist(0, false, kind)));
-        }
-        let mut sums = has_bias.then(|| Tensor::empty([gradient.size()[1]], (Kind::Float, Device::Cpu)));
-        // SAFETY: the tensor is new.
-        let own = sums.as_mut().map(|sums| unsafe { tensors::as_mut_slice(sums) });
-        let operands = (matrix(gradient).transposed(), matrix(input));
-        (self.multiply(operands, &Finish::default(), false, own), sums)
-    }
-
-    /// Computes the gradient of a layer's input, given the gradient of its output. If `rectified`, the input is the
-    /// output of a ReLU, and the result is the gradient before that ReLU.
-    fn of_input(&self, gradient: &Tensor, weights: &Tensor, input: &Tensor, rectified: bool) -> Tensor {
-        if let Self::Libtorch { .. } = self {
-            let gradient = gradient.mm(weights);
-            return if rectified { input.threshold_backward(&gradient, 0.0) } else { gradient };
-        }
-        let mask = rectified.then(|| elements(input));
-        let halves = input.kind() == Kind::BFloat16;
-        let finish = Finish { mask, ..Finish::default() };
-        self.multiply((matrix(gradient), matrix(weights)), &finish, halves, None)
-    }
-
-    /// Computes a product with our kernels, as a new tensor of bfloat16 if `halves`, otherwise of 32-bit floats.
-    fn multiply(
-        &self,
-        operands: (Matrix<'_>, Matrix<'_>),
-        finish: &Finish<'_>,
-        halves: bool,
-        row_sums: Option<&mut [f32]>,
-    ) -> Tensor {
-        let Self::Ours { arithmetic, threads } = self else {
-            unreachable!("libtorch has products of its own")
-        };
-        let shape = [operands.0.size().0 as i64, operands.1.size().1 as i64];
-        if halves {
-            tensors::written::<u16>(&shape, |output| {
-                multiply(operands, *arithmetic, finish, output, row_sums, threads)
-            })
-        } else {
-            tensors::written::<f32>(&shape, |output| {
-                multiply(operands, *arithmetic, finish, output, row_sums, threads)
-            })
-        }
-    }
 }
 
 impl Passed {
     /// Computes the gradients of the input, of all weights and of all biases.
     fn backward(self, gradient: &Tensor) -> Vec<Option<Tensor>> {
-        let products = &self.products;
-        let mut gradient = products.operand(gradient);
+        let operands = self.operands;
+        let mut gradient = operands.of(gradient);
         if let Some(output) = &self.activated {
             gradient = output.threshold_backward(&gradient, 0.0);
         }
         gradient = gradient.contiguous();
         let (mut weights, mut biases) = (Vec::new(), Vec::new());
-        for (i, layer) in self.weights.iter().enumerate().rev() {
-            let input = &self.inputs[i];
-            let (of_weights, of_bias) = products.of_parameters(&gradient, input, self.has_bias[i], self.kind);
-            weights.push(Some(of_weights));
-            biases.extend(of_bias.map(Some));
+        for (i, (input, layer)) in self.inputs.iter().zip(&self.weights).enumerate().rev() {
+            weights.push(Some(self.of_weights(&gradient, input)));
+            if self.has_bias[i] {
+                biases.push(Some(gradient.sum_dim_intlist(0, false, self.kind)));
+            }
             if i == 0 && self.of_input.is_none() {
                 break;
             }
-            gradient = products.of_input(&gradient, layer, input, i > 0);
+            gradient = gradient.mm(layer);
+            if i > 0 {
+                // The input is the output of a ReLU.
+                gradient = operands.of(&input.threshold_backward(&gradient, 0.0));
+            }
         }
         weights.reverse();
         biases.reverse();
         let of_input = self.of_input.map(|kind| gradient.to_kind(kind));
         std::iter::once(of_input).chain(weights).chain(biases).collect()
     }
-}
 
-fn elements(tensor: &Tensor) -> Elements<'_> {
-    // SAFETY: no operation writes to memory that another one reads: parameters and saved tensors are written only
-    // before or after a pass.
-    unsafe { tensors::elements(tensor) }
-}
-
-fn matrix(tensor: &Tensor) -> Matrix<'_> {
-    let size = tensor.size();
-    Matrix::new(elements(tensor), size[0] as usize, size[1] as usize)
+    /// Computes the gradient of a layer's weights, given the gradient of its output. Sums are 32-bit floats; they are
+    /// rounded to the operand type where libtorch cannot return another type.
+    fn of_weights(&self, gradient: &Tensor, input: &Tensor) -> Tensor {
+        match (gradient.device(), self.operands.kind) {
+            (Device::Cuda(_), Kind::BFloat16) => gradient.tr().mm_dtype(input, self.kind),
+            _ => gradient.tr().mm(input).to_kind(self.kind),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensors;
 
     /// Returns the output of layers with these widths, and the gradients of the input and of all parameters, by
     /// `compute`.
@@ -374,31 +261,21 @@ mod tests {
 
     #[test]
     fn outputs_and_gradients_are_libtorchs_in_double_precision() {
-        let compute = Compute::in_tests();
-        assert!(compute.arithmetic.is_some(), "these tests are of our kernels, which need AVX2");
-        assert_near_double_precision(&compute, 2e-5, 2e-5);
-        // Where libtorch multiplies, our kernels compute the gradients of narrow weights.
-        assert_near_double_precision(&Compute { arithmetic: None, ..compute }, 2e-5, 2e-5);
+        assert_near_double_precision(&Compute::new(Precision::Fp32), 2e-5, 2e-5);
     }
 
     #[test]
     fn bf16_is_as_near_as_its_rounding() {
-        // Rounding changes a value by up to 1 part in 512. libtorch also rounds outputs and all gradients.
-        for (arithmetic, linear) in
-            [(Some(Arithmetic::Widened), 0.01), (Some(Arithmetic::Pairs), 0.01), (None, 0.05)]
-        {
-            let compute = Compute { precision: Precision::Bf16, arithmetic, ..Compute::in_tests() };
+        // Rounding changes a value by up to 1 part in 512. Products of bfloat16 also round outputs and all gradients.
+        for (bf16_instructions, linear) in [(false, 0.01), (true, 0.05)] {
+            let compute = Compute { precision: Precision::Bf16, bf16_instructions };
             assert_near_double_precision(&compute, linear, 0.25);
         }
     }
 
     #[test]
     fn bf16_rounds_operands_and_nothing_else() {
-        let compute = Compute {
-            precision: Precision::Bf16,
-            arithmetic: Some(Arithmetic::Widened),
-            ..Compute::in_tests()
-        };
+        let compute = Compute { precision: Precision::Bf16, bf16_instructions: false };
         let input = Tensor::from_slice(&[1.001_f32, 3.0]).view([1, 2]);
         // 1.001 is rounded to 1; the bias and the sum are not rounded.
         let (weights, bias) =
@@ -410,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_needs_no_gradient_is_not_recorded() {
-        let compute = Compute::in_tests();
+        let compute = Compute::new(Precision::Fp32);
         let weights = Tensor::from_slice(&[2.0_f32]).view([1, 1]).set_requires_grad(true);
         let input = Tensor::from_slice(&[3.0_f32]).view([1, 1]);
         let output = compute.linear(&input, (&weights, None));

@@ -22,7 +22,7 @@ impl CrossNet {
             let v = with_init(path / i / "v", width, rank, init, None);
             (v, with_init(path / i / "w", rank, width, init, Some(ZEROS)))
         };
-        Self { layers: (0..layers).map(layer).collect(), compute: compute.clone() }
+        Self { layers: (0..layers).map(layer).collect(), compute: *compute }
     }
 
     /// Computes `[B, width]` from `[B, width]`.

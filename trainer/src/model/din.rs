@@ -38,7 +38,7 @@ impl TargetAttention {
         let inputs = std::iter::once(4 * dim).chain(hidden.iter().copied());
         let outputs = hidden.iter().copied().chain(std::iter::once(1));
         let layer = |(i, (from, to)): (usize, (i64, i64))| linear(path / i, from, to);
-        Self { dim, layers: inputs.zip(outputs).enumerate().map(layer).collect(), compute: compute.clone() }
+        Self { dim, layers: inputs.zip(outputs).enumerate().map(layer).collect(), compute: *compute }
     }
 
     /// Computes the vector of every list of `vectors` (`[T, D]`), `[N, D]`; zero for an empty list. List `i`
@@ -127,13 +127,14 @@ mod tests {
 
     use super::super::lists::{check_gradients, pad};
     use super::*;
-    use crate::tensors;
+    use crate::{Precision, tensors};
 
     #[test]
     fn gradients_equal_finite_differences() {
         let mut variables = nn::VarStore::new(Device::Cpu);
-        let unit =
-            tensors::seeded(3, || TargetAttention::new(&variables.root(), 3, &[4, 2], &Compute::in_tests()));
+        let unit = tensors::seeded(3, || {
+            TargetAttention::new(&variables.root(), 3, &[4, 2], &Compute::new(Precision::Fp32))
+        });
         variables.double();
         let lists = Lists { offsets: vec![0, 1, 4, 2], sizes: vec![3, 2, 0, 1] };
         let targets = [1, 0, 1, 1];
@@ -145,7 +146,7 @@ mod tests {
     fn padded_lists_have_the_vectors_of_lists() {
         let variables = nn::VarStore::new(Device::Cpu);
         let (unit, [vectors, queries]) = tensors::seeded(5, || {
-            let unit = TargetAttention::new(&variables.root(), 3, &[4, 2], &Compute::in_tests());
+            let unit = TargetAttention::new(&variables.root(), 3, &[4, 2], &Compute::new(Precision::Fp32));
             (unit, [5, 2].map(|n| Tensor::randn([n, 3], (tch::Kind::Float, Device::Cpu))))
         });
         let lists = Lists { offsets: vec![0, 1, 4, 2], sizes: vec![3, 2, 0, 1] };

@@ -4,7 +4,7 @@ use tch::Tensor;
 use tch::nn::{self, Module};
 
 use super::compute::Compute;
-use super::linear::{ZEROS, bias, layer, linear, uniform, with_init, xavier_uniform};
+use super::linear::{ZEROS, bias, layer, linear, uniform, with_init, without_key_gradient, xavier_uniform};
 use super::lists::{Lists, gather, indices, mean};
 use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled};
@@ -45,7 +45,7 @@ impl Encoder {
             ),
             output: with_init(&attention / "out_proj", dim, dim, uniform(dim), Some(ZEROS)),
             hidden: [linear(path / "linear1", dim, hidden), linear(path / "linear2", hidden, dim)],
-            compute: compute.clone(),
+            compute: *compute,
         }
     }
 
@@ -67,7 +67,8 @@ impl Encoder {
 
     /// Computes queries, keys and values, `[T, 3 D]`.
     fn projections(&self, vectors: &Tensor) -> Tensor {
-        self.compute.linear(&self.norm[0].forward(vectors), (&self.project.0, Some(&self.bias())))
+        let (weights, bias) = &self.project;
+        self.compute.linear(&self.norm[0].forward(vectors), (weights, Some(&without_key_gradient(bias))))
     }
 
     /// Computes the FFN's hidden layer.
@@ -79,14 +80,6 @@ impl Encoder {
     fn last(&self, residual: &Tensor, hidden: &Tensor, occupied: &Tensor) -> Tensor {
         let layer = &self.hidden[1];
         residual + self.compute.linear(hidden, (&layer.ws, None)) + occupied * bias(layer)
-    }
-
-    /// Returns the bias of queries, keys and values. The key bias adds the same value to all scores of a query, so
-    /// it has no influence on the result. It is detached, so that its gradient is exactly zero: an optimizer that
-    /// divides by the gradient's magnitude would turn rounding errors into whole steps.
-    fn bias(&self) -> Tensor {
-        let part = |i: i64| self.project.1.narrow(0, i * self.dim, self.dim);
-        Tensor::cat(&[part(0), part(1).detach(), part(2)], 0)
     }
 
     /// Computes self-attention of every position within its list, `[P, D]`, from queries, keys and values `[T, 3 D]`.
@@ -166,12 +159,13 @@ mod tests {
 
     use super::super::lists::{check_gradients, pad};
     use super::*;
-    use crate::tensors;
+    use crate::{Precision, tensors};
 
     #[test]
     fn gradients_equal_finite_differences() {
         let mut variables = nn::VarStore::new(Device::Cpu);
-        let block = tensors::seeded(4, || Encoder::new(&variables.root(), 4, 2, 5, &Compute::in_tests()));
+        let block =
+            tensors::seeded(4, || Encoder::new(&variables.root(), 4, 2, 5, &Compute::new(Precision::Fp32)));
         variables.double();
         // Lists of several sizes, so that some are padded; some overlap, and one is empty.
         let lists = Lists { offsets: vec![0, 1, 4, 2, 3], sizes: vec![3, 2, 0, 1, 3] };
@@ -182,7 +176,7 @@ mod tests {
     fn padded_lists_have_the_vectors_of_lists() {
         let variables = nn::VarStore::new(Device::Cpu);
         let (block, vectors) = tensors::seeded(12, || {
-            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::in_tests());
+            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::new(Precision::Fp32));
             (block, Tensor::randn([12, 8], (tch::Kind::Float, Device::Cpu)))
         });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 12, 1] };
@@ -197,7 +191,7 @@ mod tests {
     fn a_list_does_not_depend_on_those_beside_it() {
         let variables = nn::VarStore::new(Device::Cpu);
         let (block, vectors) = tensors::seeded(40, || {
-            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::in_tests());
+            let block = Encoder::new(&variables.root(), 8, 2, 16, &Compute::new(Precision::Fp32));
             (block, Tensor::randn([40, 8], (tch::Kind::Float, Device::Cpu)))
         });
         let lists = Lists { offsets: vec![0, 3, 10, 0, 7], sizes: vec![5, 6, 0, 40, 1] };

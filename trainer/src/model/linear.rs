@@ -57,6 +57,14 @@ pub(super) fn bias(layer: &nn::Linear) -> &Tensor {
     layer.bs.as_ref().expect("the layer was made with a bias")
 }
 
+/// Returns the bias of a projection to queries, keys and values, `[3 D]`. The key bias adds the same value to all scores
+/// of a query, so it has no influence on the result. It is detached, so that its gradient is exactly zero: an optimizer
+/// that divides by the gradient's magnitude would turn rounding errors into whole steps.
+pub(super) fn without_key_gradient(bias: &Tensor) -> Tensor {
+    let parts = bias.chunk(3, 0);
+    Tensor::cat(&[&parts[0], &parts[1].detach(), &parts[2]], 0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -70,7 +78,7 @@ mod tests {
     use super::super::encoder::Encoder;
     use super::super::mlp::Mlp;
     use super::*;
-    use crate::tensors;
+    use crate::{Precision, tensors};
 
     /// A distribution of initial values.
     #[derive(Debug, Clone, Copy)]
@@ -86,7 +94,7 @@ mod tests {
     /// Returns the parameters of every block, by name.
     fn parameters(seed: i64) -> HashMap<String, Tensor> {
         let variables = nn::VarStore::new(Device::Cpu);
-        let (root, compute) = (variables.root(), Compute::in_tests());
+        let (root, compute) = (variables.root(), Compute::new(Precision::Fp32));
         tensors::seeded(seed, || {
             let _ = Mlp::new(&(&root / "mlp"), 400, &[300, 200], true, &compute);
             let _ = CrossNet::new(&(&root / "cross"), 500, 1, 100, &compute);

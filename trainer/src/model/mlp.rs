@@ -27,7 +27,7 @@ impl Mlp {
         let inputs = std::iter::once(&input).chain(widths);
         let layer = |(i, (from, to)): (usize, (&i64, &i64))| linear(path / i, *from, *to);
         let layers = inputs.zip(widths).enumerate().map(layer).collect();
-        Self { layers, activate_last, compute: compute.clone() }
+        Self { layers, activate_last, compute: *compute }
     }
 
     /// Returns the bias of the last layer.

@@ -14,8 +14,6 @@ mod normalize;
 mod on_device;
 mod padded;
 mod profile;
-#[cfg(test)]
-mod pytorch;
 mod sequences;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -27,7 +25,6 @@ use onefold_ikjt::Batch;
 use tch::{Device, Tensor, nn};
 
 use self::compute::Compute;
-pub(crate) use self::compute::arithmetic_of;
 use self::cross::CrossNet;
 pub use self::forward::{Forward, Input};
 use self::mlp::Mlp;
@@ -85,7 +82,7 @@ impl Model {
         let dense = schema.dense.len() as i64;
         let vectors = features.len() as i64 + i64::from(dense > 0);
         let width = config.model.interaction.width(vectors, dim, dense > 0);
-        let compute = Compute::new(config.train.precision, embeddings.threads());
+        let compute = Compute::new(config.train.precision);
         let (bottom, blocks, crosses, top) = tensors::seeded(config.train.seed as i64, || {
             let (path, widths) = (&root / "bottom", &config.model.bottom_mlp);
             let bottom = (dense > 0).then(|| Mlp::new(&path, dense, widths, true, &compute));

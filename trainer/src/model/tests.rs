@@ -12,6 +12,7 @@ use crate::embedding::{Placement, RowSet, Status};
 use crate::optimizer::DenseOptimizer;
 
 pub(crate) mod on_device;
+mod pytorch;
 
 const ROWS: i64 = 30;
 const DIM: i64 = 16;

@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     fn a_gpu_measures_plans_for_one_rank() {
-        let machine = Machine { threads: 1, device: Some(crate::device::host::emulated()) };
+        let machine = Machine { threads: 1, device: Some(crate::device::tests::host::emulated()) };
         let alone = Arc::new(Alone) as Arc<dyn Collectives>;
         let options = StepOptions { local_ranks: 1, steps: 1, seed: 1 };
         let mut sets = sets();

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use tch::{Device, Tensor};
+use tch::Device;
 
 use super::PATIENCE;
 use super::machine::Clock;
-use crate::distributed::{Collectives, Pending, Reduce};
+use crate::distributed::{Collectives, Operation, Pending};
 use crate::{Error, Result};
 
 /// [`Collectives`] between whose operations only one rank works at a time. The ranks must be on one machine.
@@ -184,16 +184,6 @@ impl Turns {
         }
         self.baton.pass()
     }
-
-    /// Runs an operation between two turns.
-    fn exchange(&self, operation: impl FnOnce() -> Result<Pending>) -> Result<Pending> {
-        self.end_turn()?;
-        let started = Instant::now();
-        operation()?.wait()?;
-        self.lock().step.exchanges_ms.push(started.elapsed().as_secs_f64() * 1e3);
-        self.begin_turn()?;
-        Ok(Pending::done())
-    }
 }
 
 impl Collectives for Turns {
@@ -205,34 +195,18 @@ impl Collectives for Turns {
         self.inner.size()
     }
 
-    fn device(&self) -> Device {
-        self.inner.device()
+    fn device_of(&self, device: Device) -> Device {
+        self.inner.device_of(device)
     }
 
-    fn all_to_all(
-        &self,
-        received: &Tensor,
-        received_splits: &[i64],
-        sent: &Tensor,
-        sent_splits: &[i64],
-    ) -> Result<Pending> {
-        self.exchange(|| self.inner.all_to_all(received, received_splits, sent, sent_splits))
-    }
-
-    fn all_reduce(&self, tensor: &Tensor, operation: Reduce) -> Result<Pending> {
-        self.exchange(|| self.inner.all_reduce(tensor, operation))
-    }
-
-    fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
-        self.exchange(|| self.inner.all_gather(gathered, tensor))
-    }
-
-    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
-        self.exchange(|| self.inner.broadcast(tensor, root))
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.exchange(|| self.inner.barrier().map(|()| Pending::done())).map(drop)
+    /// Runs an operation between two turns.
+    fn start(&self, operation: Operation) -> Result<Pending> {
+        self.end_turn()?;
+        let started = Instant::now();
+        self.inner.start(operation)?.wait()?;
+        self.lock().step.exchanges_ms.push(started.elapsed().as_secs_f64() * 1e3);
+        self.begin_turn()?;
+        Ok(Pending::done())
     }
 
     fn set_step(&self, step: u64) {
@@ -262,8 +236,10 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
+    use tch::Tensor;
+
     use super::*;
-    use crate::distributed::threads;
+    use crate::distributed::{Reduce, threads};
 
     /// Only one rank works at a time, and every rank counts each part of a step.
     #[test]

@@ -24,12 +24,12 @@ use tch::Tensor;
 
 use super::{Prepared, Progress, diverged};
 use crate::config::TableOptimizerConfig;
-use crate::device::{Learned, Verdict, guarded};
+use crate::device::{Learned, guarded};
 use crate::embedding::SentBytes;
 use crate::evaluate::Evaluation;
 use crate::lockstep::{self, Bucket, CHECKPOINT, STOP};
 use crate::model::{Forward, Input, Model};
-use crate::optimizer::{Conditions, DenseOptimizer};
+use crate::optimizer::DenseOptimizer;
 use crate::stop::Stop;
 use crate::trace::{Activity, Recorder};
 use crate::{Error, Result, TrainConfig, tensors};
@@ -236,7 +236,7 @@ impl<'a> Stepper<'a> {
         let recorder = self.model.embeddings.recorder();
         recorder.during(Activity::DenseGradient, || self.buckets.iter_mut().try_for_each(Bucket::finish))?;
         recorder.turn_to(Activity::Update);
-        let norm = self.optimizer.judge(Conditions { loss: Some(loss), squares: finite.squares() })?;
+        let norm = self.optimizer.judge(Some(loss), finite.squares())?;
         if let Some((told, _)) = &told {
             self.check(told, norm.known(), steps + 1, batch, &logits)?;
         }
@@ -245,7 +245,7 @@ impl<'a> Stepper<'a> {
         self.optimizer.step(dense, &norm)?;
         let optimizer =
             TableOptimizerConfig { learning_rate: tables, ..self.config.optimizer.tables.clone() };
-        self.model.update_if(forward, &optimizer, norm.verdict().map(Verdict::permit))?;
+        self.model.update_if(forward, &optimizer, norm.permit())?;
         if let Some((batches, stop)) = next {
             self.recorder().turn_to(Activity::Request);
             self.upcoming = self.request(batches, stop)?;

@@ -458,7 +458,7 @@ fn a_step_without_a_number_is_refused_alike_on_a_device() {
         1,
         |session| if session == 7 { f32::NAN } else { 1.0 },
     );
-    let errors = [None, Some(crate::device::host::emulated())].map(|device| {
+    let errors = [None, Some(crate::device::tests::host::emulated())].map(|device| {
         runs.device = device;
         let error = runs.train("run", Existing::Refuse, Stop::new(), &Silent).unwrap_err();
         let batch = runs.read("run", "diverged/batch.arrow");
@@ -529,7 +529,7 @@ fn move_between_devices(runs: &mut Runs) {
         assert!((6..13).contains(&first.steps), "{}", first.steps);
     };
     let resumed = |runs: &Runs, run: &str| runs.train(run, Existing::Resume, Stop::new(), &Silent).unwrap();
-    let emulated = || Some(crate::device::host::emulated());
+    let emulated = || Some(crate::device::tests::host::emulated());
     let whole = runs.train("cpu", Existing::Refuse, Stop::new(), &Silent).unwrap();
     stopped(runs, "from the cpu");
     runs.device = emulated();

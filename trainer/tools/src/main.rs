@@ -3,7 +3,6 @@
 mod bench;
 mod check;
 mod measure;
-mod products;
 
 use std::process::ExitCode;
 
@@ -34,10 +33,6 @@ enum Command {
     ///
     /// Example: onefold-train-tools bench --workload rm1 --data rm1-session --threads 2
     Bench(bench::BenchArguments),
-    /// Measure the products of the reference models' layers: our kernels beside libtorch's, and the processor's peak
-    ///
-    /// Example: onefold-train-tools products --threads 2
-    Products(products::ProductsArguments),
     /// Check a GPU against the CPU: every kernel, then the losses of training steps
     ///
     /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset
@@ -88,7 +83,6 @@ impl CommandLine for Cli {
                 })
             }
             Command::Bench(arguments) => bench::run(arguments, printer),
-            Command::Products(arguments) => products::run(arguments, printer),
             Command::CheckDevice(arguments) => check::run(arguments, printer),
             Command::Profile(arguments) => measure::profile_machine(arguments, printer),
             Command::MeasurePlans(arguments) => measure::measure(arguments, printer),

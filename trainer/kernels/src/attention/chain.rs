@@ -3,7 +3,7 @@
 use super::plan::Chain;
 use super::windows::{Windows, any, zeros};
 use super::{QueryKey, Sequence};
-use crate::gemm::{Packed, ROWS, Strided, transpose};
+use crate::gemm::{ROWS, Strided, gemm, transpose};
 use crate::simd::WIDE;
 
 /// The maximum number of queries whose scores are in memory at a time.
@@ -26,7 +26,6 @@ pub(super) struct Scratch {
     projected_gradients: Vec<f32>,
     /// The outputs or their gradients, `[H, W, D]`.
     outputs: Vec<f32>,
-    packed: Packed,
     windows: Windows,
 }
 
@@ -47,16 +46,8 @@ impl Scratch {
             row[..dim].copy_from_slice(&weights.bias);
             row[dim..].fill(0.0);
         }
-        self.packed.gemm(
-            weights.bf16,
-            (n, 2 * dim, dim),
-            Strided::rows(vectors, dim),
-            &weights.forward,
-            2 * dim,
-            projected,
-            2 * dim,
-            true,
-        );
+        let size = (n, 2 * dim, dim);
+        gemm(size, Strided::rows(vectors, dim), &weights.forward, 2 * dim, projected, 2 * dim, true);
     }
 }
 
@@ -65,7 +56,6 @@ struct Head {
     dim: usize,
     head_dim: usize,
     number: usize,
-    bf16: bool,
     /// The length n of the chain, and n rounded up to whole vectors.
     n: usize,
     padded: usize,
@@ -74,8 +64,8 @@ struct Head {
 impl Head {
     fn new(weights: &QueryKey, number: usize, n: usize) -> Self {
         let padded = n.next_multiple_of(WIDE);
-        let QueryKey { dim, heads, bf16, .. } = *weights;
-        Self { dim, head_dim: dim / heads, number, bf16, n, padded }
+        let QueryKey { dim, heads, .. } = *weights;
+        Self { dim, head_dim: dim / heads, number, n, padded }
     }
 
     /// Returns the head's queries from `row` on; the row stride is `2 dim`.
@@ -101,16 +91,10 @@ impl Head {
     }
 
     /// Computes the scores of queries `first..first + rows` with all keys.
-    fn score(
-        &self,
-        (projected, keys): (&[f32], &[f32]),
-        (first, rows): (usize, usize),
-        scores: &mut [f32],
-        packed: &mut Packed,
-    ) {
+    fn score(&self, (projected, keys): (&[f32], &[f32]), (first, rows): (usize, usize), scores: &mut [f32]) {
         let queries = Strided::rows(self.queries(projected, first), 2 * self.dim);
         let (padded, size) = (self.padded, (rows, self.padded, self.head_dim));
-        packed.gemm(self.bf16, size, queries, keys, padded, scores, padded, false);
+        gemm(size, queries, keys, padded, scores, padded, false);
     }
 }
 
@@ -141,7 +125,7 @@ pub(super) fn forward(
         for first in (0..n).step_by(rows) {
             let rows = rows.min(n - first);
             let operands = (&scratch.projected[..], &scratch.keys[..]);
-            head.score(operands, (first, rows), scores, &mut scratch.packed);
+            head.score(operands, (first, rows), scores);
             scratch.windows.attend(&mut scores[..rows * padded], first, shares);
         }
         scratch.windows.clear_outside(shares);
@@ -149,7 +133,7 @@ pub(super) fn forward(
     let outputs = any(&mut scratch.outputs, weights.heads * windows * dim);
     let shares = Strided::rows(shares, padded);
     let (size, vectors) = ((weights.heads * windows, dim, n), &scratch.vectors);
-    scratch.packed.gemm(weights.bf16, size, shares, vectors, dim, outputs, dim, false);
+    gemm(size, shares, vectors, dim, outputs, dim, false);
     for (i, output) in output.chunks_exact_mut(dim).enumerate() {
         let (window, head) = (i / weights.heads, i % weights.heads);
         output.copy_from_slice(&outputs[(head * windows + window) * dim..][..dim]);
@@ -189,8 +173,8 @@ pub(super) fn backward(
         backward_head(&Head::new(weights, number, n), windows, scratch);
     }
     let gradients = &scratch.projected_gradients[..2 * n * dim];
-    let mut add = |size: (usize, usize, usize), a: Strided<'_>, b: &[f32], sums: &mut [f32]| {
-        scratch.packed.gemm(weights.bf16, size, a, b, dim, sums, dim, true);
+    let add = |size: (usize, usize, usize), a: Strided<'_>, b: &[f32], sums: &mut [f32]| {
+        gemm(size, a, b, dim, sums, dim, true);
     };
     add((n, dim, 2 * dim), Strided::rows(gradients, 2 * dim), &weights.backward, vectors);
     let shares = Strided::transposed(&scratch.shares, padded);
@@ -203,10 +187,9 @@ pub(super) fn backward(
 }
 
 fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
-    let Head { dim, head_dim, number, n, padded, bf16 } = *head;
-    let Scratch {
-        projected, keys, scores, shares, projected_gradients: gradients, packed, windows: own, ..
-    } = scratch;
+    let Head { dim, head_dim, number, n, padded } = *head;
+    let Scratch { projected, keys, scores, shares, projected_gradients: gradients, windows: own, .. } =
+        scratch;
     head.transpose_keys(projected, keys);
     let shares = &mut shares[number * windows * padded..(number + 1) * windows * padded];
     own.take_head(number);
@@ -214,11 +197,11 @@ fn backward_head(head: &Head, windows: usize, scratch: &mut Scratch) {
     let scores = any(scores, rows * padded);
     for first in (0..n).step_by(rows) {
         let rows = rows.min(n - first);
-        head.score((projected, keys), (first, rows), scores, packed);
+        head.score((projected, keys), (first, rows), scores);
         let scores = &mut scores[..rows * padded];
         own.score_gradients(scores, first, shares);
-        let mut multiply = |size, scores, b: &[f32], gradients: &mut [f32], adds| {
-            packed.gemm(bf16, size, scores, b, 2 * dim, gradients, 2 * dim, adds);
+        let multiply = |size, scores: Strided<'_>, b: &[f32], gradients: &mut [f32], adds| {
+            gemm(size, scores, b, 2 * dim, gradients, 2 * dim, adds);
         };
         let to_queries = head.queries_mut(gradients, first);
         let by_rows = Strided::rows(scores, padded);

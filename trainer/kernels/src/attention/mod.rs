@@ -47,8 +47,6 @@ const PIECES: usize = 64;
 pub struct QueryKey {
     dim: usize,
     heads: usize,
-    /// Whether operands are rounded to bfloat16.
-    bf16: bool,
     /// Transposed weights, `[D, 2 D]`; the query weights are scaled so that scores are exponents of base 2.
     forward: Vec<f32>,
     /// Weights, `[2 D, D]`, scaled to compute the gradients of vectors from the gradients of scaled queries and of
@@ -60,13 +58,12 @@ pub struct QueryKey {
 
 impl QueryKey {
     /// Creates projections from the query and key weights `[2 D, D]` (rows are outputs, by head) and the query bias
-    /// `[D]`. If `bf16`, the products of projections, scores, shares and their gradients use bfloat16; softmax, and
-    /// the sums over the queries of a window, use 32-bit floats.
+    /// `[D]`.
     ///
     /// # Panics
     ///
     /// If the sizes do not match, or `dim` is not a multiple of `heads`.
-    pub fn new(weights: &[f32], bias: &[f32], heads: usize, bf16: bool) -> Self {
+    pub fn new(weights: &[f32], bias: &[f32], heads: usize) -> Self {
         let dim = bias.len();
         assert!(weights.len() == 2 * dim * dim && heads > 0 && dim.is_multiple_of(heads), "sizes do not fit");
         let (to_queries, to_keys) = gradient_scales(dim, heads);
@@ -81,7 +78,7 @@ impl QueryKey {
             }
         }
         let bias = bias.iter().map(|bias| scale * bias).collect();
-        Self { dim, heads, bf16, forward, backward, bias }
+        Self { dim, heads, forward, backward, bias }
     }
 }
 

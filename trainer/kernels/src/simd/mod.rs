@@ -15,15 +15,11 @@ mod x86;
 pub const WIDTH: usize = 8;
 /// The number of 32-bit floats in a vector of AVX-512.
 pub(crate) const WIDE: usize = 16;
-/// The number of bfloat16 values in a vector of AVX-512.
-const PAIRS: usize = 2 * WIDE;
 
 /// A vector of `N` 32-bit floats, eight or sixteen.
 pub trait Lanes<const N: usize = WIDTH>: Copy {
     /// The vector of eight floats, which kernels use for remainders.
     type Narrow: Lanes;
-    /// Whether the processor has an instruction for [`add_products_of_pairs`](Self::add_products_of_pairs).
-    const MULTIPLIES_PAIRS: bool = false;
 
     /// Returns a vector with `value` in all lanes.
     fn splat(value: f32) -> Self;
@@ -45,19 +41,8 @@ pub trait Lanes<const N: usize = WIDTH>: Copy {
     fn mul(self, other: Self) -> Self;
     /// Returns the larger value of each pair of lanes.
     fn max(self, other: Self) -> Self;
-    /// Replaces negative lanes by zero; NaN is preserved.
-    fn relu(self) -> Self;
-    /// Replaces lanes by zero where the lane of `mask` is not positive.
-    fn where_positive(self, mask: Self) -> Self;
     /// Returns 2 to the power of each lane, for lanes up to 127; zero for lanes below -126, and NaN for NaN.
     fn exp2(self) -> Self;
-
-    /// Returns `self + a₀ b₀ + a₁ b₁`, where each lane of `a` and `b` contains two bfloat16 values, the first in
-    /// the lower half.
-    #[inline(always)]
-    fn add_products_of_pairs(self, a: Self, b: Self) -> Self {
-        add_products_of_pairs(self, a, b)
-    }
 
     /// Transposes a matrix of eight rows and eight columns.
     #[inline(always)]
@@ -96,24 +81,6 @@ pub trait Lanes<const N: usize = WIDTH>: Copy {
     fn largest(self) -> f32 {
         self.to_array().into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
-}
-
-/// Implements [`Lanes::add_products_of_pairs`] without a special instruction.
-#[inline(always)]
-fn add_products_of_pairs<L: Lanes<N>, const N: usize>(sum: L, a: L, b: L) -> L {
-    let apart = |pairs: L| {
-        let pairs = pairs.to_array().map(halves);
-        [pairs.map(|(first, _)| first), pairs.map(|(_, second)| second)]
-    };
-    let [a, b] = [a, b].map(apart);
-    a.iter().zip(&b).fold(sum, |sum, (a, b)| sum.fma(L::load(a), L::load(b)))
-}
-
-/// Returns the two bfloat16 values in the bits of `pair`, the lower half first.
-#[inline(always)]
-pub(crate) fn halves(pair: f32) -> (f32, f32) {
-    let bits = pair.to_bits();
-    (f32::from_bits(bits << 16), f32::from_bits(bits & 0xffff_0000))
 }
 
 /// A vector for any processor.
@@ -171,14 +138,6 @@ impl Lanes for Portable {
         self.zip(other, f32::max)
     }
     #[inline(always)]
-    fn relu(self) -> Self {
-        Self(self.0.map(|x| if x < 0.0 { 0.0 } else { x }))
-    }
-    #[inline(always)]
-    fn where_positive(self, mask: Self) -> Self {
-        self.zip(mask, |x, mask| if mask > 0.0 { x } else { 0.0 })
-    }
-    #[inline(always)]
     fn exp2(self) -> Self {
         Self(self.0.map(|x| if x < -126.0 { 0.0 } else { x.exp2() }))
     }
@@ -190,8 +149,6 @@ pub trait Kernel: Sized {
     type Output;
     /// Whether the kernel has a copy for AVX-512; otherwise processors with AVX-512 run the AVX2 copy.
     const WIDE: bool;
-    /// Whether the kernel has a copy for AVX-512 BF16.
-    const PAIRS: bool = false;
 
     /// Runs the kernel with the vector type `L` of `N` floats.
     fn run<L: Lanes<N>, const N: usize>(self) -> Self::Output;
@@ -202,10 +159,6 @@ pub trait Kernel: Sized {
 pub fn run<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {
-        if K::PAIRS && may_use(PAIRS) && x86::has_avx512_bf16() {
-            // SAFETY: the processor has all instruction sets that the function enables.
-            return unsafe { x86::with_avx512_bf16(kernel) };
-        }
         if K::WIDE && may_use(WIDE) && x86::has_avx512() {
             // SAFETY: the processor has all instruction sets that the function enables.
             return unsafe { x86::with_avx512(kernel) };
@@ -216,28 +169,6 @@ pub fn run<K: Kernel>(kernel: K) -> K::Output {
         }
     }
     kernel.run::<Portable, WIDTH>()
-}
-
-/// Returns whether the processor has vectors that kernels are compiled for.
-pub(crate) fn has_vectors() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return may_use(WIDTH) && x86::has_avx2();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
-}
-
-/// Returns the number of floats in the widest vector that kernels use on this processor.
-pub(crate) fn widest() -> usize {
-    struct Widest;
-    impl Kernel for Widest {
-        type Output = usize;
-        const WIDE: bool = true;
-
-        fn run<L: Lanes<N>, const N: usize>(self) -> usize {
-            N
-        }
-    }
-    run(Widest)
 }
 
 /// Returns whether kernels of this thread may use vectors of `_width` elements: always, except within `each_copy`
@@ -252,13 +183,13 @@ fn may_use(_width: usize) -> bool {
 
 #[cfg(test)]
 thread_local! {
-    static WIDEST: std::cell::Cell<usize> = const { std::cell::Cell::new(PAIRS) };
+    static WIDEST: std::cell::Cell<usize> = const { std::cell::Cell::new(WIDE) };
 }
 
 /// Calls `work` once per copy of the kernels that the processor can run. `work` must call kernels on this thread.
 #[cfg(test)]
 pub(crate) fn each_copy(mut work: impl FnMut()) {
-    for width in [0, WIDTH, WIDE, PAIRS] {
+    for width in [0, WIDTH, WIDE] {
         WIDEST.set(width);
         work();
     }
@@ -463,6 +394,6 @@ mod tests {
         let widest = if x86::has_avx512() { WIDE } else { WIDTH };
         #[cfg(not(target_arch = "x86_64"))]
         let widest = WIDTH;
-        assert_eq!(widths, [WIDTH, WIDTH, widest, widest]);
+        assert_eq!(widths, [WIDTH, WIDTH, widest]);
     }
 }

@@ -30,22 +30,10 @@ pub(super) fn has_avx512() -> bool {
     is_x86_feature_detected!("avx512f") && has_avx2()
 }
 
-/// Returns whether the processor has AVX-512 BF16 too. The answer is cached.
-#[inline]
-pub(super) fn has_avx512_bf16() -> bool {
-    is_x86_feature_detected!("avx512bf16") && has_avx512()
-}
-
-/// Runs the kernel's copy for AVX-512 BF16.
-#[target_feature(enable = "avx512bf16,avx512f,avx2,fma,f16c")]
-pub(super) fn with_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx512<true>, WIDE>()
-}
-
 /// Runs the kernel's copy for AVX-512.
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 pub(super) fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx512<false>, WIDE>()
+    kernel.run::<Avx512, WIDE>()
 }
 
 /// Runs the kernel's copy for AVX2.
@@ -54,16 +42,27 @@ pub(super) fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2, WIDTH>()
 }
 
-/// A vector of AVX-512F (server processors since 2017), with AVX-512 BF16 if `BF16`.
-#[derive(Clone, Copy)]
-struct Avx512<const BF16: bool>(__m512);
+/// Implements operations on the lanes of two vectors, each by one instruction.
+macro_rules! by_lane {
+    ($($name:ident = $instruction:ident),*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, other: Self) -> Self {
+                // SAFETY: as for the blocks of the implementation.
+                Self(unsafe { $instruction(self.0, other.0) })
+            }
+        )*
+    };
+}
 
-// SAFETY: for every block below: the type is private, and only `with_avx512` and, if `BF16`, `with_avx512_bf16`
-// pass it to a kernel. Both may only be called if the processor has their instructions. Loads and stores use
-// references to sixteen floats.
-impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
+/// A vector of AVX-512F (server processors since 2017).
+#[derive(Clone, Copy)]
+struct Avx512(__m512);
+
+// SAFETY: for every block below: the type is private, and only `with_avx512` passes it to a kernel, which may only be
+// called if the processor has AVX-512F. Loads and stores use references to sixteen floats.
+impl Lanes<WIDE> for Avx512 {
     type Narrow = Avx2;
-    const MULTIPLIES_PAIRS: bool = BF16;
 
     #[inline(always)]
     fn splat(value: f32) -> Self {
@@ -85,11 +84,7 @@ impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
         // SAFETY: as above.
         Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
     }
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm512_add_ps(self.0, other.0) })
-    }
+    by_lane!(add = _mm512_add_ps, sub = _mm512_sub_ps, mul = _mm512_mul_ps, max = _mm512_max_ps);
     #[inline(always)]
     fn load_bf16(values: &[u16; WIDE]) -> Self {
         // SAFETY: as above; the sixteen halves are 32 bytes.
@@ -102,45 +97,6 @@ impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
     fn load_fp16(values: &[u16; WIDE]) -> Self {
         // SAFETY: as above; the sixteen halves are 32 bytes.
         Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast())) })
-    }
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm512_max_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn relu(self) -> Self {
-        // SAFETY: as above. If an operand is NaN, the instruction returns the second operand.
-        Self(unsafe { _mm512_max_ps(_mm512_setzero_ps(), self.0) })
-    }
-    #[inline(always)]
-    fn where_positive(self, mask: Self) -> Self {
-        // SAFETY: as above.
-        unsafe {
-            let positive = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(mask.0, _mm512_setzero_ps());
-            Self(_mm512_maskz_mov_ps(positive, self.0))
-        }
-    }
-    #[inline(always)]
-    fn add_products_of_pairs(self, a: Self, b: Self) -> Self {
-        if !BF16 {
-            return super::add_products_of_pairs(self, a, b);
-        }
-        // SAFETY: as above; both vector types have 512 bits, and any bits are valid bfloat16 values.
-        unsafe {
-            let [a, b] = [a.0, b.0].map(|pairs| std::mem::transmute::<__m512, __m512bh>(pairs));
-            Self(_mm512_dpbf16_ps(self.0, a, b))
-        }
     }
     /// Computes the same as [`Avx2`]'s `exp2`, lane by lane.
     #[inline(always)]
@@ -164,8 +120,8 @@ impl<const BF16: bool> Lanes<WIDE> for Avx512<BF16> {
 #[derive(Clone, Copy)]
 struct Avx2(__m256);
 
-// SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`], the functions
-// `with_avx512…` pass it to a kernel. They may only be called if the processor has AVX2, FMA and F16C. Loads and
+// SAFETY: for every block below: the type is private, and only `with_avx2` and, as [`Lanes::Narrow`], `with_avx512`
+// pass it to a kernel. They may only be called if the processor has AVX2, FMA and F16C. Loads and
 // stores use references to eight floats.
 impl Lanes for Avx2 {
     type Narrow = Self;
@@ -190,11 +146,7 @@ impl Lanes for Avx2 {
         // SAFETY: as above.
         Self(unsafe { _mm256_fmadd_ps(a.0, b.0, self.0) })
     }
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm256_add_ps(self.0, other.0) })
-    }
+    by_lane!(add = _mm256_add_ps, sub = _mm256_sub_ps, mul = _mm256_mul_ps, max = _mm256_max_ps);
     #[inline(always)]
     fn load_bf16(values: &[u16; WIDTH]) -> Self {
         // SAFETY: as above; the eight halves are 16 bytes.
@@ -207,34 +159,6 @@ impl Lanes for Avx2 {
     fn load_fp16(values: &[u16; WIDTH]) -> Self {
         // SAFETY: as above; the eight halves are 16 bytes.
         Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) })
-    }
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        // SAFETY: as above.
-        Self(unsafe { _mm256_max_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    fn relu(self) -> Self {
-        // SAFETY: as above. If an operand is NaN, the instruction returns the second operand.
-        Self(unsafe { _mm256_max_ps(_mm256_setzero_ps(), self.0) })
-    }
-    #[inline(always)]
-    fn where_positive(self, mask: Self) -> Self {
-        // SAFETY: as above.
-        unsafe {
-            let positive = _mm256_cmp_ps::<_CMP_GT_OQ>(mask.0, _mm256_setzero_ps());
-            Self(_mm256_and_ps(self.0, positive))
-        }
     }
     #[inline(always)]
     fn transpose(rows: [Self; WIDTH]) -> [Self; WIDTH] {

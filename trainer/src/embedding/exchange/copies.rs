@@ -13,6 +13,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::embedding::usage::set_bits;
+
 /// Returns the rank that sums the gradients of a row.
 pub(super) fn reducer(row: u32, ranks: usize) -> usize {
     row as usize % ranks
@@ -83,18 +85,6 @@ impl CopiedRows {
             }
         });
     }
-}
-
-/// Returns the indices of the bits that are set in words of `size` bits, ascending.
-fn set_bits(words: &[u64], size: u32) -> impl Iterator<Item = u32> {
-    (0_u32..).zip(words).flat_map(move |(number, word)| {
-        let mut rest = *word;
-        std::iter::from_fn(move || {
-            let bit = (rest != 0).then(|| rest.trailing_zeros())?;
-            rest &= rest - 1;
-            Some(number * size + bit)
-        })
-    })
 }
 
 /// Appends ascending rows of a table of `table_rows` rows to a message: their number, then the rows, or one bit per

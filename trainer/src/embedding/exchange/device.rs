@@ -14,11 +14,11 @@ use super::copies::{CopiedRows, reducer};
 use super::{Encoded, Exchange, Request};
 use crate::Result;
 use crate::device::{
-    Accelerator, LookedUp, Merged, ReducedRows, Routes, RoutesParts, ServedParts, ServedRows, Staged,
+    Accelerator, LookedUp, Merged, ReducedRows, Routes, RoutesParts, ServedParts, ServedRows, Staged, Update,
     concatenated, guarded,
 };
 use crate::distributed::Pending;
-use crate::embedding::device::{DeviceGradients, DeviceStore, TableStep};
+use crate::embedding::device::{DeviceGradients, DeviceStore};
 use crate::trace::Activity;
 
 /// The positions of the requested vectors on the device.
@@ -281,7 +281,7 @@ impl Exchange {
         gradients: &DeviceGradients,
         sent: Gradients,
         store: &mut DeviceStore,
-        step: TableStep<'_>,
+        update: &Update<'_>,
     ) -> Result<()> {
         let Gradients { pending, received, unpooled } = sent;
         self.recorder.during(Activity::Gradients, || pending.wait())?;
@@ -335,7 +335,7 @@ impl Exchange {
                 Ok((Tensor::cat(&all_rows, 0), Tensor::cat(&all_values, 0)))
             })?;
             let none = accelerator.empty(&[0, width as i64], Element::Float)?;
-            store.update(class, &rows, [&values, &none], step)?;
+            store.update(class, &rows, [&values, &none], update)?;
         }
         Ok(())
     }

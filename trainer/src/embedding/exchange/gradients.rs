@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::blocks::{Asked, Block, Kind, Served};
 use super::copies::{CopiedRows, reducer};
 use super::wire::{Arriving, Outgoing};
-use super::{Exchange, Exchanged, Location};
+use super::{Exchange, Exchanged, Location, floats};
 use crate::Result;
 use crate::embedding::LookupGradients;
 use crate::embedding::lookup::{FeatureLookup, Lookup};
@@ -24,14 +24,7 @@ impl Exchange {
         store: &HostStore,
         threads: &ThreadPool,
     ) -> Result<Arriving> {
-        let sizes: Vec<Vec<usize>> = self
-            .asks
-            .iter()
-            .zip(&exchanged.asked)
-            .map(|(blocks, asked)| {
-                blocks.iter().zip(asked).map(|(block, asked)| asked.vectors.len() * block.width).collect()
-            })
-            .collect();
+        let sizes = floats(&self.asks, &exchanged.asked, |_, asked| asked.vectors.len());
         let sums = threads.install(|| self.sums_of_replicas(lookups, gradients, store));
         let places = by_feature(lookups, gradients, self.feature_count());
         let values = Outgoing::written(threads, &sizes, |owner, number, output| {
@@ -51,14 +44,7 @@ impl Exchange {
                 }
             }
         });
-        let received_sizes: Vec<Vec<usize>> = self
-            .serves
-            .iter()
-            .zip(&exchanged.served)
-            .map(|(blocks, served)| {
-                blocks.iter().zip(served).map(|(block, served)| served.gradients() * block.width).collect()
-            })
-            .collect();
+        let received_sizes = floats(&self.serves, &exchanged.served, |_, served| served.gradients());
         self.exchange(values, &received_sizes, &self.sent.gradients)
     }
 

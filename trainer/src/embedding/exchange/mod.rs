@@ -392,23 +392,11 @@ impl Exchange {
         let served = self.served(&mut request)?;
         let copied = threads.install(|| self.copied(&served));
         let Encoded { groups, asked, .. } = request.encoded;
-        let sizes = |(blocks, served): (&Vec<Block>, &Vec<Served>)| {
-            blocks
-                .iter()
-                .zip(served)
-                .map(|(block, served)| served.answers() * block.width)
-                .collect::<Vec<_>>()
-        };
-        let sent_sizes: Vec<Vec<usize>> = self.serves.iter().zip(&served).map(sizes).collect();
+        let sent_sizes = floats(&self.serves, &served, |_, served| served.answers());
         let answers = Outgoing::written(threads, &sent_sizes, |asker, number, output| {
             self.answer(&self.serves[asker][number], &served[asker][number], store, output);
         });
-        let sizes = |(blocks, asked): (&Vec<Block>, &Vec<Asked>)| {
-            let sizes =
-                blocks.iter().zip(asked).map(|(block, asked)| asked.answers(block.kind) * block.width);
-            sizes.collect::<Vec<_>>()
-        };
-        let received_sizes: Vec<Vec<usize>> = self.asks.iter().zip(&asked).map(sizes).collect();
+        let received_sizes = floats(&self.asks, &asked, |block, asked| asked.answers(block.kind));
         let arriving = self.exchange(answers, &received_sizes, &self.sent.answers)?;
         let received = self.recorder.during(Activity::Answers, || arriving.wait())?;
         let parts = self.parts(&asked, &received_sizes, received.elements());
@@ -515,6 +503,19 @@ impl Part<'_> {
             narrow => output.iter_mut().zip(narrow.to_f32()).for_each(|(sum, value)| *sum += value),
         }
     }
+}
+
+/// Returns the number of floats of each rank's blocks, given the number of a block's vectors.
+fn floats<T>(
+    blocks: &[Vec<Block>],
+    values: &[Vec<T>],
+    vectors: impl Fn(&Block, &T) -> usize,
+) -> Vec<Vec<usize>> {
+    let of_rank = |(blocks, values): (&Vec<Block>, &Vec<T>)| {
+        let values = blocks.iter().zip(values);
+        values.map(|(block, value)| vectors(block, value) * block.width).collect()
+    };
+    blocks.iter().zip(values).map(of_rank).collect()
 }
 
 /// Returns the lookups of a batch, ordered by the index of the feature.

@@ -5,7 +5,7 @@ use onefold_ikjt::BatchParts;
 use tch::Tensor;
 
 use super::*;
-use crate::device::host::emulated;
+use crate::device::tests::host::emulated;
 
 fn batch(group: &Group) -> Batch {
     let parts = BatchParts {

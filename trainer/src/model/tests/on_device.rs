@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::Accelerator;
-use crate::device::host::emulated;
+use crate::device::tests::host::emulated;
 
 pub(super) fn on_device(config: &TrainConfig) -> Model {
     at(config, &tables(), Some(&emulated()))

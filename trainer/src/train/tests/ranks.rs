@@ -189,7 +189,7 @@ impl Jobs {
             let at = if collectives.rank() == 0 { job.stop_at.unwrap_or(0) } else { 0 };
             let reporter = StopAt { stop: stop.clone(), at, reports: AtomicUsize::new(0) };
             let options = TrainOptions {
-                device: job.on_device.then(crate::device::host::emulated),
+                device: job.on_device.then(crate::device::tests::host::emulated),
                 dedupe: job.dedupe,
                 plan: plan.clone(),
                 existing: job.existing,

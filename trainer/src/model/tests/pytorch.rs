@@ -59,10 +59,10 @@
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
-use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, tables_of};
+use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 
-use super::*;
-use crate::embedding::Table;
+use super::super::*;
+use crate::embedding::{Placement, RowSet};
 use crate::optimizer::DenseOptimizer;
 
 const LOSSES: [f64; 20] = [
@@ -171,13 +171,16 @@ fn model(config: &TrainConfig) -> Model {
         dtype: DataType::Fp32,
     };
     let configs: Vec<FeatureConfig> = features.map(table).collect();
-    let tables = tables_of(&configs)
-        .0
-        .iter()
-        .enumerate()
-        .map(|(n, config)| Table::from_parts(config, numbers(100 + n, 30 * 16), vec![0.0; 30]).unwrap())
-        .collect();
-    let embeddings = Embeddings::from_tables(&configs, tables, 2).unwrap();
+    let placement = Placement::alone(&configs);
+    let mut embeddings = Embeddings::new(&configs, &placement, &config.optimizer.tables, 1, 2).unwrap();
+    for table in 0..configs.len() {
+        let weights = numbers(100 + table, 30 * 16);
+        let mut fill = |target: &mut [u8]| {
+            target.copy_from_slice(bytemuck::cast_slice(&weights));
+            Ok(())
+        };
+        embeddings.write(table, 0, RowSet::All, &mut fill).unwrap();
+    }
     let model = Model::new(config, &schema, embeddings).unwrap();
     for (n, mut parameter) in model.named_dense_parameters().into_values().enumerate() {
         let values = tensors::from_f32(&numbers(n, parameter.numel()), &parameter.size());

@@ -19,8 +19,8 @@ use std::sync::{Mutex, PoisonError};
 
 use tch::Tensor;
 
-use super::Argument;
 use super::host::build;
+use crate::device::Argument;
 use crate::tensors;
 
 /// A recording in progress.
@@ -179,8 +179,8 @@ impl Recorded {
 #[cfg(test)]
 mod tests {
     use super::super::host::recorded;
-    use super::super::{KERNELS, check_kernels};
     use super::*;
+    use crate::device::{KERNELS, check_kernels};
     use crate::model::tests::on_device::take_steps;
 
     #[test]

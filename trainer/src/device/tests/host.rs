@@ -10,8 +10,8 @@ use libloading::{Library, Symbol};
 use tch::{Device, Kind, Tensor};
 
 use super::replay::{Recorded, Recording};
-use super::{Accelerator, Argument, Driver, Graph, KERNELS, Slot};
 use crate::Result;
+use crate::device::{Accelerator, Argument, Driver, Graph, KERNELS, Slot};
 
 type Launch = unsafe extern "C" fn(*const c_char, i64, c_uint, *mut *mut c_void, c_int, c_int) -> c_int;
 
@@ -51,7 +51,7 @@ fn library() -> &'static Library {
 
 /// Loads a CUDA driver that runs on the CPU, under the soname of the real driver, so that later loads of
 /// `libcuda.so` return it.
-pub(super) fn load_fake_driver() {
+pub(in crate::device) fn load_fake_driver() {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| compile("fake_driver.cpp"));
 }
