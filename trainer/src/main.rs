@@ -64,8 +64,8 @@ enum Command {
     /// Start a command on several ranks of this machine, without Python
     ///
     /// Each rank is a process with its share of the machine's threads, and the environment that `torchrun` would give
-    /// it. SIGTERM and Ctrl-C reach all of them. If a rank fails, the others end within 30 seconds. Over several
-    /// machines start the ranks with `torchrun --no-python`.
+    /// it. The first SIGTERM or Ctrl-C is passed on to all of them; the second one kills them. If a rank fails, the
+    /// others end within 30 seconds. To use several machines, start the ranks with `torchrun --no-python`.
     ///
     /// Example: onefold-train launch --ranks 4 -- run logs/train.toml --data dataset --out run --plan plan.json
     Launch(LaunchArguments),
