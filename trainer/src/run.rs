@@ -18,7 +18,7 @@ use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
 use crate::checkpoint::{CheckpointChoice, Checkpoints, damaged};
 use crate::device::{Accelerator, guarded};
 use crate::distributed::Collectives;
-use crate::embedding::{Buffer, Embeddings, Placement};
+use crate::embedding::{Buffer, Embeddings, Placement, Shard};
 use crate::model::Model;
 use crate::normalize::Normalizers;
 use crate::vocabularies::{self, VocabularyIdentity};
@@ -185,8 +185,9 @@ impl Run {
     }
 
     /// Writes the trained model, with `state`, to the folder of the checkpoints, and then marks the description
-    /// in `directory` as complete. Every rank must call it. The lowest rank merges the shards of all ranks, a
-    /// few rows at a time, so that no process needs memory for all tables.
+    /// in `directory` as complete. Every rank must call it. A rank that has all tables as a whole writes them
+    /// directly. Otherwise the lowest rank merges the shards of all ranks, a few rows at a time, so that no
+    /// process needs memory for all tables.
     ///
     /// # Errors
     ///
@@ -198,11 +199,18 @@ impl Run {
         (steps, trained): (u64, Trained),
         directory: &Path,
     ) -> Result<()> {
-        let collectives = model.embeddings.collectives();
+        let (embeddings, collectives) = (&model.embeddings, model.embeddings.collectives());
         let (rank, files) = (collectives.rank(), self.files(directory)?);
+        let mut entries = dense_entries(model);
+        entries.extend(state);
+        let is_whole = |shard: &Shard| shard.is_whole(&embeddings.tables()[shard.table]);
+        if collectives.size() == 1 && embeddings.shards().iter().all(is_whole) {
+            entries.extend(tables::entries(embeddings));
+            tensor_file::write(&files, MODEL_FILE, entries)?;
+            return self.mark_complete(&files, (steps, trained), directory);
+        }
         let path = |rank: u32| format!("{SHARDS}/{rank}.safetensors");
-        collectives
-            .agree_on(|| tensor_file::write(&files, &path(rank), tables::entries(&model.embeddings)))?;
+        collectives.agree_on(|| tensor_file::write(&files, &path(rank), tables::entries(embeddings)))?;
         collectives.agree_on(|| {
             if rank != 0 {
                 return Ok(());
@@ -210,8 +218,7 @@ impl Run {
             let (tables, _) = tables_of(&self.tables);
             let shards: Vec<String> = (0..collectives.size()).map(path).collect();
             let stored = StoredTables::open(&files, &shards, &[])?;
-            let mut entries = dense_entries(model);
-            entries.extend(state);
+            let mut entries = entries;
             for config in &tables {
                 for buffer in self.buffers(config) {
                     let name = format!("tables.{}.{}", config.name, buffer.name);
@@ -219,10 +226,20 @@ impl Run {
                 }
             }
             tensor_file::write(&files, MODEL_FILE, entries)?;
-            files.remove_folder(SHARDS, None)?;
-            (self.steps, self.trained, self.completed) = (steps, trained, true);
-            self.store(directory)
+            self.mark_complete(&files, (steps, trained), directory)
         })
+    }
+
+    /// Removes the shards from `files`, and marks the description in `directory` as that of a complete run.
+    fn mark_complete(
+        &mut self,
+        files: &Storage,
+        (steps, trained): (u64, Trained),
+        directory: &Path,
+    ) -> Result<()> {
+        files.remove_folder(SHARDS, None)?;
+        (self.steps, self.trained, self.completed) = (steps, trained, true);
+        self.store(directory)
     }
 
     /// Returns the buffers of a table in a model file.
