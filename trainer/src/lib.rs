@@ -56,10 +56,10 @@ mod train;
 mod vocabularies;
 
 pub use config::{
-    CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
-    EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig, Normalization,
-    OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind, TableOptimizer,
-    TableOptimizerConfig, TaskConfig, TrainConfig, WatchedMetric,
+    BiasInit, CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind,
+    EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig,
+    Normalization, OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind,
+    TableOptimizer, TableOptimizerConfig, TaskConfig, TrainConfig, WatchedMetric,
 };
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::dense::{DenseConfig, Normalization};
 pub use self::error::{Error, Result};
-pub use self::model::{Interaction, ModelConfig};
+pub use self::model::{BiasInit, Interaction, ModelConfig};
 pub use self::optimizer::{
     DenseOptimizerConfig, DenseOptimizerKind, OptimizerConfig, Schedule, ScheduleConfig, ScheduleKind,
     TableOptimizerConfig,

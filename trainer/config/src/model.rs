@@ -34,6 +34,28 @@ pub struct ModelConfig {
     /// The widths of the hidden layers of the attention unit that pools `din` tables.
     #[serde(default = "din_hidden", skip_serializing_if = "is_din_hidden")]
     pub din_hidden: Vec<i64>,
+    /// The initial bias of the output layer of a new model.
+    #[serde(default, skip_serializing_if = "BiasInit::is_default")]
+    pub output_bias_init: BiasInit,
+}
+
+/// The initial bias of the output layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BiasInit {
+    /// The bias that predicts the mean of the training labels: for binary labels, the log-odds of the mean.
+    #[default]
+    Prior,
+    /// A uniform random bias, as `torch.nn.Linear` draws it.
+    Uniform,
+}
+
+impl BiasInit {
+    /// Returns whether this is the default.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 fn two() -> i64 {

@@ -45,6 +45,7 @@ use self::parts::{Day, Progressive};
 use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
 use self::warm_start::Earlier;
+use crate::config::BiasInit;
 use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, Shard};
@@ -513,7 +514,9 @@ impl<'a> Prepared<'a> {
             None => {
                 let tasks = Task::of(self.config, &self.schema)?;
                 let logits = self.labels.as_ref().map(|labels| labels.logits(&self.dataset, &tasks));
-                run.output_bias = logits.transpose()?.flatten();
+                // The labels are read in any case, because an invalid one must be reported before the first step.
+                let is_prior = self.config.model.output_bias_init == BiasInit::Prior;
+                run.output_bias = logits.transpose()?.flatten().filter(|_| is_prior);
                 self.begin(run, directory)?;
             }
         }
