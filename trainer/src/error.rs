@@ -132,7 +132,7 @@ impl Error {
     }
 
     /// Returns whether the error occurred on this rank and is not yet known to the other ranks.
-    pub(crate) fn is_own(&self) -> bool {
+    pub fn is_own(&self) -> bool {
         !matches!(
             self,
             Self::Collective(_) | Self::RankLost(_) | Self::RankEnded(_) | Self::ReportedElsewhere { .. }

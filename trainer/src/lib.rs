@@ -17,14 +17,13 @@
 //! * [`checkpoint`] reads and writes the state of a run.
 //! * [`device`] is a GPU, with CUDA kernels for the tables and libtorch's operations for the dense part.
 //! * [`trace`] records the steps of the ranks of a job; [`report`] draws the results of runs.
-//! * [`bench`](bench::bench) measures training steps.
-//! * [`profile`](mod@profile) measures the cost of tables for the planner's cost model.
+//! * [`table_steps`] has the training steps of tables without a dense part, and [`products`] measures matrix
+//!   products, both for `onefold-train-tools`.
 //! * [`command`] has the code that the programs `onefold-train` and `onefold-train-tools` share.
 //!
 //! The crate depends on `onefold-ikjt` (batches), `onefold-train-config` (`train.toml`), `onefold-kernels`, and
 //! `onefold-sharding` (configuration of tables, and plans).
 
-pub mod bench;
 pub mod checkpoint;
 pub mod command;
 mod cuda_library;
@@ -44,11 +43,12 @@ pub mod optimizer;
 mod predict;
 mod preprocess;
 mod processor;
-pub mod profile;
+pub mod products;
 pub mod report;
 pub mod run;
 mod shim;
 mod stop;
+pub mod table_steps;
 pub mod tensorboard;
 mod tensors;
 pub mod trace;
@@ -67,6 +67,7 @@ pub use export::{ExportSummary, export};
 pub use memory::ModelSize;
 use onefold_train_config as config;
 pub use predict::{PredictionSummary, predict};
+pub use processor::check_precision;
 pub use stop::Stop;
 pub use train::{
     Ending, Existing, Follow, GrownTable, LossJump, PartitionFigures, Prepared, ProgressiveSummary,

@@ -102,7 +102,7 @@ impl dyn Collectives + '_ {
     /// # Errors
     ///
     /// [`Error::Io`] for a value that cannot be encoded or decoded; the errors of all collective operations.
-    pub(crate) fn gather_json<T: Serialize + ?Sized, U: DeserializeOwned>(&self, own: &T) -> Result<Vec<U>> {
+    pub fn gather_json<T: Serialize + ?Sized, U: DeserializeOwned>(&self, own: &T) -> Result<Vec<U>> {
         let all = self.gather_bytes(&serde_json::to_vec(own).map_err(std::io::Error::other)?)?;
         let values = all.iter().map(|bytes| serde_json::from_slice(bytes));
         Ok(values.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?)

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// # Errors
 ///
 /// [`Error::Fault`] for such a precision.
-pub(crate) fn check_precision(config: &TrainConfig, device: tch::Device) -> Result<()> {
+pub fn check_precision(config: &TrainConfig, device: tch::Device) -> Result<()> {
     if device != tch::Device::Cpu {
         return Ok(());
     }

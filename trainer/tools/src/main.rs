@@ -4,13 +4,18 @@ mod bench;
 mod check;
 mod measure;
 mod products;
+mod profile;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use onefold_base::fault::Explainer;
+use onefold_base::fault::{Explainer, Fault, Kind, Text};
+use onefold_base::process::available_threads;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
+use onefold_trainer::Error;
 use onefold_trainer::command::{self, LaunchArguments};
+use serde::Serialize;
 
 onefold_allocator::use_jemalloc!(onefold_allocator::KEEPING);
 
@@ -94,6 +99,21 @@ impl CommandLine for Cli {
             Command::MeasurePlans(arguments) => measure::measure(arguments, printer),
         }
     }
+}
+
+/// Returns the number of threads: `given`, or all threads of the machine.
+fn threads(given: Option<u16>) -> usize {
+    given.map_or_else(available_threads, usize::from)
+}
+
+/// Returns the name by which a value is serialized.
+fn name_of(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// Returns an error about a file or directory that was given.
+fn wrong_file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Error {
+    Fault::of_file(Kind::Options, path, message).hint(hint).into()
 }
 
 fn main() -> ExitCode {

@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use anyhow::Result;
 use onefold_base::fault::{Fault, Kind, option, text};
-use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
 use onefold_base::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
@@ -16,13 +15,14 @@ use onefold_terminal::Printer;
 use onefold_trainer::command::{self, DeviceOption, RankOptions, Ranks};
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::Collectives;
-use onefold_trainer::profile::agreement::{Agreement, agreement};
-use onefold_trainer::profile::collectives::{ExchangeOptions, profile_collectives};
-use onefold_trainer::profile::plans::{
+use serde_json::json;
+
+use crate::profile::agreement::{Agreement, agreement};
+use crate::profile::collectives::{ExchangeOptions, profile_collectives};
+use crate::profile::plans::{
     EXCHANGES, MeasuredPlan, MeasuredRank, PARTS, PlanSet, StepOptions, measure_plans,
 };
-use onefold_trainer::profile::{Machine, ProfileOptions, profile};
-use serde_json::json;
+use crate::profile::{Machine, ProfileOptions, profile};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProfileArguments {
@@ -188,8 +188,7 @@ fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> Result<()>
 }
 
 fn opened(device: &DeviceOption, threads: Option<u16>) -> Result<Machine> {
-    let threads = threads.map_or_else(available_threads, usize::from);
-    Ok(Machine { threads, device: device.open()? })
+    Ok(Machine { threads: crate::threads(threads), device: device.open()? })
 }
 
 #[derive(Debug, clap::Args)]
@@ -252,7 +251,7 @@ fn measure_with(
     let started = Instant::now();
     let sets = collectives.agree(arguments.sets())?;
     let ranks = collectives.size();
-    let threads = arguments.threads.map_or_else(available_threads, usize::from);
+    let threads = crate::threads(arguments.threads);
     let machine = Machine { threads, device };
     anyhow::ensure!(
         ranks == 1 || arguments.device.device == DeviceName::Cpu,

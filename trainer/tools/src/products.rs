@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 
-use onefold_base::process::available_threads;
 use onefold_terminal::Printer;
-use onefold_trainer::bench::{ProductsReport, measure_products};
+use onefold_trainer::products::{ProductsReport, measure_products};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProductsArguments {
@@ -17,7 +16,7 @@ pub(crate) struct ProductsArguments {
 }
 
 pub(crate) fn run(arguments: &ProductsArguments, printer: &Printer) -> anyhow::Result<()> {
-    let threads = arguments.threads.map_or_else(available_threads, usize::from);
+    let threads = crate::threads(arguments.threads);
     let report = measure_products(threads, usize::from(arguments.rounds))?;
     Ok(printer.summary(&describe(&report), &report)?)
 }

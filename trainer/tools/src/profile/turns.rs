@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use onefold_base::fault::{Fault, Kind};
+use onefold_trainer::distributed::{Collectives, Pending, Reduce};
+use onefold_trainer::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
 use super::PATIENCE;
 use super::machine::Clock;
-use crate::distributed::{Collectives, Pending, Reduce};
-use crate::{Error, Result};
 
 /// [`Collectives`] between whose operations only one rank works at a time. The ranks must be on one machine.
 ///
@@ -67,10 +68,9 @@ impl Baton {
             (0..collectives.size()).map(|rank| path.join(format!("{rank}.socket"))).collect();
         let rank = collectives.rank();
         let bound = UnixDatagram::bind(&sockets[rank as usize]).map_err(|_| {
-            Error::ranks(
-                "the ranks are not on one machine, where they could take turns",
-                "start all of them here: `onefold-train-tools launch --ranks N -- …`",
-            )
+            let message = "the ranks are not on one machine, where they could take turns";
+            let hint = "start all of them here: `onefold-train-tools launch --ranks N -- …`";
+            Error::from(Fault::new(Kind::Failed, message).hint(hint))
         });
         let own = collectives.agree(bound)?;
         own.set_read_timeout(Some(PATIENCE))?;
@@ -262,8 +262,9 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
+    use onefold_trainer::distributed::{ThreadCollectives, threads};
+
     use super::*;
-    use crate::distributed::threads;
 
     /// Only one rank works at a time, and every rank counts each part of a step.
     #[test]
@@ -307,7 +308,7 @@ mod tests {
     #[test]
     fn a_rank_that_fails_in_its_turn_ends_the_others() {
         let results: Vec<Result<()>> = std::thread::scope(|scope| {
-            let of_rank = |inner: crate::distributed::ThreadCollectives| {
+            let of_rank = |inner: ThreadCollectives| {
                 scope.spawn(move || {
                     let rank = inner.rank();
                     let turns = Turns::new(Arc::new(inner), 1).unwrap();
