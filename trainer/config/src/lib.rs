@@ -43,6 +43,16 @@ pub use self::training::{
 };
 pub use self::types::{DataType, TableOptimizer};
 
+/// Returns whether a setting has its default value; such settings are not stored.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Returns the name of a setting's value, as in the file.
+pub fn name_of(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
 /// The name of the file in a run's directory that describes the run.
 pub const RUN_FILE: &str = "run.json";
 /// The version of [`RUN_FILE`] that the trainer writes; other versions cannot be read.
@@ -66,7 +76,7 @@ pub struct TrainConfig {
     #[serde(default)]
     pub train: LoopConfig,
     /// Normalization of dense features.
-    #[serde(default, skip_serializing_if = "DenseConfig::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub dense: DenseConfig,
     /// The dense part of the model.
     pub model: ModelConfig,
@@ -92,7 +102,7 @@ pub struct TrainConfig {
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
     /// The exchange of embedding vectors between ranks.
-    #[serde(default, skip_serializing_if = "ExchangeConfig::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub exchange: ExchangeConfig,
     /// The path of this file, for messages.
     #[serde(skip)]
@@ -156,7 +166,7 @@ impl TrainConfig {
     /// [`Error::Dataset`] if a filter cannot be parsed or does not fit the snapshot.
     pub fn train_partitions(&self, snapshot: &Snapshot) -> Result<PartitionFilter> {
         let train = PartitionFilter::parse(&self.data.train)?;
-        let eval = self.eval_partitions()?.filter(|_| self.data.train.is_empty() && !self.data.allow_overlap);
+        let eval = self.eval_partitions()?.filter(|_| self.data.trains_on_rest());
         let Some(eval) = eval else { return Ok(train) };
         let held_out: BTreeSet<_> =
             snapshot.matching(&eval)?.into_iter().map(|partition| &partition.key).collect();
@@ -186,7 +196,7 @@ impl TrainConfig {
     /// # Errors
     ///
     /// [`Error::Fault`] if the dataset lacks a label, the feature of a segment or any sparse feature, or has
-    /// too few features for the interaction; [`Error::Tables`] if tables are invalid, name an unknown feature
+    /// too few features for the interaction, or if a partition is both trained and evaluated on; [`Error::Tables`] if tables are invalid, name an unknown feature
     /// or are too small for the dataset's ids; [`Error::Dataset`] if a filter selects no partition.
     pub fn tables(
         &self,
@@ -221,10 +231,7 @@ impl TrainConfig {
                 ));
             }
         }
-        snapshot.select(&self.train_partitions(snapshot)?)?;
-        if let Some(eval) = self.eval_partitions()? {
-            snapshot.select(&eval)?;
-        }
+        self.check_partitions(snapshot)?;
         let tables = self.features(snapshot, preprocessor, earlier)?;
         if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
             return Err(wrong(
@@ -243,6 +250,23 @@ impl TrainConfig {
             ));
         }
         Ok(tables)
+    }
+
+    /// Checks that `train` and `eval` under `[data]` select partitions of a snapshot, and no partition both, unless
+    /// the configuration allows it.
+    fn check_partitions(&self, snapshot: &Snapshot) -> Result<()> {
+        let train = snapshot.select(&self.train_partitions(snapshot)?)?;
+        let Some(eval) = self.eval_partitions()? else { return Ok(()) };
+        let eval: BTreeSet<_> = snapshot.select(&eval)?.into_iter().map(|partition| &partition.key).collect();
+        let both = train.into_iter().find(|partition| eval.contains(&partition.key));
+        let Some(both) = both.filter(|_| !self.data.allow_overlap) else { return Ok(()) };
+        let message = match both.key.to_string() {
+            whole if whole.is_empty() => "the whole dataset is both trained and evaluated on".to_owned(),
+            key => format!("the partition `{key}` is both trained and evaluated on"),
+        };
+        let hint = "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and \
+                    `split=holdout`, or set `allow_overlap = true` there";
+        Err(Error::config(&self.path, message, hint))
     }
 
     /// Returns the table lookups of all sparse features, in the order of the schema of the batches. Unlike

@@ -15,7 +15,7 @@ pub struct TaskConfig {
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub weight: f64,
     /// The loss function.
-    #[serde(default, skip_serializing_if = "LossConfig::is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub loss: LossConfig,
 }
 
@@ -39,14 +39,6 @@ pub enum LossConfig {
     Huber,
     /// Poisson negative log-likelihood, for labels that are counts or other numbers of at least 0.
     Poisson,
-}
-
-impl LossConfig {
-    /// Returns whether this is the default loss.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-    pub(super) fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 fn one() -> f64 {
@@ -108,7 +100,7 @@ pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> 
                 "name the label that is predicted, or give several in `[[tasks]]`",
             ));
         }
-        None if !config.data.loss.is_default() => {
+        None if config.data.loss != LossConfig::default() => {
             return Err((
                 "`[data].loss` is given, but the labels are in `[[tasks]]`".to_owned(),
                 "give `loss` under each of `[[tasks]]`",
@@ -161,7 +153,7 @@ fn check_watched(config: &TrainConfig) -> Result<(), (String, &'static str)> {
         let message = format!("`[early_stopping].task` is `{task}`, which is no task of the model");
         return Err((message, "name the label of a task, or leave it out to watch the first task"));
     };
-    if !found.loss.is_default() && watched.metric != WatchedMetric::Loss {
+    if found.loss != LossConfig::default() && watched.metric != WatchedMetric::Loss {
         let message =
             format!("`[early_stopping]` watches a figure of binary tasks, and `{}` is none", found.label);
         return Err((message, "set `metric = \"loss\"` there"));

@@ -26,7 +26,7 @@ mod tests;
 mod training;
 mod warm_start;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -163,25 +163,6 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
     Ok(())
 }
 
-/// Checks that no partition is used for both training and evaluation, unless the configuration allows it.
-fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
-    let Some(eval) = config.eval_partitions()?.filter(|_| !config.data.allow_overlap) else { return Ok(()) };
-    let of = |filter| snapshot.select(filter).map_err(onefold_ikjt::Error::from);
-    let (train, eval) = (of(&config.train_partitions(snapshot)?)?, of(&eval)?);
-    let trained: HashSet<&PartitionKey> = train.iter().map(|partition| &partition.key).collect();
-    let Some(both) = eval.iter().find(|partition| trained.contains(&partition.key)) else { return Ok(()) };
-    let message = match both.key.to_string() {
-        whole if whole.is_empty() => "the whole dataset is both trained and evaluated on".to_owned(),
-        key => format!("the partition `{key}` is both trained and evaluated on"),
-    };
-    Err(Error::config(
-        config.path(),
-        message,
-        "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and `split=holdout`, or set \
-         `allow_overlap = true` there",
-    ))
-}
-
 /// Returns the placement of the tables: from the plan, or every table whole on one rank.
 fn placement(config: &TrainConfig, options: &TrainOptions, features: &[FeatureConfig]) -> Result<Placement> {
     let collectives = Arc::clone(&options.collectives);
@@ -243,7 +224,6 @@ impl<'a> Prepared<'a> {
         // A run that follows its dataset evaluates on each partition before training on it, so it has no
         // held-out samples.
         let eval = config.eval_partitions()?.filter(|_| follow.is_none());
-        check_overlap(config, &snapshot)?;
         let common = ReaderOptions {
             dedupe: options.dedupe,
             streams: config.data.streams.or(options.streams),
@@ -271,11 +251,7 @@ impl<'a> Prepared<'a> {
         let known = known.transpose()?.unwrap_or_default();
         let chosen = snapshot.select(&partitions).map_err(onefold_ikjt::Error::from)?;
         let keys: Vec<PartitionKey> = chosen.into_iter().map(|partition| partition.key.clone()).collect();
-        if eval.is_some()
-            && config.data.train.is_empty()
-            && !config.data.allow_overlap
-            && options.collectives.rank() == 0
-        {
+        if eval.is_some() && config.data.trains_on_rest() && options.collectives.rank() == 0 {
             let (chosen, all) = (keys.len(), snapshot.partitions.len());
             tracing::info!(
                 "training on {chosen} of {all} partitions: none that `eval` under `[data]` chooses"
