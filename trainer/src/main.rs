@@ -8,14 +8,13 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use onefold_base::fault::Explainer;
 use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
-use onefold_base::units::{format_bytes, format_count, parse_bytes, parse_duration_micros};
-use onefold_datasets::{PartitionFilter, PartitionKey, Snapshot};
+use onefold_base::units::{format_bytes, format_count, parse_bytes};
+use onefold_datasets::{PartitionFilter, Snapshot};
 use onefold_ikjt::{Dedupe, stored_at};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
@@ -128,30 +127,8 @@ struct RunArguments {
 struct FollowArguments {
     #[command(flatten)]
     job: JobArguments,
-    /// Begin to train when partitions of so many samples wait
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    min_samples: u64,
-    /// Begin to train when a partition has waited for so long, as `30m`, whatever the samples [default: wait for the
-    /// samples]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    max_wait: Option<Duration>,
-    /// Begin to train when a dense feature of what waits has this population stability index, as `0.25`, against the
-    /// partition before, whatever the samples [default: wait for the samples]
-    #[arg(long, value_name = "INDEX")]
-    max_drift: Option<f64>,
-    /// The time between two looks for a new snapshot, at most an hour
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_interval)]
-    look_every: Duration,
-    /// Export the model after every N partitions, to a folder of its own in RUN/exports, and name the newest one in
-    /// RUN/exports/latest [default: no exports]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    export_every: Option<u64>,
-    /// End after N partitions, those before a resumption included; partitions of one time count as one
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    stop_after: Option<u64>,
-    /// End after the partitions of this time, as `date=2024-05-02/hour=03` or, for all hours, `date=2024-05-02`
-    #[arg(long, value_name = "PARTITION", value_parser = parse_partition)]
-    until: Option<PartitionKey>,
+    #[command(flatten)]
+    follow: Follow,
 }
 
 /// The arguments of `run` and of `follow`.
@@ -197,23 +174,6 @@ struct JobArguments {
     memory_limit: Option<u64>,
     #[command(flatten)]
     ranks: RankOptions,
-}
-
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    parse_duration_micros(text).map(|micros| Duration::from_micros(micros.unsigned_abs()))
-}
-
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let interval = parse_duration(text)?;
-    match interval <= Duration::from_secs(3600) {
-        true => Ok(interval),
-        false => Err(format!("`{text}` is more than an hour\n  hint: look more often, as every `10s`")),
-    }
-}
-
-fn parse_partition(text: &str) -> Result<PartitionKey, String> {
-    let key = PartitionKey::parse(text).filter(|key| !key.columns().is_empty());
-    key.ok_or_else(|| format!("`{text}` is not a partition\n  hint: write it like `date=2024-05-02/hour=03`"))
 }
 
 #[derive(Debug, clap::Args)]
@@ -356,19 +316,10 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
 }
 
 fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> {
-    let FollowArguments { job, min_samples, max_wait, max_drift, look_every, .. } = arguments;
+    let FollowArguments { job, follow } = arguments;
     job.on_ranks("follow", |collectives, device| {
         let resumed = resumed(job, Existing::Resume, &**collectives)?;
-        let follow = Follow {
-            min_samples: *min_samples,
-            max_wait: *max_wait,
-            max_drift: *max_drift,
-            look_every: *look_every,
-            export_every: arguments.export_every,
-            stop_after: arguments.stop_after,
-            until: arguments.until.clone(),
-            begun: resumed.run.clone(),
-        };
+        let follow = Follow { begun: resumed.run.clone(), ..follow.clone() };
         let options = TrainOptions {
             // All ranks begin with the same snapshot.
             snapshot: Some(newest_snapshot(job, &**collectives)?),
@@ -382,11 +333,7 @@ fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> 
 
 /// Returns the number of the dataset's newest snapshot, which the lowest rank reads. Every rank must call it.
 fn newest_snapshot(job: &JobArguments, collectives: &dyn Collectives) -> onefold_trainer::Result<u64> {
-    let newest = collectives.agree_on(|| match collectives.rank() {
-        0 => Ok(Snapshot::load_head(&stored_at(&job.data)?)?.snapshot),
-        _ => Ok(0),
-    })?;
-    Ok(collectives.gather(&[newest as f64])?[0][0] as u64)
+    collectives.of_lowest(|| Ok(Snapshot::load_head(&stored_at(&job.data)?)?.snapshot))
 }
 
 impl JobArguments {
@@ -431,12 +378,14 @@ impl JobArguments {
         let collectives = &options.collectives;
         let config = collectives.agree_on(|| Ok(TrainConfig::load(&self.config)?))?;
         let prepared = collectives.agree_on(|| Prepared::new(&config, &self.data, options))?;
-        if collectives.rank() > 0 {
-            prepared.train(&self.out, &Silent)?;
+        let is_first = collectives.rank() == 0;
+        if is_first {
+            printer.remark(&describe::size(prepared.size(), collectives.size()));
+        }
+        let summary = prepared.train(&self.out, if is_first { printer } else { &Silent })?;
+        if !is_first {
             return Ok(());
         }
-        printer.remark(&describe::size(prepared.size(), collectives.size()));
-        let summary = prepared.train(&self.out, printer)?;
         Ok(printer.summary(&describe::run(&summary, &self.out, resumes_with), &summary)?)
     }
 }
@@ -487,12 +436,11 @@ fn resumed(
     existing: Existing,
     collectives: &dyn Collectives,
 ) -> onefold_trainer::Result<Begun> {
-    let resumes = existing == Existing::Resume;
-    let find = || {
-        let checkpoints = job.checkpoints.as_deref().map(absolute).transpose()?;
-        if collectives.rank() > 0 || !resumes {
-            return Ok(Begun { checkpoints, ..Begun::default() });
-        }
+    let checkpoints = collectives.agree(job.checkpoints.as_deref().map(absolute).transpose())?;
+    if existing != Existing::Resume {
+        return Ok(Begun { checkpoints, ..Begun::default() });
+    }
+    collectives.of_lowest(|| {
         // An existing run that cannot be read leads to an error later, when it is resumed.
         let here = Run::load(&job.out).ok();
         let run = match (here, &checkpoints) {
@@ -504,14 +452,7 @@ fn resumed(
         };
         let Some(run) = run else { return Ok(Begun { checkpoints, ..Begun::default() }) };
         Ok(Begun::of(run, checkpoints))
-    };
-    let own = collectives.agree_on(find)?;
-    let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
-    let bytes = collectives.broadcast_bytes(&bytes, 0)?;
-    if !resumes {
-        return Ok(own);
-    }
-    Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
+    })
 }
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
@@ -540,11 +481,11 @@ fn evaluate_run(
     printer: &Printer,
 ) -> anyhow::Result<()> {
     let options = arguments.options(collectives, device);
+    let reporter: &dyn Reporter = if collectives.rank() > 0 { &Silent } else { printer };
+    let summary = evaluate(&arguments.run, &arguments.data, &options, reporter)?;
     if collectives.rank() > 0 {
-        evaluate(&arguments.run, &arguments.data, &options, &Silent)?;
         return Ok(());
     }
-    let summary = evaluate(&arguments.run, &arguments.data, &options, printer)?;
     Ok(printer.summary(&describe::evaluation(&summary), &summary)?)
 }
 

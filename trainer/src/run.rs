@@ -530,7 +530,8 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
     Ok(onefold_storage::absolute(location)?)
 }
 
-fn sha256(bytes: &[u8]) -> String {
+/// Returns the SHA-256 of `bytes`, in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     use sha2::Digest as _;
     sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -375,9 +375,7 @@ impl<'a> Prepared<'a> {
         reporter: &dyn Reporter,
     ) -> Result<TrainSummary> {
         let collectives = &*self.options.collectives;
-        let bias = serde_json::to_vec(&run.output_bias).map_err(std::io::Error::other)?;
-        let bias = collectives.broadcast_bytes(&bias, 0)?;
-        run.output_bias = serde_json::from_slice(&bias).map_err(std::io::Error::other)?;
+        run.output_bias = collectives.of_lowest(|| Ok(run.output_bias.clone()))?;
         check_shared(&collectives.agree(run.files(out))?, collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
