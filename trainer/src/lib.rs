@@ -64,7 +64,7 @@ pub use config::{
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
 pub use export::{ExportSummary, export};
-pub use memory::ModelSize;
+pub use memory::{ModelSize, available as available_memory};
 use onefold_train_config as config;
 pub use predict::{PredictionSummary, predict};
 pub use processor::check_precision;

@@ -176,27 +176,13 @@ impl Report {
 
     /// Returns the curves of each day, evaluated before it was trained on.
     fn days(&self) -> String {
-        let names: BTreeSet<&str> =
-            self.runs.iter().flat_map(|run| run.days.iter().map(|(name, _)| name.as_str())).collect();
-        if names.is_empty() {
+        fn days(run: &ReportedRun) -> impl Iterator<Item = (&str, &Value)> {
+            run.days.iter().map(|(name, figures)| (name.as_str(), figures))
+        }
+        if self.runs.iter().all(|run| run.days.is_empty()) {
             return String::new();
         }
-        let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
-        let plot = |figure: &str, title: &str| {
-            let lines = self.lines(|run| {
-                let days = run.days.iter();
-                let point = |(name, figures): &(String, Value)| {
-                    let place = names.iter().position(|known| known == name)?;
-                    Some((place as f64, at(figures, figure)?))
-                };
-                days.filter_map(point).collect()
-            });
-            if lines.is_empty() {
-                return String::new();
-            }
-            let axes = Axes { x: "day", y: figure, from_zero: false, places: &names };
-            format!("<figure><h3>{title}</h3>{}</figure>", curves(title, axes, &lines, false))
-        };
+        let plot = |figure: &str, title: &str| self.by_place(figure, title, ("day", false), days);
         let plots = [
             plot("ne", "Normalized entropy by day"),
             plot("auc", "AUC by day"),
@@ -303,8 +289,33 @@ impl Report {
         )
     }
 
+    /// Returns the curves of a metric over places with names, such as days; empty if no run has the metric. `points`
+    /// returns the names and metrics of a run.
+    pub(super) fn by_place<'r, P: Iterator<Item = (&'r str, &'r Value)>>(
+        &'r self,
+        figure: &str,
+        title: &str,
+        (axis, from_zero): (&str, bool),
+        points: impl Fn(&'r ReportedRun) -> P,
+    ) -> String {
+        let names: BTreeSet<&str> = self.runs.iter().flat_map(&points).map(|(name, _)| name).collect();
+        let places: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let lines = self.lines(|run| {
+            let point = |(name, figures): (&str, &Value)| {
+                let place = names.iter().position(|known| *known == name)?;
+                Some((place as f64, at(figures, figure)?))
+            };
+            points(run).filter_map(point).collect()
+        });
+        if lines.is_empty() {
+            return String::new();
+        }
+        let axes = Axes { x: axis, y: figure, from_zero, places: &places };
+        format!("<figure><h3>{title}</h3>{}</figure>", curves(title, axes, &lines, false))
+    }
+
     /// Returns a line for every run with points.
-    pub(super) fn lines(&self, points: impl Fn(&ReportedRun) -> Vec<(f64, f64)>) -> Vec<Line<'_>> {
+    fn lines<'r>(&'r self, points: impl Fn(&'r ReportedRun) -> Vec<(f64, f64)>) -> Vec<Line<'r>> {
         let runs = self.runs.iter().enumerate();
         let lines =
             runs.map(|(number, run)| Line { name: &run.name, class: colour(number), points: points(run) });
@@ -325,7 +336,7 @@ fn better_of(figure: &str) -> Better {
 }
 
 /// Returns the number at a path, such as `ranking.gauc`.
-pub(super) fn at(figures: &Value, path: &str) -> Option<f64> {
+fn at(figures: &Value, path: &str) -> Option<f64> {
     path.split('.').try_fold(figures, |figures, key| figures.get(key))?.as_f64()
 }
 

@@ -13,7 +13,7 @@ use onefold_sharding::{ACCESS_BATCH, Lookups, Plan, RankPrediction, Table, Table
 use onefold_sharding_benchmark::TABLES_FILE;
 use onefold_trainer::distributed::Collectives;
 use onefold_trainer::embedding::thread_pool;
-use onefold_trainer::{Error, Result};
+use onefold_trainer::{Error, Result, available_memory};
 use serde::Serialize;
 
 use super::ranks::{Limits, Workload};
@@ -358,7 +358,7 @@ fn check(
 /// Rejects a plan whose tables exceed the available memory, if `together` of its ranks are measured at a time
 /// on this machine.
 fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<()> {
-    let Some(available) = available_bytes() else { return Ok(()) };
+    let available = available_memory();
     // Lookups, their gradients and sorted positions need about twice the plan's buffers.
     let needed = |rank: &onefold_sharding::RankPrediction| {
         rank.memory_bytes.saturating_add(rank.buffer_bytes.saturating_mul(2))
@@ -383,13 +383,6 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
         ),
         "measure plans of smaller tables, as `onefold-evaluate-plans tasks --memory 512MiB` draws them",
     ))
-}
-
-/// Returns the available memory in bytes, if the kernel reports it.
-fn available_bytes() -> Option<u64> {
-    let known = fs_err::read_to_string("/proc/meminfo").ok()?;
-    let line = known.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
