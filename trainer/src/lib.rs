@@ -57,7 +57,7 @@ mod vocabularies;
 
 pub use config::{
     BiasInit, CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind,
-    EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig,
+    EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, Loss, ModelConfig,
     Normalization, OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind,
     TableOptimizer, TableOptimizerConfig, TaskConfig, TrainConfig, WatchedMetric,
 };

@@ -6,6 +6,7 @@
 
 mod dense;
 mod error;
+mod loss;
 mod model;
 mod optimizer;
 mod parameters;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::dense::{DenseConfig, Normalization};
 pub use self::error::{Error, Result};
+pub use self::loss::{HUBER_DELTA, Loss};
 pub use self::model::{BiasInit, Interaction, ModelConfig};
 pub use self::optimizer::{
     DenseOptimizerConfig, DenseOptimizerKind, OptimizerConfig, Schedule, ScheduleConfig, ScheduleKind,
@@ -36,7 +38,7 @@ pub use self::tables::{
     DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
     MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, check_size, resolve_tables, tables_of,
 };
-pub use self::tasks::{LossConfig, TaskConfig};
+pub use self::tasks::TaskConfig;
 pub use self::training::{
     CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, LoopConfig,
     WatchedMetric,

@@ -7,7 +7,7 @@ use onefold_datasets::Schema;
 use onefold_ikjt::Shuffle;
 use serde::{Deserialize, Serialize};
 
-use super::{DEFAULT_BATCH_SIZE, DataType, LossConfig, Precision};
+use super::{DEFAULT_BATCH_SIZE, DataType, Loss, Precision};
 
 /// The `[data]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct DataConfig {
     pub label: Option<String>,
     /// The loss function, if there are no `[[tasks]]`.
     #[serde(default, skip_serializing_if = "crate::is_default")]
-    pub loss: LossConfig,
+    pub loss: Loss,
     /// The path of a `preprocess.toml` that is applied to every batch, relative to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preprocess: Option<PathBuf>,

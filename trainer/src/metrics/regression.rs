@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn figures_are_those_of_scikit_learn() {
         let samples = [(1.5, 1.0, 1.0), (2.0, 2.0, 2.0), (3.0, 4.0, 1.0), (1.0, -3.0, 1.0)];
-        let figures = metrics(Loss::SquaredError, &samples).figures();
+        let figures = metrics(Loss::Mse, &samples).figures();
         assert_eq!((figures.samples, figures.ne, figures.auc, figures.calibration), (4, None, None, None));
         close(figures.rmse, (17.25_f64 / 5.0).sqrt());
         close(figures.mae, 5.5 / 5.0);
@@ -146,18 +146,18 @@ mod tests {
 
     #[test]
     fn equal_labels_have_no_r2_and_nothing_has_no_figure() {
-        let figures = metrics(Loss::SquaredError, &[(1.0, 0.1, 1.0), (2.0, 0.1, 3.0)]).figures();
+        let figures = metrics(Loss::Mse, &[(1.0, 0.1, 1.0), (2.0, 0.1, 3.0)]).figures();
         assert_eq!((figures.r2, figures.rmse.is_some()), (None, true));
-        let figures = metrics(Loss::Huber { delta: 1.0 }, &[]).figures();
+        let figures = metrics(Loss::Huber, &[]).figures();
         assert_eq!((figures.loss, figures.rmse, figures.mae), (None, None, None));
     }
 
     #[test]
     fn parts_merge_to_the_whole() {
         let samples = [(1.5, 1.0, 1.0), (2.0, 2.0, 2.0), (3.0, 4.0, 1.0)];
-        let mut merged = metrics(Loss::SquaredError, &samples[..1]);
-        merged.merge_state(&metrics(Loss::SquaredError, &samples[1..]).state()).unwrap();
-        assert_eq!(merged, metrics(Loss::SquaredError, &samples));
+        let mut merged = metrics(Loss::Mse, &samples[..1]);
+        merged.merge_state(&metrics(Loss::Mse, &samples[1..]).state()).unwrap();
+        assert_eq!(merged, metrics(Loss::Mse, &samples));
         assert!(merged.merge_state(&MetricState { sums: vec![0.0; 4], ..merged.state() }).is_none());
     }
 }
