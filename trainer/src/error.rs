@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{Explain, Fault, Kind, Text, text, unexpected};
+use onefold_base::fault::{Explain, Fault, Kind, Text, option, text, unexpected};
 
 /// An error in configuring, training, storing or evaluating a model.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,16 @@ impl Error {
     /// Returns an error about a run directory or a file in it.
     pub(crate) fn run(path: impl AsRef<Path>, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Self::Run(Fault::of_file(Kind::Failed, path, message).hint(hint))
+    }
+
+    /// Returns an error about a run that cannot be continued as asked; `instead` says how to continue it.
+    pub(crate) fn not_continued(
+        path: impl AsRef<Path>,
+        message: impl Into<Text>,
+        instead: impl Into<Text>,
+    ) -> Self {
+        let hint = text![instead, ", or begin a new run in another directory, with ", option("out")];
+        Self::run(path, message, hint)
     }
 
     /// Returns an error about an id outside the rows of its table.

@@ -312,13 +312,10 @@ impl Run {
         let differs = own.iter().find(|part| !others.contains(part));
         match differs.or_else(|| others.iter().find(|part| !own.contains(part))) {
             None => Ok(()),
-            Some((part, _)) => Err(Error::run(
+            Some((part, _)) => Err(Error::not_continued(
                 directory,
                 format!("the run was begun with another `{part}`, so it cannot be continued"),
-                text![
-                    "continue with the run's own `train.toml` and dataset, or begin a new run in another directory, with ",
-                    option("out")
-                ],
+                "continue with the run's own `train.toml` and dataset",
             )),
         }
     }

@@ -506,16 +506,9 @@ impl<'a> Prepared<'a> {
         let here = directory.is_resumed().then(|| Run::load(path)).transpose()?;
         if let Some(here) = here.as_ref().filter(|here| here.checkpoints != run.checkpoints) {
             let place = here.checkpoints.as_deref().unwrap_or(path).display();
-            return Err(Error::run(
-                path,
-                format!("the run's checkpoints are in `{place}`"),
-                text![
-                    "continue it without ",
-                    option("checkpoints"),
-                    ", or begin a new run in another directory, with ",
-                    option("out")
-                ],
-            ));
+            let message = format!("the run's checkpoints are in `{place}`");
+            let instead = text!["continue it without ", option("checkpoints")];
+            return Err(Error::not_continued(path, message, instead));
         }
         let begun = if elsewhere { Run::find(&files)? } else { here };
         let Some(begun) = begun else {
@@ -556,27 +549,18 @@ impl<'a> Prepared<'a> {
         let same_snapshot = run.follow || begun.snapshot == run.snapshot;
         if begun.dataset != run.dataset || !same_snapshot {
             let of = |run: &Run| format!("snapshot {} of the dataset {}", run.snapshot, run.dataset);
-            return Err(Error::run(
-                path,
-                format!("the run was begun on {}, so it cannot be continued on {}", of(begun), of(run)),
-                text![
-                    "continue with the run's own dataset and snapshot, or begin a new run in another directory, with ",
-                    option("out")
-                ],
-            ));
+            let message =
+                format!("the run was begun on {}, so it cannot be continued on {}", of(begun), of(run));
+            let instead = "continue with the run's own dataset and snapshot";
+            return Err(Error::not_continued(path, message, instead));
         }
         begun.check_same(run, path)?;
         if let Some(steps) = &self.preprocessing
             && !steps.is_stored(files)?
         {
-            return Err(Error::run(
-                path,
-                "the run was begun with other preprocessing, so it cannot be continued",
-                text![
-                    "continue with the same `preprocess.toml`, or begin a new run in another directory, with ",
-                    option("out")
-                ],
-            ));
+            let message = "the run was begun with other preprocessing, so it cannot be continued";
+            let instead = "continue with the same `preprocess.toml`";
+            return Err(Error::not_continued(path, message, instead));
         }
         Ok(())
     }
