@@ -21,22 +21,22 @@ const LOSS_BOUND: f64 = 1e-4;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {
-    /// The GPU
+    /// The GPU to check
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cuda(None))]
     device: DeviceName,
-    /// Random numbers that every kernel is checked with
+    /// The number of seeds of random numbers with which every kernel is checked
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
     seeds: u16,
-    /// The workload whose reference model takes steps on both
+    /// The workload whose reference model is trained on both devices
     #[arg(long, value_enum, requires = "data")]
     workload: Option<Workload>,
-    /// Directory of a dataset of that workload
+    /// The directory of a dataset of this workload
     #[arg(long, value_name = "DATASET", requires = "workload")]
     data: Option<PathBuf>,
-    /// Steps of each form of deduplication
+    /// The number of steps for each kind of deduplication
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     steps: u16,
-    /// Threads [default: all that the machine has]
+    /// The number of threads [default: all threads of the machine]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     #[command(flatten)]

@@ -7,10 +7,10 @@ use onefold_trainer::products::{ProductsReport, measure_products};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProductsArguments {
-    /// Threads [default: all that the machine has]
+    /// The number of threads [default: all threads of the machine]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
-    /// How often each product is computed; the best time counts
+    /// The number of repetitions of each product, of which the fastest counts
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }

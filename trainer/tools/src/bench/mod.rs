@@ -42,7 +42,7 @@ pub(crate) struct BenchArguments {
     /// The workload whose reference model is trained
     #[arg(long, value_enum)]
     workload: Workload,
-    /// Directory of a dataset of that workload
+    /// The directory of a dataset of this workload
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
     /// The kinds of deduplication; several are measured in turns of two steps, of which the second counts
