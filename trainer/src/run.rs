@@ -9,20 +9,18 @@ use onefold_datasets::digest::Digest;
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use onefold_storage::{Created, Storage};
-use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
 use crate::checkpoint::tables::{self, StoredTables};
 use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
-use crate::checkpoint::{CheckpointChoice, Checkpoints, damaged};
+use crate::checkpoint::{CheckpointChoice, Checkpoints, DenseFile, Versioned, dense_entries, sha256};
 use crate::device::{Accelerator, guarded};
 use crate::distributed::Collectives;
 use crate::embedding::{Buffer, Embeddings, Placement, Shard};
 use crate::model::Model;
 use crate::normalize::Normalizers;
 use crate::vocabularies::{self, VocabularyIdentity};
-use crate::{Error, Result, TrainConfig, tensors};
+use crate::{Error, Result, TrainConfig};
 
 /// The file that describes a run; a directory with this file is a run.
 pub const RUN_FILE: &str = crate::config::RUN_FILE;
@@ -30,8 +28,6 @@ pub const RUN_FILE: &str = crate::config::RUN_FILE;
 pub const MODEL_FILE: &str = "model.safetensors";
 /// The folder with the ranks' shards while they are merged into one model.
 pub(crate) const SHARDS: &str = ".shards";
-/// The prefix of the names of the dense part's parameters.
-const DENSE: &str = "dense.";
 /// The version of the format that this code writes, and the only version that it reads.
 const FORMAT_VERSION: u32 = crate::config::RUN_FORMAT_VERSION;
 
@@ -110,12 +106,6 @@ pub struct Trained {
     pub optimizer_steps: u64,
     /// The number of samples over all runs.
     pub samples: u64,
-}
-
-/// The format version of a description. It is parsed first, because other versions have other fields.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Versioned {
-    pub(crate) format_version: u32,
 }
 
 impl Run {
@@ -527,12 +517,6 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
     Ok(onefold_storage::absolute(location)?)
 }
 
-/// Returns the SHA-256 of `bytes`, in hexadecimal.
-pub(crate) fn sha256(bytes: &[u8]) -> String {
-    use sha2::Digest as _;
-    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn describe_group(group: &FeatureGroup) -> String {
     let names: Vec<_> = group.features.iter().map(|feature| feature.name.as_str()).collect();
     format!("{} ({})", group.name, names.join(", "))
@@ -566,71 +550,4 @@ pub(crate) struct Stored {
     pub(crate) steps: u64,
     /// The amount of training by the run and by earlier runs.
     pub(crate) trained: Trained,
-}
-
-/// The file of the dense part, with parameters named `dense.NAME`.
-#[derive(Debug)]
-pub(crate) struct DenseFile {
-    path: PathBuf,
-    file: TensorFile,
-}
-
-/// Returns the dense parameters of a model as entries of a file.
-pub(crate) fn dense_entries(model: &Model) -> Vec<Entry<'static>> {
-    let parameters = model.named_dense_parameters().into_iter();
-    parameters.map(|(name, parameter)| Entry::tensor(format!("{DENSE}{name}"), &parameter)).collect()
-}
-
-impl DenseFile {
-    /// Opens a file.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the file is damaged.
-    pub(crate) fn open(storage: &Storage, name: &str) -> Result<Self> {
-        Ok(Self { path: storage.shown(name), file: tables::open(storage, name)? })
-    }
-
-    /// Reads an `f32` tensor of the file, such as a parameter or its optimizer state.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the tensor is missing or has another length.
-    pub(crate) fn read_into(&self, name: &str, values: &mut [f32]) -> Result<()> {
-        let read = self.file.read_into(name, Dtype::F32, bytemuck::cast_slice_mut(values));
-        read.map_err(|fault| damaged(&self.path, fault))
-    }
-
-    /// Copies the parameters into a model.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the file's parameters do not fit the model.
-    pub(crate) fn restore(&self, model: &Model) -> Result<()> {
-        for (name, mut parameter) in model.named_dense_parameters() {
-            let mut values = vec![0.0_f32; parameter.numel()];
-            self.read_into(&format!("{DENSE}{name}"), &mut values)?;
-            let values = tensors::from_f32(&values, &parameter.size());
-            tch::no_grad(|| parameter.copy_(&values));
-        }
-        Ok(())
-    }
-
-    /// Returns all parameters by name.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the file is damaged.
-    pub(crate) fn parameters(&self) -> Result<Vec<(String, Tensor)>> {
-        let infos = self.file.infos().filter_map(|(name, info)| Some((name.strip_prefix(DENSE)?, info)));
-        let shapes: Vec<(String, Vec<i64>)> = infos
-            .map(|(name, info)| (name.to_owned(), info.shape.iter().map(|side| *side as i64).collect()))
-            .collect();
-        let parameters = shapes.into_iter().map(|(name, shape)| {
-            let mut values = vec![0.0_f32; shape.iter().product::<i64>() as usize];
-            self.read_into(&format!("{DENSE}{name}"), &mut values)?;
-            Ok((name, tensors::from_f32(&values, &shape)))
-        });
-        parameters.collect()
-    }
 }

@@ -18,12 +18,11 @@ use onefold_storage::{Created, Storage};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use super::Fault;
 use super::tables::{self, StoredTables};
 use super::tensor_file::{self, Entry, FileFigures, TensorFile};
+use super::{DenseFile, Fault, Versioned, sha256};
 use crate::distributed::Collectives;
 use crate::embedding::Embeddings;
-use crate::run::{DenseFile, Versioned, sha256};
 use crate::{Error, Result};
 
 /// The folder of a run's checkpoints.

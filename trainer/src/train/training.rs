@@ -24,7 +24,7 @@ use super::state::Sums;
 use super::step::{Stepper, Taken};
 use super::{Ending, Prepared, Progress, ProgressiveSummary, RowCounts, TrainSummary};
 use crate::checkpoint::tensor_file::Entry;
-use crate::checkpoint::{CheckpointParts, Checkpoints};
+use crate::checkpoint::{CheckpointParts, Checkpoints, dense_entries};
 use crate::config::ParameterCount;
 use crate::device::guarded;
 use crate::distributed::Collectives;
@@ -32,7 +32,7 @@ use crate::evaluate::{Evaluated, Evaluation, EvaluationSummary, by_task, merged}
 use crate::metrics::{Figures, Metrics, TaskMetrics};
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
-use crate::run::{Run, Trained, dense_entries};
+use crate::run::{Run, Trained};
 use crate::stop::Stop;
 use crate::trace::{Activity, RankFigures, Watch};
 use crate::{Error, Result, TrainConfig};
