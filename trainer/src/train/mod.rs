@@ -34,7 +34,7 @@ use std::sync::Arc;
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::digest::Digest;
-use onefold_datasets::{PartitionKey, Schema, Snapshot};
+use onefold_datasets::{PartitionKey, Schema};
 use onefold_ikjt::preprocess::Preprocessor;
 use onefold_ikjt::{Dedupe, ReadRequest, Reader, ReaderOptions, Workers, load_snapshot};
 use onefold_sharding::{FeatureConfig, Plan};
