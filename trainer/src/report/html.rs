@@ -90,52 +90,33 @@ impl Report {
     fn results(&self) -> String {
         let evaluations: Vec<Option<&Value>> = self.runs.iter().map(ReportedRun::evaluation).collect();
         let summaries: Vec<Option<&Value>> = self.runs.iter().map(|run| run.summary.as_ref()).collect();
+        let days: Vec<Option<&Value>> =
+            summaries.iter().map(|summary| (*summary)?.get("progressive")).collect();
         let mut rows = Vec::new();
-        if evaluations.iter().any(Option::is_some) {
-            rows.push(heading("Held-out samples", self.runs.len()));
-            rows.push(row("samples", &numbers(&evaluations, "samples"), Better::Neither, &count));
-            rows.extend(figure_rows(&evaluations));
-        }
-        if self.runs.iter().any(|run| !run.days.is_empty()) {
-            let all: Vec<Option<&Value>> = summaries
-                .iter()
-                .map(|summary| summary.and_then(|summary| summary.get("progressive")))
-                .collect();
+        for (title, all) in [("Held-out samples", &evaluations), ("Days before they were trained on", &days)]
+        {
             if all.iter().any(Option::is_some) {
-                rows.push(heading("Days before they were trained on", self.runs.len()));
-                rows.push(row("samples", &numbers(&all, "samples"), Better::Neither, &count));
-                rows.extend(figure_rows(&all));
+                rows.push(heading(title, self.runs.len()));
+                rows.push(row("samples", &numbers(all, "samples"), Better::Neither, &count));
+                rows.extend(figure_rows(all));
             }
         }
         rows.push(heading("Training", self.runs.len()));
-        rows.push(row("samples", &numbers(&summaries, "samples"), Better::Neither, &count));
-        rows.push(row("steps", &numbers(&summaries, "steps"), Better::Neither, &count));
-        rows.push(row("loss", &numbers(&summaries, "loss"), Better::Neither, &precise));
-        rows.push(row("parameters", &numbers(&summaries, "parameters.embedding"), Better::Neither, &count));
-        for (name, path) in [
-            ("table rows in use", "rows.in_use"),
-            ("table rows evicted", "rows.evicted"),
-            ("step where the loss jumped", "loss_jump.step"),
-        ] {
-            let values = numbers(&summaries, path);
-            if values.iter().any(Option::is_some) {
-                rows.push(row(name, &values, Better::Neither, &count));
-            }
-        }
-        rows.push(row("seconds", &numbers(&summaries, "wall_seconds"), Better::Less, &|s| format!("{s:.1}")));
-        rows.push(row(
-            "samples per second",
-            &numbers(&summaries, "samples_per_second"),
-            Better::More,
-            &count,
-        ));
-        let bytes = |bytes: f64| format_bytes(bytes as u64);
-        rows.push(row(
-            "largest resident set",
-            &numbers(&summaries, "peak_rss_bytes"),
-            Better::Neither,
-            &bytes,
-        ));
+        let (seconds, bytes) = (|s: f64| format!("{s:.1}"), |bytes: f64| format_bytes(bytes as u64));
+        let training: [(&str, &str, Better, &dyn Fn(f64) -> String); 10] = [
+            ("samples", "samples", Better::Neither, &count),
+            ("steps", "steps", Better::Neither, &count),
+            ("loss", "loss", Better::Neither, &precise),
+            ("parameters", "parameters.embedding", Better::Neither, &count),
+            ("table rows in use", "rows.in_use", Better::Neither, &count),
+            ("table rows evicted", "rows.evicted", Better::Neither, &count),
+            ("step where the loss jumped", "loss_jump.step", Better::Neither, &count),
+            ("seconds", "wall_seconds", Better::Less, &seconds),
+            ("samples per second", "samples_per_second", Better::More, &count),
+            ("largest resident set", "peak_rss_bytes", Better::Neither, &bytes),
+        ];
+        let of_figure = |(name, path, better, shown)| row(name, &numbers(&summaries, path), better, shown);
+        rows.extend(training.map(of_figure));
         let names =
             self.runs.iter().map(|run| format!("<th>{}</th>", short(&run.name, 32))).collect::<String>();
         let table = format!(
