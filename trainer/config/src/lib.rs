@@ -149,6 +149,27 @@ impl TrainConfig {
         self.schedule.tables.check("tables")
     }
 
+    /// Checks that the configuration is suitable for following a dataset.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if it has several epochs or early stopping.
+    pub fn check_follow(&self) -> Result<()> {
+        let wrong = |message: String, hint: &str| Err(Error::config(&self.path, message, hint));
+        let epochs = self.train.epochs;
+        if epochs != 1 {
+            let message =
+                format!("`[train].epochs` is {epochs}, and a run that follows trains on each partition once");
+            return wrong(message, "set `epochs = 1` under `[train]`");
+        }
+        if self.early_stopping.is_some() {
+            let message = "a run that follows has no held-out samples for `[early_stopping]`: it evaluates on each \
+                           partition before it trains on it";
+            return wrong(message.to_owned(), "leave out `[early_stopping]`");
+        }
+        Ok(())
+    }
+
     /// Returns the directory that the paths in the configuration are relative to.
     pub fn directory(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new(""))
@@ -232,6 +253,13 @@ impl TrainConfig {
                     suggest(group, names().chain(kept())),
                 ));
             }
+        }
+        let dense = || schema.dense.iter().map(String::as_str);
+        if let Some(name) = self.dense.features.keys().find(|name| dense().all(|known| known != *name)) {
+            return Err(wrong(
+                format!("`[dense.features]` has `{name}`, which is no dense feature"),
+                suggest(name, dense()),
+            ));
         }
         self.check_partitions(snapshot)?;
         let tables = self.features(snapshot, preprocessor, earlier)?;

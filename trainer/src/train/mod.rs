@@ -200,7 +200,7 @@ impl<'a> Prepared<'a> {
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
         let follow = options.follow.as_ref();
         let begun = follow.and_then(|follow| follow.begun.as_ref());
-        follow.map_or(Ok(()), |_| follow::check(config))?;
+        follow.map_or(Ok(()), |_| config.check_follow())?;
         let snapshot = load_snapshot(dataset, options.snapshot)?;
         let snapshot = begun.map(|begun| follow::as_begun(&snapshot, begun.snapshot)).unwrap_or(snapshot);
         let preprocessing = Preprocessing::of(config)?;
@@ -267,7 +267,7 @@ impl<'a> Prepared<'a> {
         let normalizers = match (begun, &earlier) {
             (Some(begun), _) => follow::normalizers(begun, config)?,
             (None, Some(earlier)) => earlier.normalizers(config, &schema)?,
-            (None, None) => normalize::fit(config, seen, &schema, preprocessing.as_ref())?,
+            (None, None) => normalize::fit(config, seen, &schema, preprocessor.as_ref())?,
         };
         let shuffle = config.data.shuffle;
         let training = common.with(|options| ReaderOptions { partitions, shuffle, ..options });

@@ -172,29 +172,6 @@ impl Followed {
     }
 }
 
-/// Checks that the configuration is suitable for following a dataset.
-pub(super) fn check(config: &TrainConfig) -> Result<()> {
-    if config.train.epochs != 1 {
-        return Err(Error::config(
-            config.path(),
-            format!(
-                "`[train].epochs` is {}, and a run that follows trains on each partition once",
-                config.train.epochs
-            ),
-            "set `epochs = 1` under `[train]`",
-        ));
-    }
-    if config.early_stopping.is_some() {
-        return Err(Error::config(
-            config.path(),
-            "a run that follows has no held-out samples for `[early_stopping]`: it evaluates on each partition before it \
-             trains on it",
-            "leave out `[early_stopping]`",
-        ));
-    }
-    Ok(())
-}
-
 /// Checks that `follow.until` consists of the first time columns of `keys`, the partitions of the dataset.
 pub(super) fn check_until(config: &TrainConfig, follow: &Follow, keys: &[PartitionKey]) -> Result<()> {
     let (Some(until), Some(key)) = (&follow.until, keys.first()) else { return Ok(()) };
