@@ -12,7 +12,7 @@ use crate::embedding::{
     DeviceGradients, DeviceLookup, Embeddings, FeatureLookup, Lookup, LookupGradients, Lookups, Placement,
     Request, Status,
 };
-use crate::{Error, Result};
+use crate::Result;
 
 /// The value of all gradients. They would come from the dense part.
 const GRADIENT: f32 = 0.001;
@@ -100,7 +100,8 @@ impl DeviceTableSteps {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the device has too little memory or fails; [`Error::Io`] if threads cannot be started.
+    /// [`crate::Error::Fault`] if the device has too little memory or fails; [`crate::Error::Io`] if threads cannot be
+    /// started.
     pub fn new(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
@@ -140,7 +141,7 @@ impl DeviceTableSteps {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the device fails; the errors of `timed`.
+    /// [`crate::Error::Fault`] if the device fails; the errors of `timed`.
     pub fn step(
         &mut self,
         mut timed: impl FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>,

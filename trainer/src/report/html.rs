@@ -23,6 +23,9 @@ enum Better {
     Neither,
 }
 
+/// Returns a figure as it is shown.
+type Shown<'a> = &'a dyn Fn(f64) -> String;
+
 /// The metrics of evaluations, in the order of the tables.
 const FIGURES: [(&str, Better); 12] = [
     ("loss", Better::Less),
@@ -103,7 +106,7 @@ impl Report {
         }
         rows.push(heading("Training", self.runs.len()));
         let (seconds, bytes) = (|s: f64| format!("{s:.1}"), |bytes: f64| format_bytes(bytes as u64));
-        let training: [(&str, &str, Better, &dyn Fn(f64) -> String); 10] = [
+        let training: [(&str, &str, Better, Shown<'_>); 10] = [
             ("samples", "samples", Better::Neither, &count),
             ("steps", "steps", Better::Neither, &count),
             ("loss", "loss", Better::Neither, &precise),
@@ -347,7 +350,7 @@ fn heading(title: &str, runs: usize) -> String {
 }
 
 /// Returns a row of a table, or nothing if no run has the metric.
-fn row(name: &str, values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String) -> String {
+fn row(name: &str, values: &[Option<f64>], better: Better, shown: Shown<'_>) -> String {
     if values.iter().all(Option::is_none) {
         return String::new();
     }
@@ -356,7 +359,7 @@ fn row(name: &str, values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -
 
 /// Returns the cells of the runs' values, with an edge before the first cell if `edge`; the best of several
 /// values is emphasized.
-fn cells(values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String, edge: bool) -> String {
+fn cells(values: &[Option<f64>], better: Better, shown: Shown<'_>, edge: bool) -> String {
     let known = || values.iter().flatten().copied();
     let best = match better {
         _ if known().count() < 2 => None,
