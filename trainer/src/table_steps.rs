@@ -6,13 +6,13 @@ use onefold_ikjt::{Batch, BatchParts, Group};
 use onefold_sharding::FeatureConfig;
 use tch::Tensor;
 
+use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::device::Accelerator;
 use crate::embedding::{
     DeviceGradients, DeviceLookup, Embeddings, FeatureLookup, Lookup, LookupGradients, Lookups, Placement,
     Request, Status,
 };
-use crate::Result;
 
 /// The value of all gradients. They would come from the dense part.
 const GRADIENT: f32 = 0.001;
