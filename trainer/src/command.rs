@@ -16,8 +16,8 @@ use crate::distributed::{self, Collectives, Environment, Joined, PATIENCE, Timeo
 /// Options of commands that run on several ranks.
 #[derive(Debug, clap::Args)]
 pub struct RankOptions {
-    /// Seconds that a rank waits for the others in one operation before the job ends; a rank that reads, allocates or
-    /// writes a checkpoint says so meanwhile, and is waited for
+    /// The seconds that a rank waits for the others in one operation before the job ends. While a rank reads, allocates
+    /// memory or writes a checkpoint, the others wait longer
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
 }
@@ -111,10 +111,10 @@ impl Ranks {
 /// The command to start, and the number of ranks.
 #[derive(Debug, clap::Args)]
 pub struct LaunchArguments {
-    /// How many ranks to start
+    /// The number of ranks to start
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
-    /// A command that works on several ranks, with its options
+    /// A command that can run on several ranks, with its options
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -150,8 +150,8 @@ pub fn launch<C: Parser>(
 /// The option that selects the device.
 #[derive(Debug, clap::Args)]
 pub struct DeviceOption {
-    /// Device: `cpu`, or a GPU as `cuda:0`, which needs libtorch's CUDA part (`pip install torch==2.11.0`, or
-    /// ONEFOLD_LIBTORCH_CUDA=FOLDER). With `cuda` each of several ranks takes the GPU of its number on its host
+    /// The device: `cpu`, or a GPU such as `cuda:0`, which needs libtorch's CUDA part (`pip install torch==2.11.0`, or
+    /// ONEFOLD_LIBTORCH_CUDA=FOLDER). With `cuda`, each of several ranks uses the GPU with the number of its local rank
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     pub device: DeviceName,
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{Explain, Fault, Kind, Text, text, unexpected};
+use onefold_base::fault::{Explain, Fault, Kind, Text, option, text, unexpected};
 
 /// An error in configuring, training, storing or evaluating a model.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +94,16 @@ impl Error {
         Self::Run(Fault::of_file(Kind::Failed, path, message).hint(hint))
     }
 
+    /// Returns an error about a run that cannot be continued as asked; `instead` says how to continue it.
+    pub(crate) fn not_continued(
+        path: impl AsRef<Path>,
+        message: impl Into<Text>,
+        instead: impl Into<Text>,
+    ) -> Self {
+        let hint = text![instead, ", or begin a new run in another directory, with ", option("out")];
+        Self::run(path, message, hint)
+    }
+
     /// Returns an error about an id outside the rows of its table.
     pub(crate) fn id(feature: &str, id: i64, rows: u64) -> Self {
         let message = format!("feature `{feature}`: id {id} is outside the table's rows 0..{rows}");
@@ -132,7 +142,7 @@ impl Error {
     }
 
     /// Returns whether the error occurred on this rank and is not yet known to the other ranks.
-    pub(crate) fn is_own(&self) -> bool {
+    pub fn is_own(&self) -> bool {
         !matches!(
             self,
             Self::Collective(_) | Self::RankLost(_) | Self::RankEnded(_) | Self::ReportedElsewhere { .. }

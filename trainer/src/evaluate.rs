@@ -23,7 +23,7 @@ use crate::embedding::Placement;
 use crate::infer::infer;
 use crate::memory::ModelSize;
 use crate::metrics::{
-    ExactScores, Figures, GroupedScores, Loss, Ranking, Segment, SegmentMetrics, Task, TaskMetrics,
+    ExactScores, Figures, GroupedScores, Ranking, Segment, SegmentMetrics, Task, TaskMetrics,
 };
 use crate::model::Model;
 use crate::preprocess::Preprocessing;
@@ -204,11 +204,7 @@ pub(crate) fn checks(config: &TrainConfig, features: &[FeatureConfig]) -> Checks
     let checked = features.iter().filter(|feature| feature.ids == IdPolicy::Checked);
     Checks {
         table_rows: checked.map(|config| (config.feature.clone(), config.rows)).collect(),
-        label_ranges: config
-            .all_tasks()
-            .into_iter()
-            .map(|task| (task.label, Loss::from(task.loss).labels()))
-            .collect(),
+        label_ranges: config.all_tasks().into_iter().map(|task| (task.label, task.loss.labels())).collect(),
         ..Checks::default()
     }
 }

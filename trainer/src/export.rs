@@ -17,7 +17,7 @@ use crate::Result;
 use crate::checkpoint::CheckpointChoice;
 use crate::checkpoint::tables::StoredTables;
 use crate::checkpoint::tensor_file::{self, Entry};
-use crate::config::{Interaction, LossConfig};
+use crate::config::{Interaction, Loss};
 use crate::distributed::Alone;
 use crate::embedding::{Buffer, stored_dtype};
 use crate::normalize::Normalizers;
@@ -40,7 +40,7 @@ struct Export {
     /// The label of each logit, in order.
     labels: Vec<String>,
     /// The loss of each label, which defines the meaning of its logit.
-    losses: Vec<LossConfig>,
+    losses: Vec<Loss>,
     /// The dense features, in the order of the inputs of `dense_arch`.
     dense_features: Vec<String>,
     /// The normalization of dense features before the model; features without an entry are not normalized.

@@ -17,14 +17,12 @@
 //! * [`checkpoint`] reads and writes the state of a run.
 //! * [`device`] is a GPU, with CUDA kernels for the tables and libtorch's operations for the dense part.
 //! * [`trace`] records the steps of the ranks of a job; [`report`] draws the results of runs.
-//! * [`bench`](bench::bench) measures training steps.
-//! * [`profile`](mod@profile) measures the cost of tables for the planner's cost model.
+//! * [`table_steps`] has the training steps of tables without a dense part, for `onefold-train-tools`.
 //! * [`command`] has the code that the programs `onefold-train` and `onefold-train-tools` share.
 //!
 //! The crate depends on `onefold-ikjt` (batches), `onefold-train-config` (`train.toml`), `onefold-kernels`, and
 //! `onefold-sharding` (configuration of tables, and plans).
 
-pub mod bench;
 pub mod checkpoint;
 pub mod command;
 mod cuda_library;
@@ -44,11 +42,11 @@ pub mod optimizer;
 mod predict;
 mod preprocess;
 mod processor;
-pub mod profile;
 pub mod report;
 pub mod run;
 mod shim;
 mod stop;
+pub mod table_steps;
 pub mod tensorboard;
 mod tensors;
 pub mod trace;
@@ -56,17 +54,18 @@ mod train;
 mod vocabularies;
 
 pub use config::{
-    CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind, EarlyStoppingConfig,
-    EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, LossConfig, ModelConfig, Normalization,
-    OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind, TableOptimizer,
-    TableOptimizerConfig, TaskConfig, TrainConfig, WatchedMetric,
+    BiasInit, CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind,
+    EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, Loss, ModelConfig,
+    Normalization, OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind,
+    TableOptimizer, TableOptimizerConfig, TaskConfig, TrainConfig, WatchedMetric,
 };
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
 pub use export::{ExportSummary, export};
-pub use memory::ModelSize;
+pub use memory::{ModelSize, available as available_memory};
 use onefold_train_config as config;
 pub use predict::{PredictionSummary, predict};
+pub use processor::check_precision;
 pub use stop::Stop;
 pub use train::{
     Ending, Existing, Follow, GrownTable, LossJump, PartitionFigures, Prepared, ProgressiveSummary,

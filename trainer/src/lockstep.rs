@@ -104,10 +104,23 @@ impl dyn Collectives + '_ {
     /// # Errors
     ///
     /// [`Error::Io`] for a value that cannot be encoded or decoded; the errors of all collective operations.
-    pub(crate) fn gather_json<T: Serialize + ?Sized, U: DeserializeOwned>(&self, own: &T) -> Result<Vec<U>> {
+    pub fn gather_json<T: Serialize + ?Sized, U: DeserializeOwned>(&self, own: &T) -> Result<Vec<U>> {
         let all = self.gather_bytes(&serde_json::to_vec(own).map_err(std::io::Error::other)?)?;
         let values = all.iter().map(|bytes| serde_json::from_slice(bytes));
         Ok(values.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?)
+    }
+
+    /// Returns the result of `work` on the lowest rank, which all other ranks receive. Every rank must call it. `work`
+    /// must not call collective operations.
+    ///
+    /// # Errors
+    ///
+    /// The errors of `agree_on`; [`Error::Io`] for a value that cannot be encoded or decoded.
+    pub fn of_lowest<T: Serialize + DeserializeOwned>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let own = self.agree_on(|| if self.rank() == 0 { work().map(Some) } else { Ok(None) })?;
+        let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
+        let bytes = self.broadcast_bytes(&bytes, 0)?;
+        Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
     }
 
     /// Checks that every rank has the same values, such as options, by name; the lowest rank reports a

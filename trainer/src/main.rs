@@ -8,14 +8,13 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use onefold_base::fault::Explainer;
 use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
-use onefold_base::units::{format_bytes, format_count, parse_bytes, parse_duration_micros};
-use onefold_datasets::{PartitionFilter, PartitionKey, Snapshot};
+use onefold_base::units::{format_bytes, format_count, parse_bytes};
+use onefold_datasets::{PartitionFilter, Snapshot};
 use onefold_ikjt::{Dedupe, stored_at};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
@@ -31,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 onefold_allocator::use_jemalloc!(onefold_allocator::KEEPING);
 
-/// Train DLRMs that compute every distinct row once
+/// Train DLRMs, with lookups and sequence layers computed once per distinct row
 #[derive(Debug, Parser)]
 #[command(name = "onefold-train", version, propagate_version = true)]
 struct Cli {
@@ -45,8 +44,8 @@ struct Cli {
 enum Command {
     /// Train the model of a `train.toml` on a dataset
     ///
-    /// SIGTERM and Ctrl-C end it after the step that it is in, with a checkpoint and exit status 0; the same command
-    /// with `--resume` goes on from there. TensorBoard reads the run while it is trained.
+    /// SIGTERM and Ctrl-C end training after the current step, with a checkpoint and exit status 0. The same command
+    /// with `--resume` continues from this checkpoint. TensorBoard can read the run during training.
     ///
     /// Example: onefold-train run logs/train.toml --data dataset --out run
     ///
@@ -54,18 +53,18 @@ enum Command {
     Run(RunArguments),
     /// Train a model on every new partition of a dataset, as partitions are committed
     ///
-    /// It waits for snapshots. For each new partition in the order of time, it evaluates the model on it, trains on it once
-    /// and writes a checkpoint; `follow.jsonl` in RUN has a line for each. The same command goes on where a run that was
-    /// killed or ended was. A partition that is changed after it was trained on is reported, and not trained on again.
-    /// SIGTERM and Ctrl-C end it after the step that it is in, with a checkpoint and exit status 0.
+    /// The command waits for new snapshots. For each new partition, in the order of time, it evaluates the model,
+    /// trains on the partition once, writes a checkpoint, and adds a line to `follow.jsonl` in RUN. The same command
+    /// continues a run that was killed or has ended. A partition that is changed after training is reported, and not
+    /// trained on again. SIGTERM and Ctrl-C end training after the current step, with a checkpoint and exit status 0.
     ///
     /// Example: onefold-train follow logs/train.toml --data dataset --out run --export-every 1
     Follow(FollowArguments),
     /// Start a command on several ranks of this machine, without Python
     ///
     /// Each rank is a process with its share of the machine's threads, and the environment that `torchrun` would give
-    /// it. SIGTERM and Ctrl-C reach all of them. If a rank fails, the others end within 30 seconds. Over several
-    /// machines start the ranks with `torchrun --no-python`.
+    /// it. The first SIGTERM or Ctrl-C is passed on to all of them; the second one kills them. If a rank fails, the
+    /// others end within 30 seconds. To use several machines, start the ranks with `torchrun --no-python`.
     ///
     /// Example: onefold-train launch --ranks 4 -- run logs/train.toml --data dataset --out run --plan plan.json
     Launch(LaunchArguments),
@@ -75,26 +74,27 @@ enum Command {
     Eval(EvalArguments),
     /// Write a trained model's predictions to a Parquet file, with the columns that join them to the logs
     ///
-    /// A row a sample: the columns that `keep` in `dataset.toml` names, then `prediction` and `logit`.
+    /// The file has a row for each sample: the columns that `keep` in `dataset.toml` names, then `prediction` and
+    /// `logit`.
     ///
     /// Example: onefold-train predict run --data dataset --partitions split=holdout --out predictions.parquet
     Predict(PredictArguments),
-    /// Write a trained model as PyTorch and TorchRec load it
+    /// Write a trained model in a form that PyTorch and TorchRec load
     ///
-    /// `model.safetensors` has the names of TorchRec's `DLRM`, and `export.json` says how ids, features and vectors are
-    /// ordered.
+    /// The tensors in `model.safetensors` have the names of TorchRec's `DLRM`. `export.json` describes the order of
+    /// ids, features and vectors.
     ///
     /// Example: onefold-train export run --out exported
     Export(ExportArguments),
-    /// Draw what runs came to, side by side: curves, calibration, days, segments
+    /// Draw the results of runs on one page: learning curves, calibration, metrics by day and by segment
     ///
-    /// A run may go on meanwhile.
+    /// A run may still be training.
     ///
     /// Example: onefold-train report run other-run --html report.html
     Report(report_command::ReportArguments),
-    /// Draw what the ranks of a run did in some of its steps: a page, and a trace for Perfetto
+    /// Draw a timeline of the ranks in some steps of a run, as a page or as a trace for Perfetto
     ///
-    /// `run --trace-steps FIRST..LAST` says which steps; on several ranks 10 to 20 are traced by default.
+    /// `run --trace-steps FIRST..LAST` selects the steps. By default, several ranks trace steps 10 to 20.
     ///
     /// Example: onefold-train trace run --html timeline.html --chrome timeline.json
     Trace(trace_command::TraceArguments),
@@ -104,20 +104,21 @@ enum Command {
 struct RunArguments {
     #[command(flatten)]
     job: JobArguments,
-    /// The number of the dataset's snapshot [default: with `--resume` that of the run, otherwise the newest]
+    /// The number of the dataset's snapshot [default: with `--resume` the snapshot of the run, otherwise the newest
+    /// one]
     #[arg(long, value_name = "SNAPSHOT")]
     at: Option<u64>,
-    /// End after this many steps, those before a resumption included
+    /// End after this many steps, including those before a resumption
     #[arg(long, value_name = "N")]
     max_steps: Option<u64>,
-    /// Replace the run that is at `--out`, once the new one is complete
+    /// Replace the run in `--out` when the new run is complete
     #[arg(id = "existing = overwrite", long = "overwrite", conflicts_with = "existing = resume")]
     overwrite: bool,
-    /// Go on from the newest checkpoint of the run that is at `--out`, or begin if there is none
+    /// Continue from the newest checkpoint of the run in `--out`, or start from the beginning if there is none
     #[arg(id = "existing = resume", long = "resume")]
     resume: bool,
-    /// Train on the partitions of one day or hour after the other, and evaluate on them before: the figures of a model
-    /// that is trained every day
+    /// Train on the partitions of one day or hour after another, and evaluate on each day before training on it. This
+    /// gives the metrics of a model that is trained daily
     #[arg(long)]
     progressive: bool,
 }
@@ -126,107 +127,70 @@ struct RunArguments {
 struct FollowArguments {
     #[command(flatten)]
     job: JobArguments,
-    /// Begin to train when partitions of so many samples wait
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    min_samples: u64,
-    /// Begin to train when a partition has waited for so long, as `30m`, whatever the samples [default: wait for the
-    /// samples]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    max_wait: Option<Duration>,
-    /// Begin to train when a dense feature of what waits has this population stability index, as `0.25`, against the
-    /// partition before, whatever the samples [default: wait for the samples]
-    #[arg(long, value_name = "INDEX")]
-    max_drift: Option<f64>,
-    /// The time between two looks for a new snapshot, at most an hour
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_interval)]
-    look_every: Duration,
-    /// Export the model after every N partitions, to a folder of its own in RUN/exports, and name the newest one in
-    /// RUN/exports/latest [default: no exports]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    export_every: Option<u64>,
-    /// End after N partitions, those before a resumption included; partitions of one time count as one
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    stop_after: Option<u64>,
-    /// End after the partitions of this time, as `date=2024-05-02/hour=03` or, for all hours, `date=2024-05-02`
-    #[arg(long, value_name = "PARTITION", value_parser = parse_partition)]
-    until: Option<PartitionKey>,
+    #[command(flatten)]
+    follow: Follow,
 }
 
 /// The arguments of `run` and of `follow`.
 #[derive(Debug, clap::Args)]
 struct JobArguments {
-    /// The configuration: data, model, tables, optimizers
+    /// The configuration file `train.toml`
     config: PathBuf,
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path, or a URL such as `s3://bucket/folder`
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
-    /// Directory of the run: checkpoints, metrics, model, summary
+    /// The directory of the run: checkpoints, metrics, model and summary
     #[arg(long, value_name = "RUN")]
     out: PathBuf,
-    /// A folder for the checkpoints and the model that all ranks reach: a path, or a URL as `s3://bucket/folder`
-    /// [default: RUN, or that of the run that goes on]
+    /// A folder for the checkpoints and the model that all ranks can access: a path, or a URL such as
+    /// `s3://bucket/folder` [default: RUN, or the folder of the resumed run]
     #[arg(long, value_name = "LOCATION")]
     checkpoints: Option<PathBuf>,
     #[command(flatten)]
     shared: SharedArguments,
-    /// A plan of `onefold-shard plan` for as many ranks as there are [default: every table whole, the largest first,
-    /// each on the rank that has the fewest bytes]
+    /// A plan from `onefold-shard plan` for this number of ranks [default: each table on one rank; tables are placed in
+    /// descending order of size, each on the rank with the fewest bytes]
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// The steps, counted from 1, of which every rank keeps a timeline for `onefold-train trace` [default: 10..20 on
-    /// several ranks, none on one]
+    /// The steps, counted from 1, for which every rank writes a timeline for `onefold-train trace` [default: 10..20 on
+    /// several ranks, none on one rank]
     #[arg(long, value_name = "FIRST..LAST", value_parser = trace_command::parse_steps)]
     trace_steps: Option<RangeInclusive<u64>>,
-    /// Train the model of another run further: its parameters and optimizer state, with this configuration's partitions,
-    /// learning rates and batch size, on any number of ranks. RUN is its directory, or the folder or URL of its
-    /// checkpoints, and stays there until the new run is complete [default: what a run that goes on was begun with]
+    /// Continue training the model of another run: its parameters and optimizer state, with the partitions, learning
+    /// rates and batch size of this configuration, on any number of ranks. RUN is the run's directory, or the folder or
+    /// URL of its checkpoints, and must exist until the new run is complete [default: the value with which a resumed
+    /// run was started]
     #[arg(long, value_name = "RUN")]
     warm_start: Option<PathBuf>,
-    /// A checkpoint of that run in place of its model: `latest`, or a step
+    /// Use a checkpoint of that run instead of its final model: `latest`, or a step
     #[arg(long, value_name = "STEP", requires = "warm_start")]
     warm_start_checkpoint: Option<CheckpointChoice>,
-    /// Train only on partitions that were committed after the snapshot of the run that `--warm-start` names
+    /// Train only on partitions that were committed after the snapshot of the run in `--warm-start`
     #[arg(long, requires = "warm_start")]
     new_partitions: bool,
-    /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: the
-    /// model must fit into the memory that the machine has left, and 1GiB is for reading]
+    /// The memory limit for parameters, optimizer state and the reader, such as `8GiB`. The activations of a batch are
+    /// not included [default: the available memory for the model, and 1GiB for the reader]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     memory_limit: Option<u64>,
     #[command(flatten)]
     ranks: RankOptions,
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    parse_duration_micros(text).map(|micros| Duration::from_micros(micros.unsigned_abs()))
-}
-
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let interval = parse_duration(text)?;
-    match interval <= Duration::from_secs(3600) {
-        true => Ok(interval),
-        false => Err(format!("`{text}` is more than an hour\n  hint: look more often, as every `10s`")),
-    }
-}
-
-fn parse_partition(text: &str) -> Result<PartitionKey, String> {
-    let key = PartitionKey::parse(text).filter(|key| !key.columns().is_empty());
-    key.ok_or_else(|| format!("`{text}` is not a partition\n  hint: write it like `date=2024-05-02/hour=03`"))
-}
-
 #[derive(Debug, clap::Args)]
 struct EvalArguments {
-    /// Directory of the run, or the folder that its `--checkpoints` named: a path or a URL
+    /// The directory of the run, or the folder of its `--checkpoints`: a path or a URL
     run: PathBuf,
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path, or a URL such as `s3://bucket/folder`
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
-    /// The number of the dataset's snapshot [default: the newest]
+    /// The number of the dataset's snapshot [default: the newest one]
     #[arg(long, value_name = "SNAPSHOT")]
     at: Option<u64>,
-    /// Which partitions, as `split=holdout` or `city="Paris, TX"` [default: those that the run's configuration names]
+    /// A filter for the partitions, such as `split=holdout` or `city="Paris, TX"` [default: `eval` of the run's
+    /// configuration]
     #[arg(long, value_name = "FILTER")]
     partitions: Option<PartitionFilter>,
-    /// A checkpoint in place of the run's model: `latest`, or a step [default: the model of the completed run]
+    /// Use a checkpoint instead of the final model: `latest`, or a step [default: the model of the completed run]
     #[arg(long, value_name = "STEP")]
     checkpoint: Option<CheckpointChoice>,
     #[command(flatten)]
@@ -239,41 +203,41 @@ struct EvalArguments {
 struct PredictArguments {
     #[command(flatten)]
     eval: EvalArguments,
-    /// The file to write: a path or a URL, as `s3://bucket/folder/predictions.parquet`
+    /// The output file: a path, or a URL such as `s3://bucket/folder/predictions.parquet`
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Replace the file that is at `--out`
+    /// Replace the file in `--out` if it exists
     #[arg(long)]
     overwrite: bool,
-    /// Columns of the dataset beside the predictions, separated by commas: kept ones, or `session_id` [default: all kept
-    /// ones]
+    /// The columns of the dataset to add to the predictions, separated by commas: kept columns, or `session_id`
+    /// [default: all kept columns]
     #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
     keep: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
 struct ExportArguments {
-    /// Directory of the run, or the folder that its `--checkpoints` named: a path or a URL
+    /// The directory of the run, or the folder of its `--checkpoints`: a path or a URL
     run: PathBuf,
-    /// A checkpoint in place of the run's model: `latest`, or a step [default: the model of the completed run]
+    /// Use a checkpoint instead of the final model: `latest`, or a step [default: the model of the completed run]
     #[arg(long, value_name = "STEP")]
     checkpoint: Option<CheckpointChoice>,
-    /// Directory of the exported model
+    /// The directory of the exported model
     #[arg(long, value_name = "EXPORT")]
     out: PathBuf,
-    /// Replace the exported model that is at `--out`
+    /// Replace the exported model in `--out` if it exists
     #[arg(long)]
     overwrite: bool,
 }
 
 #[derive(Debug, clap::Args)]
 struct SharedArguments {
-    /// Whether batches are deduplicated; the losses are the same
+    /// How batches are deduplicated; the losses do not depend on it
     #[arg(long, value_enum, default_value_t = Dedupe::Window)]
     dedupe: Dedupe,
     #[command(flatten)]
     device: DeviceOption,
-    /// Threads [default: all that the machine has, divided by the ranks on it]
+    /// The number of threads [default: the threads of the machine divided by the number of ranks on it]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
@@ -352,19 +316,10 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
 }
 
 fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> {
-    let FollowArguments { job, min_samples, max_wait, max_drift, look_every, .. } = arguments;
+    let FollowArguments { job, follow } = arguments;
     job.on_ranks("follow", |collectives, device| {
         let resumed = resumed(job, Existing::Resume, &**collectives)?;
-        let follow = Follow {
-            min_samples: *min_samples,
-            max_wait: *max_wait,
-            max_drift: *max_drift,
-            look_every: *look_every,
-            export_every: arguments.export_every,
-            stop_after: arguments.stop_after,
-            until: arguments.until.clone(),
-            begun: resumed.run.clone(),
-        };
+        let follow = Follow { begun: resumed.run.clone(), ..follow.clone() };
         let options = TrainOptions {
             // All ranks begin with the same snapshot.
             snapshot: Some(newest_snapshot(job, &**collectives)?),
@@ -378,11 +333,7 @@ fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> 
 
 /// Returns the number of the dataset's newest snapshot, which the lowest rank reads. Every rank must call it.
 fn newest_snapshot(job: &JobArguments, collectives: &dyn Collectives) -> onefold_trainer::Result<u64> {
-    let newest = collectives.agree_on(|| match collectives.rank() {
-        0 => Ok(Snapshot::load_head(&stored_at(&job.data)?)?.snapshot),
-        _ => Ok(0),
-    })?;
-    Ok(collectives.gather(&[newest as f64])?[0][0] as u64)
+    collectives.of_lowest(|| Ok(Snapshot::load_head(&stored_at(&job.data)?)?.snapshot))
 }
 
 impl JobArguments {
@@ -427,12 +378,14 @@ impl JobArguments {
         let collectives = &options.collectives;
         let config = collectives.agree_on(|| Ok(TrainConfig::load(&self.config)?))?;
         let prepared = collectives.agree_on(|| Prepared::new(&config, &self.data, options))?;
-        if collectives.rank() > 0 {
-            prepared.train(&self.out, &Silent)?;
+        let is_first = collectives.rank() == 0;
+        if is_first {
+            printer.remark(&describe::size(prepared.size(), collectives.size()));
+        }
+        let summary = prepared.train(&self.out, if is_first { printer } else { &Silent })?;
+        if !is_first {
             return Ok(());
         }
-        printer.remark(&describe::size(prepared.size(), collectives.size()));
-        let summary = prepared.train(&self.out, printer)?;
         Ok(printer.summary(&describe::run(&summary, &self.out, resumes_with), &summary)?)
     }
 }
@@ -483,12 +436,11 @@ fn resumed(
     existing: Existing,
     collectives: &dyn Collectives,
 ) -> onefold_trainer::Result<Begun> {
-    let resumes = existing == Existing::Resume;
-    let find = || {
-        let checkpoints = job.checkpoints.as_deref().map(absolute).transpose()?;
-        if collectives.rank() > 0 || !resumes {
-            return Ok(Begun { checkpoints, ..Begun::default() });
-        }
+    let checkpoints = collectives.agree(job.checkpoints.as_deref().map(absolute).transpose())?;
+    if existing != Existing::Resume {
+        return Ok(Begun { checkpoints, ..Begun::default() });
+    }
+    collectives.of_lowest(|| {
         // An existing run that cannot be read leads to an error later, when it is resumed.
         let here = Run::load(&job.out).ok();
         let run = match (here, &checkpoints) {
@@ -500,14 +452,7 @@ fn resumed(
         };
         let Some(run) = run else { return Ok(Begun { checkpoints, ..Begun::default() }) };
         Ok(Begun::of(run, checkpoints))
-    };
-    let own = collectives.agree_on(find)?;
-    let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
-    let bytes = collectives.broadcast_bytes(&bytes, 0)?;
-    if !resumes {
-        return Ok(own);
-    }
-    Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
+    })
 }
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
@@ -536,11 +481,11 @@ fn evaluate_run(
     printer: &Printer,
 ) -> anyhow::Result<()> {
     let options = arguments.options(collectives, device);
+    let reporter: &dyn Reporter = if collectives.rank() > 0 { &Silent } else { printer };
+    let summary = evaluate(&arguments.run, &arguments.data, &options, reporter)?;
     if collectives.rank() > 0 {
-        evaluate(&arguments.run, &arguments.data, &options, &Silent)?;
         return Ok(());
     }
-    let summary = evaluate(&arguments.run, &arguments.data, &options, printer)?;
     Ok(printer.summary(&describe::evaluation(&summary), &summary)?)
 }
 

@@ -97,7 +97,7 @@ pub(crate) fn check_machine(model_bytes: u64, collectives: &dyn Collectives, ava
 
 /// Returns the bytes that processes can still allocate: the machine's available memory, or the rest of this
 /// process's control group if that is less.
-pub(crate) fn available() -> u64 {
+pub fn available() -> u64 {
     let mut system = System::new();
     system.refresh_memory();
     // The usage of a control group excludes pages of files, which the kernel can drop.

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use onefold_datasets::{DENSE_QUANTILES, DenseStatistics, PartitionFilter, Schema, Snapshot, suggest};
+use onefold_datasets::{DENSE_QUANTILES, DenseStatistics, PartitionFilter, Schema, Snapshot};
 use onefold_ikjt::load_statistics;
 use onefold_ikjt::preprocess::Preprocessor;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Normalization;
-use crate::preprocess::Preprocessing;
 use crate::{Error, Result, TrainConfig};
 
 /// The normalization of a dense feature. Its numbers are single-precision, like the model's; JSON stores them
@@ -101,41 +100,32 @@ impl Normalizer {
 }
 
 /// Creates the normalizers that `config` asks for, from the statistics of the samples in `partitions` of
-/// `dataset`. `schema` is the schema of the batches, after `preprocessing`.
+/// `dataset`. `schema` is the schema of the batches, after the steps of `preprocessor`.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if `[dense.features]` names an unknown dense feature, or a normalization is configured for
-/// a feature that preprocessing creates or changes; [`Error::Read`] if the statistics cannot be read.
+/// [`Error::Fault`] if a normalization is configured for a feature that preprocessing creates or changes; [`Error::Read`] if the statistics cannot be read.
 pub(crate) fn fit(
     config: &TrainConfig,
     (dataset, snapshot, partitions): (&Path, &Snapshot, &PartitionFilter),
     schema: &Schema,
-    preprocessing: Option<&Preprocessing>,
+    preprocessor: Option<&Preprocessor>,
 ) -> Result<Normalizers> {
-    let wrong = |message: String, hint: String| Error::config(config.path(), message, hint);
-    let names = || schema.dense.iter().map(String::as_str);
-    if let Some(name) = config.dense.features.keys().find(|name| names().all(|known| known != *name)) {
-        return Err(wrong(
-            format!("`[dense.features]` has `{name}`, which is no dense feature"),
-            suggest(name, names()),
-        ));
-    }
     let statistics = load_statistics(dataset, snapshot, partitions)?;
-    let unchanged = match preprocessing {
-        None => schema.dense.clone(),
-        Some(steps) => Preprocessor::try_new(&steps.config, &snapshot.schema)?.unchanged_dense(),
-    };
+    let unchanged = preprocessor.map_or_else(|| schema.dense.clone(), Preprocessor::unchanged_dense);
     let mut normalizers = Normalizers::new();
     for name in &schema.dense {
         let asked = config.dense.of_feature(name).filter(|asked| *asked != Normalization::None);
         let known = statistics.dense.get(name).filter(|_| unchanged.contains(name));
         if let (Some(asked), None) = (asked, known) {
-            let why = "a step of the preprocessing makes or changes it";
-            let hint = "normalize it by steps (`clamp`, `log1p`, `boxcox`)";
-            return Err(wrong(
-                format!("`{name}` cannot be normalized by `{asked}`, because {why}"),
-                format!("{hint}: `{name} = \"none\"` under `[dense.features]`"),
+            return Err(Error::config(
+                config.path(),
+                format!(
+                    "`{name}` cannot be normalized by `{asked}`, because a step of the preprocessing makes or changes it"
+                ),
+                format!(
+                    "normalize it by steps (`clamp`, `log1p`, `boxcox`): `{name} = \"none\"` under `[dense.features]`"
+                ),
             ));
         }
         let chosen = config.dense.of_feature(name).unwrap_or_default();

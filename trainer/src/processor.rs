@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// # Errors
 ///
 /// [`Error::Fault`] for such a precision.
-pub(crate) fn check_precision(config: &TrainConfig, device: tch::Device) -> Result<()> {
+pub fn check_precision(config: &TrainConfig, device: tch::Device) -> Result<()> {
     if device != tch::Device::Cpu {
         return Ok(());
     }

@@ -9,10 +9,10 @@ use serde::Serialize;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArguments {
-    /// Directories of runs, complete or not
+    /// The directories of the runs, which may be incomplete
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// The page to write
+    /// The HTML file to write
     #[arg(long, value_name = "FILE")]
     html: PathBuf,
 }

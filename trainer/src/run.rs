@@ -9,20 +9,18 @@ use onefold_datasets::digest::Digest;
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use onefold_storage::{Created, Storage};
-use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
 use crate::checkpoint::tables::{self, StoredTables};
 use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
-use crate::checkpoint::{CheckpointChoice, Checkpoints, damaged};
+use crate::checkpoint::{CheckpointChoice, Checkpoints, DenseFile, Versioned, dense_entries, sha256};
 use crate::device::{Accelerator, guarded};
 use crate::distributed::Collectives;
-use crate::embedding::{Buffer, Embeddings, Placement};
+use crate::embedding::{Buffer, Embeddings, Placement, Shard};
 use crate::model::Model;
 use crate::normalize::Normalizers;
 use crate::vocabularies::{self, VocabularyIdentity};
-use crate::{Error, Result, TrainConfig, tensors};
+use crate::{Error, Result, TrainConfig};
 
 /// The file that describes a run; a directory with this file is a run.
 pub const RUN_FILE: &str = crate::config::RUN_FILE;
@@ -30,8 +28,6 @@ pub const RUN_FILE: &str = crate::config::RUN_FILE;
 pub const MODEL_FILE: &str = "model.safetensors";
 /// The folder with the ranks' shards while they are merged into one model.
 pub(crate) const SHARDS: &str = ".shards";
-/// The prefix of the names of the dense part's parameters.
-const DENSE: &str = "dense.";
 /// The version of the format that this code writes, and the only version that it reads.
 const FORMAT_VERSION: u32 = crate::config::RUN_FORMAT_VERSION;
 
@@ -112,12 +108,6 @@ pub struct Trained {
     pub samples: u64,
 }
 
-/// The format version of a description. It is parsed first, because other versions have other fields.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Versioned {
-    pub(crate) format_version: u32,
-}
-
 impl Run {
     /// Returns the description of a new run. Information about the dataset's content is still empty.
     pub fn new(config: &TrainConfig, schema: &Schema, tables: &[FeatureConfig]) -> Self {
@@ -185,8 +175,9 @@ impl Run {
     }
 
     /// Writes the trained model, with `state`, to the folder of the checkpoints, and then marks the description
-    /// in `directory` as complete. Every rank must call it. The lowest rank merges the shards of all ranks, a
-    /// few rows at a time, so that no process needs memory for all tables.
+    /// in `directory` as complete. Every rank must call it. A rank that has all tables as a whole writes them
+    /// directly. Otherwise the lowest rank merges the shards of all ranks, a few rows at a time, so that no
+    /// process needs memory for all tables.
     ///
     /// # Errors
     ///
@@ -198,11 +189,18 @@ impl Run {
         (steps, trained): (u64, Trained),
         directory: &Path,
     ) -> Result<()> {
-        let collectives = model.embeddings.collectives();
+        let (embeddings, collectives) = (&model.embeddings, model.embeddings.collectives());
         let (rank, files) = (collectives.rank(), self.files(directory)?);
+        let mut entries = dense_entries(model);
+        entries.extend(state);
+        let is_whole = |shard: &Shard| shard.is_whole(&embeddings.tables()[shard.table]);
+        if collectives.size() == 1 && embeddings.shards().iter().all(is_whole) {
+            entries.extend(tables::entries(embeddings));
+            tensor_file::write(&files, MODEL_FILE, entries)?;
+            return self.mark_complete(&files, (steps, trained), directory);
+        }
         let path = |rank: u32| format!("{SHARDS}/{rank}.safetensors");
-        collectives
-            .agree_on(|| tensor_file::write(&files, &path(rank), tables::entries(&model.embeddings)))?;
+        collectives.agree_on(|| tensor_file::write(&files, &path(rank), tables::entries(embeddings)))?;
         collectives.agree_on(|| {
             if rank != 0 {
                 return Ok(());
@@ -210,8 +208,7 @@ impl Run {
             let (tables, _) = tables_of(&self.tables);
             let shards: Vec<String> = (0..collectives.size()).map(path).collect();
             let stored = StoredTables::open(&files, &shards, &[])?;
-            let mut entries = dense_entries(model);
-            entries.extend(state);
+            let mut entries = entries;
             for config in &tables {
                 for buffer in self.buffers(config) {
                     let name = format!("tables.{}.{}", config.name, buffer.name);
@@ -219,10 +216,20 @@ impl Run {
                 }
             }
             tensor_file::write(&files, MODEL_FILE, entries)?;
-            files.remove_folder(SHARDS, None)?;
-            (self.steps, self.trained, self.completed) = (steps, trained, true);
-            self.store(directory)
+            self.mark_complete(&files, (steps, trained), directory)
         })
+    }
+
+    /// Removes the shards from `files`, and marks the description in `directory` as that of a complete run.
+    fn mark_complete(
+        &mut self,
+        files: &Storage,
+        (steps, trained): (u64, Trained),
+        directory: &Path,
+    ) -> Result<()> {
+        files.remove_folder(SHARDS, None)?;
+        (self.steps, self.trained, self.completed) = (steps, trained, true);
+        self.store(directory)
     }
 
     /// Returns the buffers of a table in a model file.
@@ -295,13 +302,10 @@ impl Run {
         let differs = own.iter().find(|part| !others.contains(part));
         match differs.or_else(|| others.iter().find(|part| !own.contains(part))) {
             None => Ok(()),
-            Some((part, _)) => Err(Error::run(
+            Some((part, _)) => Err(Error::not_continued(
                 directory,
                 format!("the run was begun with another `{part}`, so it cannot be continued"),
-                text![
-                    "continue with the run's own `train.toml` and dataset, or begin a new run in another directory, with ",
-                    option("out")
-                ],
+                "continue with the run's own `train.toml` and dataset",
             )),
         }
     }
@@ -513,11 +517,6 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
     Ok(onefold_storage::absolute(location)?)
 }
 
-fn sha256(bytes: &[u8]) -> String {
-    use sha2::Digest as _;
-    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn describe_group(group: &FeatureGroup) -> String {
     let names: Vec<_> = group.features.iter().map(|feature| feature.name.as_str()).collect();
     format!("{} ({})", group.name, names.join(", "))
@@ -551,71 +550,4 @@ pub(crate) struct Stored {
     pub(crate) steps: u64,
     /// The amount of training by the run and by earlier runs.
     pub(crate) trained: Trained,
-}
-
-/// The file of the dense part, with parameters named `dense.NAME`.
-#[derive(Debug)]
-pub(crate) struct DenseFile {
-    path: PathBuf,
-    file: TensorFile,
-}
-
-/// Returns the dense parameters of a model as entries of a file.
-pub(crate) fn dense_entries(model: &Model) -> Vec<Entry<'static>> {
-    let parameters = model.named_dense_parameters().into_iter();
-    parameters.map(|(name, parameter)| Entry::tensor(format!("{DENSE}{name}"), &parameter)).collect()
-}
-
-impl DenseFile {
-    /// Opens a file.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the file is damaged.
-    pub(crate) fn open(storage: &Storage, name: &str) -> Result<Self> {
-        Ok(Self { path: storage.shown(name), file: tables::open(storage, name)? })
-    }
-
-    /// Reads an `f32` tensor of the file, such as a parameter or its optimizer state.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the tensor is missing or has another length.
-    pub(crate) fn read_into(&self, name: &str, values: &mut [f32]) -> Result<()> {
-        let read = self.file.read_into(name, Dtype::F32, bytemuck::cast_slice_mut(values));
-        read.map_err(|fault| damaged(&self.path, fault))
-    }
-
-    /// Copies the parameters into a model.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the file's parameters do not fit the model.
-    pub(crate) fn restore(&self, model: &Model) -> Result<()> {
-        for (name, mut parameter) in model.named_dense_parameters() {
-            let mut values = vec![0.0_f32; parameter.numel()];
-            self.read_into(&format!("{DENSE}{name}"), &mut values)?;
-            let values = tensors::from_f32(&values, &parameter.size());
-            tch::no_grad(|| parameter.copy_(&values));
-        }
-        Ok(())
-    }
-
-    /// Returns all parameters by name.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the file is damaged.
-    pub(crate) fn parameters(&self) -> Result<Vec<(String, Tensor)>> {
-        let infos = self.file.infos().filter_map(|(name, info)| Some((name.strip_prefix(DENSE)?, info)));
-        let shapes: Vec<(String, Vec<i64>)> = infos
-            .map(|(name, info)| (name.to_owned(), info.shape.iter().map(|side| *side as i64).collect()))
-            .collect();
-        let parameters = shapes.into_iter().map(|(name, shape)| {
-            let mut values = vec![0.0_f32; shape.iter().product::<i64>() as usize];
-            self.read_into(&format!("{DENSE}{name}"), &mut values)?;
-            Ok((name, tensors::from_f32(&values, &shape)))
-        });
-        parameters.collect()
-    }
 }

@@ -12,12 +12,12 @@ use serde::Serialize;
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("formats").args(["html", "chrome"]).required(true).multiple(true))]
 pub(crate) struct TraceArguments {
-    /// Directory of the run
+    /// The directory of the run
     run: PathBuf,
-    /// Draw a page
+    /// Write an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open
+    /// Write JSON for Perfetto (ui.perfetto.dev) and chrome://tracing
     #[arg(long, value_name = "FILE")]
     chrome: Option<PathBuf>,
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use onefold_tests::Dir;
 use serde_json::Value;
 
-use crate::training::make_small;
+use crate::training::{checkpoints, make_small};
 
 /// The timeout is longer than an operation takes on a busy machine.
 pub(crate) const RUN: &str = "run logs/train.toml --data dataset --timeout 300";
@@ -256,5 +256,35 @@ fn a_job_whose_rank_is_killed_is_resumed_by_other_ranks() {
     let last = format!("onefold-train launch --ranks 3 -- {RUN} --out run --resume");
     let resumed = dir.command(&last).json();
     assert!(resumed["resumed_from_step"].as_u64().unwrap() > 0);
+    assert_near("resumed", &losses(&resumed), &losses(&whole));
+}
+
+/// Two signals end a job at once. Its newest checkpoint remains, and other ranks continue from there.
+#[test]
+fn two_signals_end_all_ranks_and_leave_the_checkpoints() {
+    let dir = with_dataset();
+    // The training is long enough to be ended before its end.
+    dir.set("logs/train.toml", "epochs", "12");
+    let whole = dir.command(&format!("onefold-train {RUN} --out whole --threads 1")).json();
+    let run = dir.path("run");
+    let mut child =
+        dir.command(&format!("onefold-train launch --ranks 3 -- {RUN} --out run")).spawn_with_stderr();
+    let started = Instant::now();
+    while checkpoints(&run).is_empty() && child.try_wait().unwrap().is_none() {
+        assert!(started.elapsed() < Duration::from_secs(600), "there is no checkpoint after ten minutes");
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    let ranks = ranks_of(child.id());
+    assert_eq!(ranks.len(), 3, "the job is under way");
+    let script = format!("kill -TERM {0}; kill -INT {0}", child.id());
+    assert!(Command::new("bash").args(["-c", &script]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("error: the ranks were killed, because a second signal came"), "{message}");
+    assert!(ranks.iter().all(|rank| !Path::new(&format!("/proc/{rank}")).exists()), "a rank still runs");
+    let newest = checkpoints(&run).last().copied();
+    let resumed = dir.command(&format!("onefold-train launch --ranks 2 -- {RUN} --out run --resume")).json();
+    assert_eq!(resumed["resumed_from_step"].as_u64(), newest);
     assert_near("resumed", &losses(&resumed), &losses(&whole));
 }

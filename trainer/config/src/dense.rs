@@ -18,11 +18,6 @@ pub struct DenseConfig {
 }
 
 impl DenseConfig {
-    /// Returns whether all settings have their default values, as without a `[dense]` section.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// Returns the normalization that is configured for a feature, or `None` if neither `features` nor
     /// `normalize` sets one.
     pub fn of_feature(&self, feature: &str) -> Option<Normalization> {
@@ -49,11 +44,6 @@ pub enum Normalization {
 
 impl std::fmt::Display for Normalization {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Standard => "standard",
-            Self::Log1p => "log1p",
-            Self::Quantile => "quantile",
-        })
+        f.write_str(&crate::name_of(self))
     }
 }

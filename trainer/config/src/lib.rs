@@ -6,6 +6,7 @@
 
 mod dense;
 mod error;
+mod loss;
 mod model;
 mod optimizer;
 mod parameters;
@@ -25,7 +26,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::dense::{DenseConfig, Normalization};
 pub use self::error::{Error, Result};
-pub use self::model::{Interaction, ModelConfig};
+pub use self::loss::{HUBER_DELTA, Loss};
+pub use self::model::{BiasInit, Interaction, ModelConfig};
 pub use self::optimizer::{
     DenseOptimizerConfig, DenseOptimizerKind, OptimizerConfig, Schedule, ScheduleConfig, ScheduleKind,
     TableOptimizerConfig,
@@ -36,12 +38,22 @@ pub use self::tables::{
     DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
     MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, check_size, resolve_tables, tables_of,
 };
-pub use self::tasks::{LossConfig, TaskConfig};
+pub use self::tasks::TaskConfig;
 pub use self::training::{
     CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, LoopConfig,
     WatchedMetric,
 };
 pub use self::types::{DataType, TableOptimizer};
+
+/// Returns whether a setting has its default value; such settings are not stored.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Returns the name of a setting's value, as in the file.
+pub fn name_of(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
 
 /// The name of the file in a run's directory that describes the run.
 pub const RUN_FILE: &str = "run.json";
@@ -66,7 +78,7 @@ pub struct TrainConfig {
     #[serde(default)]
     pub train: LoopConfig,
     /// Normalization of dense features.
-    #[serde(default, skip_serializing_if = "DenseConfig::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub dense: DenseConfig,
     /// The dense part of the model.
     pub model: ModelConfig,
@@ -92,7 +104,7 @@ pub struct TrainConfig {
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
     /// The exchange of embedding vectors between ranks.
-    #[serde(default, skip_serializing_if = "ExchangeConfig::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub exchange: ExchangeConfig,
     /// The path of this file, for messages.
     #[serde(skip)]
@@ -137,6 +149,27 @@ impl TrainConfig {
         self.schedule.tables.check("tables")
     }
 
+    /// Checks that the configuration is suitable for following a dataset.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if it has several epochs or early stopping.
+    pub fn check_follow(&self) -> Result<()> {
+        let wrong = |message: String, hint: &str| Err(Error::config(&self.path, message, hint));
+        let epochs = self.train.epochs;
+        if epochs != 1 {
+            let message =
+                format!("`[train].epochs` is {epochs}, and a run that follows trains on each partition once");
+            return wrong(message, "set `epochs = 1` under `[train]`");
+        }
+        if self.early_stopping.is_some() {
+            let message = "a run that follows has no held-out samples for `[early_stopping]`: it evaluates on each \
+                           partition before it trains on it";
+            return wrong(message.to_owned(), "leave out `[early_stopping]`");
+        }
+        Ok(())
+    }
+
     /// Returns the directory that the paths in the configuration are relative to.
     pub fn directory(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new(""))
@@ -156,7 +189,7 @@ impl TrainConfig {
     /// [`Error::Dataset`] if a filter cannot be parsed or does not fit the snapshot.
     pub fn train_partitions(&self, snapshot: &Snapshot) -> Result<PartitionFilter> {
         let train = PartitionFilter::parse(&self.data.train)?;
-        let eval = self.eval_partitions()?.filter(|_| self.data.train.is_empty() && !self.data.allow_overlap);
+        let eval = self.eval_partitions()?.filter(|_| self.data.trains_on_rest());
         let Some(eval) = eval else { return Ok(train) };
         let held_out: BTreeSet<_> =
             snapshot.matching(&eval)?.into_iter().map(|partition| &partition.key).collect();
@@ -186,7 +219,7 @@ impl TrainConfig {
     /// # Errors
     ///
     /// [`Error::Fault`] if the dataset lacks a label, the feature of a segment or any sparse feature, or has
-    /// too few features for the interaction; [`Error::Tables`] if tables are invalid, name an unknown feature
+    /// too few features for the interaction, or if a partition is both trained and evaluated on; [`Error::Tables`] if tables are invalid, name an unknown feature
     /// or are too small for the dataset's ids; [`Error::Dataset`] if a filter selects no partition.
     pub fn tables(
         &self,
@@ -221,10 +254,14 @@ impl TrainConfig {
                 ));
             }
         }
-        snapshot.select(&self.train_partitions(snapshot)?)?;
-        if let Some(eval) = self.eval_partitions()? {
-            snapshot.select(&eval)?;
+        let dense = || schema.dense.iter().map(String::as_str);
+        if let Some(name) = self.dense.features.keys().find(|name| dense().all(|known| known != *name)) {
+            return Err(wrong(
+                format!("`[dense.features]` has `{name}`, which is no dense feature"),
+                suggest(name, dense()),
+            ));
         }
+        self.check_partitions(snapshot)?;
         let tables = self.features(snapshot, preprocessor, earlier)?;
         if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
             return Err(wrong(
@@ -243,6 +280,23 @@ impl TrainConfig {
             ));
         }
         Ok(tables)
+    }
+
+    /// Checks that `train` and `eval` under `[data]` select partitions of a snapshot, and no partition both, unless
+    /// the configuration allows it.
+    fn check_partitions(&self, snapshot: &Snapshot) -> Result<()> {
+        let train = snapshot.select(&self.train_partitions(snapshot)?)?;
+        let Some(eval) = self.eval_partitions()? else { return Ok(()) };
+        let eval: BTreeSet<_> = snapshot.select(&eval)?.into_iter().map(|partition| &partition.key).collect();
+        let both = train.into_iter().find(|partition| eval.contains(&partition.key));
+        let Some(both) = both.filter(|_| !self.data.allow_overlap) else { return Ok(()) };
+        let message = match both.key.to_string() {
+            whole if whole.is_empty() => "the whole dataset is both trained and evaluated on".to_owned(),
+            key => format!("the partition `{key}` is both trained and evaluated on"),
+        };
+        let hint = "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and \
+                    `split=holdout`, or set `allow_overlap = true` there";
+        Err(Error::config(&self.path, message, hint))
     }
 
     /// Returns the table lookups of all sparse features, in the order of the schema of the batches. Unlike

@@ -23,10 +23,10 @@ pub struct ModelConfig {
     #[serde(default = "rank")]
     pub dcn_low_rank_dim: i64,
     /// The number of heads of the self-attention block that pools `attention` tables.
-    #[serde(default = "two")]
+    #[serde(default = "heads")]
     pub attention_heads: i64,
     /// The number of heads of the encoder block that pools `encoder` tables.
-    #[serde(default = "encoder_heads", skip_serializing_if = "is_encoder_heads")]
+    #[serde(default = "heads", skip_serializing_if = "is_heads")]
     pub encoder_heads: i64,
     /// The width of the encoder block's hidden layer; four times the embedding dimension if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,10 +34,29 @@ pub struct ModelConfig {
     /// The widths of the hidden layers of the attention unit that pools `din` tables.
     #[serde(default = "din_hidden", skip_serializing_if = "is_din_hidden")]
     pub din_hidden: Vec<i64>,
+    /// The initial bias of the output layer of a new model.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub output_bias_init: BiasInit,
 }
 
-fn two() -> i64 {
+/// The initial bias of the output layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BiasInit {
+    /// The bias that predicts the mean of the training labels: for binary labels, the log-odds of the mean.
+    #[default]
+    Prior,
+    /// A uniform random bias, as `torch.nn.Linear` draws it.
+    Uniform,
+}
+
+fn heads() -> i64 {
     2
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_heads(number: &i64) -> bool {
+    *number == heads()
 }
 
 fn three() -> i64 {
@@ -78,15 +97,6 @@ fn din_hidden() -> Vec<i64> {
 
 fn is_din_hidden(widths: &[i64]) -> bool {
     widths == DIN_HIDDEN
-}
-
-fn encoder_heads() -> i64 {
-    2
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-fn is_encoder_heads(heads: &i64) -> bool {
-    *heads == encoder_heads()
 }
 
 impl ModelConfig {

@@ -128,13 +128,13 @@ pub struct DenseOptimizerConfig {
     /// The constant that is added to the denominator of Adagrad, Adam and AdamW.
     pub eps: f64,
     /// The momentum of SGD; 0 disables it.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "crate::is_default")]
     pub momentum: f64,
     /// The decay rates of the running means of gradient and squared gradient, for Adam and AdamW.
     #[serde(skip_serializing_if = "is_betas")]
     pub betas: [f64; 2],
     /// The L2 penalty. It is added to the gradient, except with AdamW, which decays the parameter directly.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "crate::is_default")]
     pub weight_decay: f64,
     /// The maximum L2 norm of the gradient of all dense parameters; larger gradients are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -264,43 +264,32 @@ fn is_betas(value: &[f64; 2]) -> bool {
     *value == betas()
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-fn is_zero(value: &f64) -> bool {
-    *value == 0.0
-}
-
 /// The `[schedule]` section: learning-rate schedules, evaluated once per step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct ScheduleConfig {
     /// The schedule of the dense part.
-    #[serde(default)]
     pub dense: Schedule,
     /// The schedule of the tables.
-    #[serde(default)]
     pub tables: Schedule,
 }
 
 /// A learning-rate schedule: a linear warm-up, then a decay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct Schedule {
     /// The decay after the warm-up.
-    #[serde(default)]
     pub kind: ScheduleKind,
     /// The number of warm-up steps, in which the rate grows linearly from `1 / warmup_steps` of its value to
     /// its full value; 0 disables the warm-up.
-    #[serde(default)]
     pub warmup_steps: u64,
     /// For `linear` and `cosine`: the number of steps after the warm-up in which the rate decays. For `step`:
     /// the number of steps between two decays.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
     /// For `linear` and `cosine`: the factor on the rate at the end of the decay and afterwards.
-    #[serde(default)]
     pub final_factor: f64,
     /// For `step`: the factor of each decay.
-    #[serde(default = "gamma")]
     pub gamma: f64,
 }
 
@@ -311,13 +300,9 @@ impl Default for Schedule {
             warmup_steps: 0,
             decay_steps: None,
             final_factor: 0.0,
-            gamma: gamma(),
+            gamma: 0.1,
         }
     }
-}
-
-fn gamma() -> f64 {
-    0.1
 }
 
 /// The kinds of decay.

@@ -20,17 +20,8 @@ pub enum Precision {
 
 impl Precision {
     /// Returns the name of the precision in configuration files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp32 => "fp32",
-            Self::Tf32 => "tf32",
-            Self::Bf16 => "bf16",
-        }
-    }
-
-    /// Returns whether this is the default precision.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
+    pub fn name(self) -> String {
+        crate::name_of(&self)
     }
 
     /// Rejects a precision that brings no benefit on this processor. `has_bf16` says whether the processor has

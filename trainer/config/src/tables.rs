@@ -13,55 +13,49 @@ use serde::{Deserialize, Serialize};
 
 pub use self::rows::{HASHED_ROWS, IdCount, KnownIds, MOST_ROWS, Rows};
 use self::rows::{counts_of_tables, resolve_rows};
-use crate::DataType;
+use crate::{DataType, name_of};
 
 type Result<T, E = Fault> = std::result::Result<T, E>;
 
 /// The `[embedding]` section of a training configuration: defaults of all tables.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct EmbeddingConfig {
     /// The embedding dimension of all tables; 0 for [the width of the bottom MLP's last layer](Self::with_dim).
-    #[serde(default)]
     pub dim: u64,
     /// The number of rows of a table. If `None`: [`Rows::Vocabulary`] if a vocabulary numbers the ids or there
     /// are at most [`MOST_ROWS`] ids; otherwise [`HASHED_ROWS`], with hashed ids.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rows: Option<Rows>,
     /// The fraction of spare rows that a vocabulary table gets beyond the known ids: 0.1 adds 10 %.
-    #[serde(default = "headroom")]
     pub headroom: f64,
     /// How the vectors of a list are pooled.
-    #[serde(default)]
     pub pooling: Pooling,
     /// The feature whose pooled vector is the query of tables that pool by `din`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// How ids are mapped to rows. If `None`, ids are checked, or hashed if `rows` is absent too and the number
     /// of ids is unknown or above [`MOST_ROWS`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdPolicy>,
     /// The type of the weights.
-    #[serde(default, skip_serializing_if = "DataType::is_default")]
+    #[serde(skip_serializing_if = "crate::is_default")]
     pub dtype: DataType,
     /// The number of steps after which the trainer evicts rows that were not looked up in these steps; never if
     /// absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub evict_after: Option<u64>,
 }
 
 /// The default number of samples in a global batch.
 pub const DEFAULT_BATCH_SIZE: u64 = 2048;
-fn headroom() -> f64 {
-    0.1
-}
 
 impl Default for EmbeddingConfig {
     fn default() -> Self {
         Self {
             dim: 0,
             rows: None,
-            headroom: headroom(),
+            headroom: 0.1,
             pooling: Pooling::default(),
             target: None,
             ids: None,
@@ -132,17 +126,6 @@ impl Pooling {
             Self::Attention | Self::Din | Self::Encoder => true,
         }
     }
-
-    /// Returns the name of the pooling in messages.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Mean => "mean",
-            Self::Attention => "attention",
-            Self::Din => "din",
-            Self::Encoder => "encoder",
-        }
-    }
 }
 
 /// The salt of the hash function for ids.
@@ -181,7 +164,7 @@ pub struct FeatureConfig {
     /// How ids are mapped to rows.
     pub ids: IdPolicy,
     /// The type of the weights.
-    #[serde(default, skip_serializing_if = "DataType::is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub dtype: DataType,
 }
 
@@ -366,8 +349,10 @@ fn check_targets(tables: &[FeatureConfig], overrides: &BTreeMap<String, TableOve
             return wrong(message, suggest(target, candidates()));
         };
         if found.pooling.is_sequence() {
-            let message =
-                format!("the target of `{feature}` is `{target}`, which pools by {}", found.pooling.name());
+            let message = format!(
+                "the target of `{feature}` is `{target}`, which pools by {}",
+                name_of(&found.pooling)
+            );
             let hint = "name a feature that pools by sum or mean: its vector is the query".to_owned();
             return wrong(message, hint);
         }
@@ -414,12 +399,12 @@ fn resolve_table(
         return Err(wrong_section(section(overridden), message, hint));
     }
     if own.target.is_some() && pooling != Pooling::Din {
-        let message = format!("feature `{name}` pools by {} but has a target", pooling.name());
+        let message = format!("feature `{name}` pools by {} but has a target", name_of(&pooling));
         let hint = "only `pooling = \"din\"` has a target; set that, or leave `target` out";
         return Err(wrong_section(section(true), message, hint));
     }
     if pooling.is_sequence() && feature.kind != SparseKind::Sequence {
-        let message = format!("feature `{name}` pools by {} but is not a sequence", pooling.name());
+        let message = format!("feature `{name}` pools by {} but is not a sequence", name_of(&pooling));
         let hint = format!(
             "set `pooling = \"sum\"` or `\"mean\"` under `[tables.{name}]`, or build the dataset with `kind = \"sequence\"` for it"
         );

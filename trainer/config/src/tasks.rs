@@ -3,7 +3,7 @@
 use onefold_datasets::{Schema, suggest};
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Result, TrainConfig, WatchedMetric};
+use super::{Error, Loss, Result, TrainConfig, WatchedMetric};
 
 /// An entry of `[[tasks]]`: one of several labels that the model predicts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,37 +15,14 @@ pub struct TaskConfig {
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub weight: f64,
     /// The loss function.
-    #[serde(default, skip_serializing_if = "LossConfig::is_default")]
-    pub loss: LossConfig,
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub loss: Loss,
 }
 
 impl TaskConfig {
     /// Returns a task with binary cross-entropy and weight 1.
     pub fn new(label: impl Into<String>) -> Self {
-        Self { label: label.into(), weight: one(), loss: LossConfig::default() }
-    }
-}
-
-/// The setting `loss` of `[data]` or of an entry of `[[tasks]]`.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LossConfig {
-    /// Binary cross-entropy with logits, for labels from 0 to 1.
-    #[default]
-    Bce,
-    /// Squared error, for any labels.
-    Mse,
-    /// Huber loss, linear for errors above 1, for any labels.
-    Huber,
-    /// Poisson negative log-likelihood, for labels that are counts or other numbers of at least 0.
-    Poisson,
-}
-
-impl LossConfig {
-    /// Returns whether this is the default loss.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-    pub(super) fn is_default(&self) -> bool {
-        *self == Self::default()
+        Self { label: label.into(), weight: one(), loss: Loss::default() }
     }
 }
 
@@ -108,7 +85,7 @@ pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> 
                 "name the label that is predicted, or give several in `[[tasks]]`",
             ));
         }
-        None if !config.data.loss.is_default() => {
+        None if config.data.loss != Loss::default() => {
             return Err((
                 "`[data].loss` is given, but the labels are in `[[tasks]]`".to_owned(),
                 "give `loss` under each of `[[tasks]]`",
@@ -161,7 +138,7 @@ fn check_watched(config: &TrainConfig) -> Result<(), (String, &'static str)> {
         let message = format!("`[early_stopping].task` is `{task}`, which is no task of the model");
         return Err((message, "name the label of a task, or leave it out to watch the first task"));
     };
-    if !found.loss.is_default() && watched.metric != WatchedMetric::Loss {
+    if found.loss != Loss::default() && watched.metric != WatchedMetric::Loss {
         let message =
             format!("`[early_stopping]` watches a figure of binary tasks, and `{}` is none", found.label);
         return Err((message, "set `metric = \"loss\"` there"));

@@ -7,7 +7,7 @@ use onefold_datasets::Schema;
 use onefold_ikjt::Shuffle;
 use serde::{Deserialize, Serialize};
 
-use super::{DEFAULT_BATCH_SIZE, DataType, LossConfig, Precision};
+use super::{DEFAULT_BATCH_SIZE, DataType, Loss, Precision};
 
 /// The `[data]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -27,8 +27,8 @@ pub struct DataConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// The loss function, if there are no `[[tasks]]`.
-    #[serde(default, skip_serializing_if = "LossConfig::is_default")]
-    pub loss: LossConfig,
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub loss: Loss,
     /// The path of a `preprocess.toml` that is applied to every batch, relative to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preprocess: Option<PathBuf>,
@@ -39,6 +39,13 @@ pub struct DataConfig {
     /// number of ranks if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub streams: Option<usize>,
+}
+
+impl DataConfig {
+    /// Returns whether training uses all partitions that `eval` does not select.
+    pub fn trains_on_rest(&self) -> bool {
+        self.eval.is_some() && self.train.is_empty() && !self.allow_overlap
+    }
 }
 
 /// The `[train]` section.
@@ -58,7 +65,7 @@ pub struct LoopConfig {
     pub log_every_steps: Option<u64>,
     /// The precision of the matrix products of the dense part. Parameters, gradients, optimizer, norms, loss
     /// and metrics always use 32-bit floats.
-    #[serde(skip_serializing_if = "Precision::is_default")]
+    #[serde(skip_serializing_if = "crate::is_default")]
     pub precision: Precision,
 }
 
@@ -91,27 +98,24 @@ impl LoopConfig {
 
 /// The `[evaluation]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct EvaluationConfig {
     /// The number of steps between evaluations; if absent, only the evaluation at the end takes place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
     /// Sparse features whose ids divide the samples into segments; metrics are also computed per segment.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub segments: Vec<String>,
     /// The maximum number of segments of a feature; the samples of further ids are counted as `other`.
-    #[serde(default = "max_segments")]
     pub max_segments: usize,
     /// The column that identifies samples that were shown together: a kept column, `session_id`, or a sparse
     /// feature with one id per sample. Ranking metrics are means over these groups; without it, there are no
     /// ranking metrics.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// The cutoffs K of nDCG@K and hit rate@K.
-    #[serde(default = "top")]
     pub top: Vec<usize>,
     /// The number of calibration bins.
-    #[serde(default = "calibration_bins")]
     pub calibration_bins: usize,
 }
 
@@ -120,10 +124,10 @@ impl Default for EvaluationConfig {
         Self {
             every_steps: None,
             segments: Vec::new(),
-            max_segments: max_segments(),
+            max_segments: 100,
             group: None,
-            top: top(),
-            calibration_bins: calibration_bins(),
+            top: vec![5, 10],
+            calibration_bins: 10,
         }
     }
 }
@@ -135,18 +139,6 @@ impl EvaluationConfig {
         let is_feature = |name: &&String| schema.sparse_features().any(|feature| feature.name == **name);
         self.group.as_ref().filter(|name| !is_feature(name)).cloned()
     }
-}
-
-fn top() -> Vec<usize> {
-    vec![5, 10]
-}
-
-fn calibration_bins() -> usize {
-    10
-}
-
-fn max_segments() -> usize {
-    100
 }
 
 /// The `[early_stopping]` section: training ends when the evaluation metric stops improving.
@@ -181,28 +173,25 @@ pub enum WatchedMetric {
 
 /// The `[checkpoint]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
     /// The number of steps between checkpoints; none by steps if absent. A checkpoint is always written when
     /// training ends, also when a signal ends it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
     /// The maximum age of the last checkpoint in minutes, after which a new one is written; 0 disables
     /// checkpoints by time.
-    #[serde(default = "every_minutes")]
     pub every_minutes: f64,
     /// The number of newest checkpoints that are kept, in addition to checkpoints that these need.
-    #[serde(default = "keep")]
     pub keep: usize,
     /// One checkpoint in `full_every` contains the whole tables; the others contain the rows that were looked
     /// up since the last one with whole tables.
-    #[serde(default = "full_every")]
     pub full_every: u64,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every_steps: None, every_minutes: every_minutes(), keep: keep(), full_every: full_every() }
+        Self { every_steps: None, every_minutes: 30.0, keep: 3, full_every: 1 }
     }
 }
 
@@ -212,18 +201,6 @@ impl CheckpointConfig {
         let seconds = 60.0 * self.every_minutes;
         (seconds > 0.0).then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
-}
-
-fn every_minutes() -> f64 {
-    30.0
-}
-
-fn keep() -> usize {
-    3
-}
-
-fn full_every() -> u64 {
-    1
 }
 
 /// Rejects invalid settings of these sections.
@@ -289,17 +266,9 @@ pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static
 
 /// The `[exchange]` section.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct ExchangeConfig {
     /// The type of embedding vectors and their gradients when ranks exchange them, rounded to nearest. Sums are
     /// computed in single precision.
-    #[serde(default)]
     pub dtype: DataType,
-}
-
-impl ExchangeConfig {
-    /// Returns whether all settings have their default values, as without an `[exchange]` section.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }

@@ -16,11 +16,6 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Returns whether this is the default type.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// Returns the number of bytes of one weight.
     pub fn bytes(self) -> u64 {
         match self {

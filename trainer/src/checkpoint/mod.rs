@@ -3,12 +3,16 @@
 //! Besides the tables, the caller defines the content of a checkpoint: entries of files, and a progress value
 //! that is serialized with serde.
 
+mod dense;
 mod store;
 pub(crate) mod tables;
 pub(crate) mod tensor_file;
 
 use std::path::Path;
 
+use serde::Deserialize;
+
+pub(crate) use self::dense::{DenseFile, dense_entries};
 pub use self::store::CheckpointChoice;
 pub(crate) use self::store::{Checkpoint, CheckpointParts, Checkpoints, FOLDER};
 use crate::Error;
@@ -44,6 +48,18 @@ impl Fault {
             Self::Unread(error) => error.into(),
         }
     }
+}
+
+/// The format version of a description. It is parsed first, because other versions have other fields.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Versioned {
+    pub(crate) format_version: u32,
+}
+
+/// Returns the SHA-256 of `bytes`, in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns the error for a file of a run.

@@ -18,12 +18,11 @@ use onefold_storage::{Created, Storage};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use super::Fault;
 use super::tables::{self, StoredTables};
 use super::tensor_file::{self, Entry, FileFigures, TensorFile};
+use super::{DenseFile, Fault, Versioned, sha256};
 use crate::distributed::Collectives;
 use crate::embedding::Embeddings;
-use crate::run::{DenseFile, Versioned};
 use crate::{Error, Result};
 
 /// The folder of a run's checkpoints.
@@ -145,9 +144,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             *followed + 1 < self.full_every && *base != name && *of_base == layout
         });
         let full = delta.is_none();
-        let attempt = format!("{:016x}", rand::random::<u64>());
-        let attempt = collectives.broadcast_bytes(attempt.as_bytes(), 0)?;
-        let attempt = String::from_utf8_lossy(&attempt).into_owned();
+        let attempt = collectives.of_lowest(|| Ok(format!("{:016x}", rand::random::<u64>())))?;
         let file = if ranks == 1 {
             format!("{TABLES}.safetensors")
         } else {
@@ -243,10 +240,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
 
     /// Returns the names that the lowest rank sees, on all ranks.
     fn agreed_names(&self, collectives: &dyn Collectives) -> Result<Vec<String>> {
-        let of_rank = || if collectives.rank() == 0 { self.names() } else { Ok(Vec::new()) };
-        let names = collectives.agree_on(of_rank)?.join("\n");
-        let names = collectives.broadcast_bytes(names.as_bytes(), 0)?;
-        Ok(String::from_utf8_lossy(&names).lines().map(str::to_owned).collect())
+        collectives.of_lowest(|| self.names())
     }
 
     /// Removes all checkpoints except the newest ones, `other`, and the checkpoints that these are based on.
@@ -483,10 +477,10 @@ fn paths_of_tables<P>(name: &str, file: &CheckpointFile<P>) -> Vec<String> {
 
 /// Returns a digest of the division of the tables into shards.
 fn layout(embeddings: &Embeddings) -> String {
-    use sha2::Digest as _;
     let shards: Vec<_> = embeddings.shards().iter().map(|s| (s.table, s.rank, &s.rows, &s.columns)).collect();
-    let text = serde_json::to_vec(&shards).unwrap_or_default();
-    sha2::Sha256::digest(&text).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    let mut digest = sha256(&serde_json::to_vec(&shards).unwrap_or_default());
+    digest.truncate(16);
+    digest
 }
 
 fn damaged_checkpoint(path: &Path, fault: impl Into<Fault>) -> Error {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-use onefold_storage::{Object, Storage};
+use onefold_storage::{Object, Storage, Upload};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -82,6 +82,13 @@ pub(crate) struct FileFigures {
     pub(crate) crc32c: u32,
 }
 
+impl FileFigures {
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        self.crc32c = crc32c::crc32c_append(self.crc32c, bytes);
+    }
+}
+
 /// The header's description of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Info {
@@ -109,20 +116,30 @@ pub(crate) fn write(storage: &Storage, name: &str, mut entries: Vec<Entry<'_>>) 
     }
     let mut header = serde_json::to_string(&header).map_err(io::Error::other)?;
     header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-    let upload = storage.upload_of(name, 8 + header.len() as u64 + end)?;
-    let mut out = Counted { inner: upload, bytes: 0, crc32c: 0 };
-    write_entries(&mut out, &header, &entries).map_err(|error| storage.write_failure(name, error))?;
+    upload(storage, name, 8 + header.len() as u64 + end, |out| write_entries(out, &header, &entries))
+}
+
+/// Uploads `bytes` bytes, which `write` writes, to the file `name`.
+fn upload(
+    storage: &Storage,
+    name: &str,
+    bytes: u64,
+    write: impl FnOnce(&mut Counted<Upload>) -> io::Result<()>,
+) -> Result<FileFigures> {
+    let figures = FileFigures { bytes: 0, crc32c: 0 };
+    let mut out = Counted { inner: storage.upload_of(name, bytes)?, figures };
+    write(&mut out).map_err(|error| storage.write_failure(name, error))?;
     out.inner.finish()?;
-    Ok(FileFigures { bytes: out.bytes, crc32c: out.crc32c })
+    Ok(out.figures)
 }
 
 fn write_entries(out: &mut Counted<impl Write>, header: &str, entries: &[Entry<'_>]) -> io::Result<()> {
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
     for entry in entries {
-        let start = out.bytes;
+        let start = out.figures.bytes;
         entry.write(out)?;
-        let written = out.bytes - start;
+        let written = out.figures.bytes - start;
         if written != entry.len() {
             let (name, length) = (&entry.name, entry.len());
             return Err(io::Error::other(format!(
@@ -136,11 +153,8 @@ fn write_entries(out: &mut Counted<impl Write>, header: &str, entries: &[Entry<'
 /// Copies a local file to the storage.
 pub(crate) fn copy_from(storage: &Storage, name: &str, path: &Path) -> Result<FileFigures> {
     let mut file = fs_err::File::open(path)?;
-    let upload = storage.upload_of(name, file.metadata()?.len())?;
-    let mut out = Counted { inner: upload, bytes: 0, crc32c: 0 };
-    io::copy(&mut file, &mut out).map_err(|error| storage.write_failure(name, error))?;
-    out.inner.finish()?;
-    Ok(FileFigures { bytes: out.bytes, crc32c: out.crc32c })
+    let bytes = file.metadata()?.len();
+    upload(storage, name, bytes, |out| io::copy(&mut file, out).map(drop))
 }
 
 /// Copies the file `name` to a local file.
@@ -153,17 +167,16 @@ pub(crate) fn copy_to(storage: &Storage, name: &str, path: &Path) -> Result<(), 
     Ok(file.sync_all().map_err(onefold_storage::Error::from)?)
 }
 
+/// A writer, and the size and checksum of the written bytes.
 struct Counted<W> {
     inner: W,
-    bytes: u64,
-    crc32c: u32,
+    figures: FileFigures,
 }
 
 impl<W: Write> Write for Counted<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes)?;
-        self.bytes += written as u64;
-        self.crc32c = crc32c::crc32c_append(self.crc32c, &bytes[..written]);
+        self.figures.add(&bytes[..written]);
         Ok(written)
     }
 
@@ -177,8 +190,7 @@ pub(crate) fn figures(storage: &Storage, object: &Object) -> Result<FileFigures,
     let mut figures = FileFigures { bytes: 0, crc32c: 0 };
     storage.read_through(&object.path, object, |ranges| {
         for (_, bytes) in ranges.parts() {
-            figures.bytes += bytes.len() as u64;
-            figures.crc32c = crc32c::crc32c_append(figures.crc32c, bytes);
+            figures.add(bytes);
         }
         Ok(())
     })?;

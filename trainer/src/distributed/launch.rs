@@ -6,7 +6,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use signal_hook::SigId;
@@ -29,21 +29,23 @@ pub struct Exit {
     pub rank: u32,
     /// The exit status.
     pub status: ExitStatus,
-    /// Whether the rank was killed because it did not end after another rank had failed.
+    /// Whether the rank was killed because it did not end after another rank had failed, or because of a second
+    /// signal.
     pub killed: bool,
 }
 
 /// Runs `program` with `arguments` once per rank, with the variables of [`Environment`](super::Environment),
 /// and waits until all have ended. Returns their exits, in the order of ranks.
 ///
-/// The ranks have an empty stdin, and inherit stdout and stderr. SIGTERM and SIGINT are passed on to the ranks.
-/// When a rank fails, the others have `patience` to end. No rank outlives this process or the calling thread.
+/// The ranks have an empty stdin, and inherit stdout and stderr. The first SIGTERM or SIGINT is passed on to the
+/// ranks; the second one kills them. When a rank fails, the others have `patience` to end. No rank outlives this
+/// process or the calling thread.
 ///
 /// # Errors
 ///
 /// [`Error::Fault`] or [`Error::Io`] if not all ranks could be started; the started ones are killed.
-/// [`Error::Fault`] also if a signal, other than one that this process passed on, ended a rank before all had
-/// joined, because no rank can report that.
+/// [`Error::Fault`] also if a second signal killed a rank, and if a signal, other than one that this process
+/// passed on, ended a rank before all had joined, because no rank can report that.
 pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Duration) -> Result<Vec<Exit>> {
     let failed = |message: String| {
         Error::ranks(
@@ -58,7 +60,7 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     let store =
         Store::open("127.0.0.1", port, Some(listener), &environment::prefix(0), timeout).map_err(failed)?;
     let signals = Signals::catch()?;
-    let mut running = Running { ranks: Vec::new(), signalled: false };
+    let mut running = Running { ranks: Vec::new(), signals: 0 };
     for rank in 0..ranks {
         let child = command(program, arguments, (rank, ranks), port).spawn().map_err(|error| {
             Error::ranks(
@@ -71,10 +73,16 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     // An error is ignored: a store that does not answer is no worse than a store without the note.
     let failed = |rank: u32| drop(store.set(environment::ENDED, rank.to_string().as_bytes()));
     let exits = running.wait(&signals, patience, failed)?;
+    if running.signals > 1 && exits.iter().any(|exit| exit.killed && !exit.status.success()) {
+        return Err(Error::ranks(
+            "the ranks were killed, because a second signal came before they had ended",
+            "the checkpoints that they had written are complete: `run --resume` continues from the newest one",
+        ));
+    }
     let joined = || (0..ranks).all(|rank| store.has(&environment::joined_key(rank)).unwrap_or(true));
     let ended = exits.iter().filter(|exit| !exit.killed).find_map(|exit| Some((exit, exit.status.signal()?)));
     match ended {
-        Some((exit, signal)) if !running.signalled && !joined() => Err(Error::ranks(
+        Some((exit, signal)) if running.signals == 0 && !joined() => Err(Error::ranks(
             format!("signal {signal} ended rank {} before all ranks had joined", exit.rank),
             "look for what sent it (the system, where memory is short), and run the command again",
         )),
@@ -115,17 +123,22 @@ fn command(program: &Path, arguments: &[OsString], (rank, ranks): (u32, u32), po
 
 /// A handler of SIGTERM and SIGINT, registered until it is dropped.
 struct Signals {
-    /// The last received signal, or 0.
-    last: Arc<AtomicUsize>,
+    /// The number of received signals, and the last one.
+    received: Arc<(AtomicUsize, AtomicI32)>,
     registered: Vec<SigId>,
 }
 
 impl Signals {
     fn catch() -> Result<Self> {
-        let mut signals = Self { last: Arc::default(), registered: Vec::new() };
+        let mut signals = Self { received: Arc::default(), registered: Vec::new() };
         for signal in [SIGTERM, SIGINT] {
-            let last = Arc::clone(&signals.last);
-            signals.registered.push(signal_hook::flag::register_usize(signal, last, signal as usize)?);
+            let received = Arc::clone(&signals.received);
+            let handle = move || {
+                received.1.store(signal, Ordering::Relaxed);
+                received.0.fetch_add(1, Ordering::Release);
+            };
+            // SAFETY: the handler only changes atomic numbers, which a signal handler may do.
+            signals.registered.push(unsafe { signal_hook::low_level::register(signal, handle) }?);
         }
         Ok(signals)
     }
@@ -142,13 +155,13 @@ impl Drop for Signals {
 /// Ranks that may still be running. Dropping this kills them.
 struct Running {
     ranks: Vec<(u32, Child)>,
-    /// Whether a signal was passed on to the ranks.
-    signalled: bool,
+    /// The number of signals that this process has received.
+    signals: usize,
 }
 
 impl Running {
-    /// Waits for all ranks, passes signals on, and kills ranks that do not end after another has failed. Calls
-    /// `failed` with the first rank that fails.
+    /// Waits for all ranks, passes the first signal on, and kills ranks after the second one, and those that do
+    /// not end after another has failed. Calls `failed` with the first rank that fails.
     fn wait(&mut self, signals: &Signals, patience: Duration, failed: impl Fn(u32)) -> Result<Vec<Exit>> {
         let mut exits: Vec<Exit> = Vec::new();
         let mut deadline: Option<Instant> = None;
@@ -171,12 +184,12 @@ impl Running {
                 exits.sort_by_key(|exit| exit.rank);
                 return Ok(exits);
             }
-            let signal = signals.last.swap(0, Ordering::Relaxed);
-            if signal != 0 {
-                self.signalled = true;
-                self.signal(signal as libc::c_int);
+            let before = std::mem::replace(&mut self.signals, signals.received.0.load(Ordering::Acquire));
+            if before == 0 && self.signals > 0 {
+                self.signal(signals.received.1.load(Ordering::Relaxed));
             }
-            if !killed && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let is_due = self.signals > 1 || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if !killed && is_due {
                 killed = true;
                 self.signal(libc::SIGKILL);
             }

@@ -318,7 +318,7 @@ impl Embeddings {
     }
 
     /// Runs `work` on the threads of lookups and updates.
-    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.threads.install(work)
     }
 
@@ -564,7 +564,12 @@ fn elsewhere(message: &str) -> Error {
     Error::collective("step of tables", message)
 }
 
-pub(crate) fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
+/// Creates a pool of `threads` threads for lookups and updates.
+///
+/// # Errors
+///
+/// [`Error::Io`] if the threads cannot be started.
+pub fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
     let builder =
         rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("onefold-tables-{i}"));
     Ok(builder.build().map_err(io::Error::other)?)

@@ -322,7 +322,7 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let mut exported = Exported::open(&out);
     assert_eq!(exported.export.vectors, ["dense", "city", "wished", "item", "history", "read"]);
     assert_eq!(exported.export.labels, ["liked", "clicked"]);
-    assert_eq!(exported.export.losses, [LossConfig::Bce, LossConfig::Mse]);
+    assert_eq!(exported.export.losses, [Loss::Bce, Loss::Mse]);
     let names = exported.export.tables.iter().map(|table| (table.name.as_str(), table.features.len()));
     let expected = [("t_history", 1), ("t_items", 3), ("t_read", 1)];
     assert_eq!(names.collect::<Vec<_>>(), expected);

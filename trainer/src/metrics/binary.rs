@@ -168,7 +168,7 @@ impl BinaryMetrics {
         for (bucket, [negatives, positives]) in self.scores.buckets() {
             let weight = negatives + positives;
             open.weight += weight;
-            open.prediction += weight * Loss::BinaryCrossEntropy.prediction(self.scores.middle(bucket));
+            open.prediction += weight * Loss::Bce.prediction(self.scores.middle(bucket));
             open.label += positives;
             let due = (all.len() + 1) as f64 / bins as f64 * self.weight;
             if before + open.weight >= due - 1e-9 * self.weight {

@@ -21,7 +21,7 @@ pub(crate) struct ExactScores {
 impl ExactScores {
     /// Creates an instance without samples.
     pub(crate) fn new(tasks: &[Task]) -> Self {
-        let binary = tasks.iter().enumerate().filter(|(_, task)| task.loss == Loss::BinaryCrossEntropy);
+        let binary = tasks.iter().enumerate().filter(|(_, task)| task.loss == Loss::Bce);
         let tasks: Vec<usize> = binary.map(|(number, _)| number).collect();
         Self { samples: Some(vec![Vec::new(); tasks.len()]), tasks, most: MOST }
     }
@@ -96,7 +96,7 @@ mod tests {
 
     fn collected(rank: u32, of: usize, most: usize) -> ExactScores {
         let task = |name: &str, loss| Task { name: name.into(), column: 0, loss };
-        let tasks = [task("seconds", Loss::SquaredError), task("clicked", Loss::BinaryCrossEntropy)];
+        let tasks = [task("seconds", Loss::Mse), task("clicked", Loss::Bce)];
         let mut scores = ExactScores { most, ..ExactScores::new(&tasks) };
         for number in (rank..300).step_by(of) {
             scores.add(|task| if task == 1 { sample(number) } else { [f32::NAN; 3] });

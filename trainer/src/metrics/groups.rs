@@ -248,11 +248,7 @@ mod tests {
 
     fn tasks() -> [Task; 3] {
         let task = |name: &str, column, loss| Task { name: name.into(), column, loss };
-        [
-            task("clicked", 0, Loss::BinaryCrossEntropy),
-            task("price", 1, Loss::SquaredError),
-            task("count", 2, Loss::Poisson),
-        ]
+        [task("clicked", 0, Loss::Bce), task("price", 1, Loss::Mse), task("count", 2, Loss::Poisson)]
     }
 
     /// Returns the score and label for a task.

@@ -4,7 +4,6 @@ mod area;
 mod binary;
 mod exact;
 mod groups;
-mod loss;
 mod ranking;
 mod regression;
 mod scores;
@@ -16,12 +15,12 @@ use serde::Serialize;
 pub use self::binary::BinaryMetrics;
 pub(crate) use self::exact::ExactScores;
 pub(crate) use self::groups::GroupedScores;
-pub use self::loss::Loss;
 pub use self::ranking::Ranking;
 use self::ranking::RankingSums;
 pub use self::regression::RegressionMetrics;
 pub use self::segments::{Segment, SegmentMetrics};
 pub use self::tasks::{Metrics, Task, TaskMetrics};
+pub use crate::config::Loss;
 
 /// The metrics of a task, as they are logged. Metrics that are not defined for the task's loss are `None`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]

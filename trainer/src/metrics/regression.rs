@@ -15,31 +15,9 @@ pub struct RegressionMetrics {
     sums: Sums,
 }
 
-/// Sums over samples, weighted by the samples' weights.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Sums {
-    weight: f64,
-    loss: f64,
-    label: f64,
-    squared_label: f64,
-    prediction: f64,
-    absolute_error: f64,
-    squared_error: f64,
-    deviance: f64,
-}
-
-impl Sums {
-    fn to_array(self) -> [f64; 8] {
-        let Self { weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance } =
-            self;
-        [weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance]
-    }
-
-    fn from_array(sums: [f64; 8]) -> Self {
-        let [weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance] = sums;
-        Self { weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance }
-    }
-}
+/// Sums over samples, weighted by the samples' weights: weight, loss, label, squared label, prediction, absolute
+/// error, squared error, deviance.
+type Sums = [f64; 8];
 
 impl RegressionMetrics {
     /// Creates metrics without samples.
@@ -57,58 +35,69 @@ impl RegressionMetrics {
         let (loss, prediction) = (self.loss.of_sample(logit, label), self.loss.prediction(logit));
         let (label, weight) = (f64::from(label), f64::from(weight));
         let error = prediction - label;
-        let sums = &mut self.sums;
-        self.samples += 1;
-        sums.weight += weight;
-        sums.loss += weight * loss;
-        sums.label += weight * label;
-        sums.squared_label += weight * label * label;
-        sums.prediction += weight * prediction;
-        sums.absolute_error += weight * error.abs();
-        sums.squared_error += weight * error * error;
-        if self.loss == Loss::Poisson {
+        let deviance = match self.loss {
             // y ln(y / p) is 0 if y is 0; the logarithm of p is the logit.
-            let ratio = if label > 0.0 { label * (label.ln() - f64::from(logit)) } else { 0.0 };
-            sums.deviance += weight * 2.0 * (ratio + error);
-        }
+            Loss::Poisson if label > 0.0 => 2.0 * (label * (label.ln() - f64::from(logit)) + error),
+            Loss::Poisson => 2.0 * error,
+            _ => 0.0,
+        };
+        self.samples += 1;
+        self.add_sums([
+            weight,
+            weight * loss,
+            weight * label,
+            weight * label * label,
+            weight * prediction,
+            weight * error.abs(),
+            weight * error * error,
+            weight * deviance,
+        ]);
+    }
+
+    fn add_sums(&mut self, sums: Sums) {
+        self.sums.iter_mut().zip(sums).for_each(|(sum, value)| *sum += value);
     }
 
     /// Adds the samples of `other`, which must have the same loss.
     pub fn merge(&mut self, other: &Self) {
         self.samples += other.samples;
-        let (own, other) = (self.sums.to_array(), other.sums.to_array());
-        self.sums = Sums::from_array(std::array::from_fn(|i| own[i] + other[i]));
+        self.add_sums(other.sums);
     }
 
     /// Returns all metrics.
     pub fn figures(&self) -> Figures {
-        let sums = &self.sums;
-        let any = self.samples > 0 && sums.weight > 0.0;
-        let mean = |sum: f64| any.then(|| sum / sums.weight);
-        let spread = sums.squared_label - sums.label * sums.label / sums.weight.max(f64::MIN_POSITIVE);
+        let [weight, loss, label, squared_label, prediction, absolute_error, squared_error, deviance] =
+            self.sums;
+        let any = self.samples > 0 && weight > 0.0;
+        let mean = |sum: f64| any.then(|| sum / weight);
+        let spread = squared_label - label * label / weight.max(f64::MIN_POSITIVE);
         Figures {
             samples: self.samples,
-            loss: mean(sums.loss),
-            mean_label: mean(sums.label),
-            rmse: mean(sums.squared_error).map(f64::sqrt),
-            mae: mean(sums.absolute_error),
+            loss: mean(loss),
+            mean_label: mean(label),
+            rmse: mean(squared_error).map(f64::sqrt),
+            mae: mean(absolute_error),
             // If all labels are equal, rounding errors leave a variance of about this size.
-            r2: (any && spread > 1e-12 * sums.squared_label).then(|| 1.0 - sums.squared_error / spread),
-            deviance: mean(sums.deviance).filter(|_| self.loss == Loss::Poisson),
-            calibration: (self.loss.ranks() && sums.label > 0.0).then(|| sums.prediction / sums.label),
+            r2: (any && spread > 1e-12 * squared_label).then(|| 1.0 - squared_error / spread),
+            deviance: mean(deviance).filter(|_| self.loss == Loss::Poisson),
+            calibration: (self.loss.ranks() && label > 0.0).then(|| prediction / label),
             ..Figures::default()
         }
     }
 
     /// Returns the sums, for a checkpoint.
     pub(crate) fn state(&self) -> MetricState {
-        let sums = self.sums.to_array().to_vec();
-        MetricState { samples: self.samples, sums, buckets: Vec::new(), weights: Vec::new() }
+        MetricState {
+            samples: self.samples,
+            sums: self.sums.to_vec(),
+            buckets: Vec::new(),
+            weights: Vec::new(),
+        }
     }
 
     /// Adds the samples of a stored state; returns `None` if it does not fit these metrics.
     pub(crate) fn merge_state(&mut self, state: &MetricState) -> Option<()> {
-        let sums = Sums::from_array(state.sums.as_slice().try_into().ok()?);
+        let sums = state.sums.as_slice().try_into().ok()?;
         self.merge(&Self { loss: self.loss, samples: state.samples, sums });
         Some(())
     }
@@ -136,7 +125,7 @@ mod tests {
     #[test]
     fn figures_are_those_of_scikit_learn() {
         let samples = [(1.5, 1.0, 1.0), (2.0, 2.0, 2.0), (3.0, 4.0, 1.0), (1.0, -3.0, 1.0)];
-        let figures = metrics(Loss::SquaredError, &samples).figures();
+        let figures = metrics(Loss::Mse, &samples).figures();
         assert_eq!((figures.samples, figures.ne, figures.auc, figures.calibration), (4, None, None, None));
         close(figures.rmse, (17.25_f64 / 5.0).sqrt());
         close(figures.mae, 5.5 / 5.0);
@@ -157,18 +146,18 @@ mod tests {
 
     #[test]
     fn equal_labels_have_no_r2_and_nothing_has_no_figure() {
-        let figures = metrics(Loss::SquaredError, &[(1.0, 0.1, 1.0), (2.0, 0.1, 3.0)]).figures();
+        let figures = metrics(Loss::Mse, &[(1.0, 0.1, 1.0), (2.0, 0.1, 3.0)]).figures();
         assert_eq!((figures.r2, figures.rmse.is_some()), (None, true));
-        let figures = metrics(Loss::Huber { delta: 1.0 }, &[]).figures();
+        let figures = metrics(Loss::Huber, &[]).figures();
         assert_eq!((figures.loss, figures.rmse, figures.mae), (None, None, None));
     }
 
     #[test]
     fn parts_merge_to_the_whole() {
         let samples = [(1.5, 1.0, 1.0), (2.0, 2.0, 2.0), (3.0, 4.0, 1.0)];
-        let mut merged = metrics(Loss::SquaredError, &samples[..1]);
-        merged.merge_state(&metrics(Loss::SquaredError, &samples[1..]).state()).unwrap();
-        assert_eq!(merged, metrics(Loss::SquaredError, &samples));
+        let mut merged = metrics(Loss::Mse, &samples[..1]);
+        merged.merge_state(&metrics(Loss::Mse, &samples[1..]).state()).unwrap();
+        assert_eq!(merged, metrics(Loss::Mse, &samples));
         assert!(merged.merge_state(&MetricState { sums: vec![0.0; 4], ..merged.state() }).is_none());
     }
 }

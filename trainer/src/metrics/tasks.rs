@@ -26,7 +26,7 @@ impl Task {
     /// [`Error::Config`](crate::Error::Config) if the schema lacks a label.
     pub fn of(config: &TrainConfig, schema: &Schema) -> Result<Vec<Self>> {
         let tasks = config.tasks_of(schema)?.into_iter();
-        Ok(tasks.map(|(task, column)| Self { name: task.label, column, loss: task.loss.into() }).collect())
+        Ok(tasks.map(|(task, column)| Self { name: task.label, column, loss: task.loss }).collect())
     }
 }
 
@@ -47,10 +47,8 @@ impl Metrics {
 
     fn of(loss: Loss, binary: impl FnOnce() -> BinaryMetrics) -> Self {
         match loss {
-            Loss::BinaryCrossEntropy => Self::Binary(binary()),
-            Loss::SquaredError | Loss::Huber { .. } | Loss::Poisson => {
-                Self::Regression(RegressionMetrics::new(loss))
-            }
+            Loss::Bce => Self::Binary(binary()),
+            Loss::Mse | Loss::Huber | Loss::Poisson => Self::Regression(RegressionMetrics::new(loss)),
         }
     }
 

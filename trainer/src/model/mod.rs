@@ -32,10 +32,10 @@ use self::normalize::NormalizationLayer;
 use self::on_device::Recordings;
 pub use self::profile::{Profile, Stage};
 use self::sequences::Blocks;
-use crate::config::Interaction;
+use crate::config::{HUBER_DELTA, Interaction, Loss};
 use crate::device::guarded;
 use crate::embedding::Embeddings;
-use crate::metrics::{Loss, Task};
+use crate::metrics::Task;
 use crate::normalize::Normalizers;
 use crate::shim::allow_tf32;
 use crate::{Precision, Result, TrainConfig, tensors};
@@ -238,12 +238,12 @@ fn divisor(weight: f64) -> f64 {
 fn loss_of_samples(loss: Loss, logits: &Tensor, labels: &Tensor, weights: Option<&Tensor>) -> Tensor {
     let each = tch::Reduction::None;
     let losses = match loss {
-        Loss::BinaryCrossEntropy => {
+        Loss::Bce => {
             let sum = tch::Reduction::Sum;
             return logits.binary_cross_entropy_with_logits(labels, weights, None::<&Tensor>, sum);
         }
-        Loss::SquaredError => logits.mse_loss(labels, each),
-        Loss::Huber { delta } => logits.huber_loss(labels, each, delta),
+        Loss::Mse => logits.mse_loss(labels, each),
+        Loss::Huber => logits.huber_loss(labels, each, HUBER_DELTA),
         Loss::Poisson => logits.poisson_nll_loss(labels, true, false, 1e-8, each),
     };
     let losses = weights.map_or_else(|| losses.shallow_clone(), |weights| &losses * weights);

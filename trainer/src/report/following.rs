@@ -1,15 +1,12 @@
 //! The section of the page about runs that follow their dataset.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use onefold_page::section;
-use onefold_page::svg::{Axes, curves};
 use onefold_page::text::escape;
 use serde_json::Value;
 
-use super::Report;
-use super::html::at;
+use super::{Report, ReportedRun};
 use crate::Result;
 
 /// Reads the lines of `follow.jsonl` in the directory of a run. The result is empty if there is no such file.
@@ -27,30 +24,20 @@ fn partition(line: &Value) -> Option<&str> {
     line["partition"].as_str()
 }
 
+/// Returns the lines of a run about parts, with their partitions.
+fn parts(run: &ReportedRun) -> impl Iterator<Item = (&str, &Value)> {
+    run.followed.iter().filter_map(|line| Some((partition(line)?, line)))
+}
+
 impl Report {
     /// Returns the section with drift, freshness and lag by partition, and with the partitions that were
     /// changed after training; empty if no run follows its dataset.
     pub(super) fn following(&self) -> String {
         let lines = || self.runs.iter().flat_map(|run| &run.followed);
-        let names: BTreeSet<&str> = lines().filter_map(partition).collect();
-        if names.is_empty() {
+        if lines().all(|line| partition(line).is_none()) {
             return String::new();
         }
-        let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
-        let plot = |figure: &str, title: &str| {
-            let curve = self.lines(|run| {
-                let point = |line: &Value| {
-                    let place = names.iter().position(|known| Some(known.as_str()) == partition(line))?;
-                    Some((place as f64, at(line, figure)?))
-                };
-                run.followed.iter().filter_map(point).collect()
-            });
-            if curve.is_empty() {
-                return String::new();
-            }
-            let axes = Axes { x: "partition", y: figure, from_zero: true, places: &names };
-            format!("<figure><h3>{title}</h3>{}</figure>", curves(title, axes, &curve, false))
-        };
+        let plot = |figure: &str, title: &str| self.by_place(figure, title, ("partition", true), parts);
         let plots = [
             plot("training_loss", "Training loss"),
             plot("psi", "Population stability of dense features"),

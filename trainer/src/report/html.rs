@@ -23,6 +23,9 @@ enum Better {
     Neither,
 }
 
+/// Returns a figure as it is shown.
+type Shown<'a> = &'a dyn Fn(f64) -> String;
+
 /// The metrics of evaluations, in the order of the tables.
 const FIGURES: [(&str, Better); 12] = [
     ("loss", Better::Less),
@@ -90,52 +93,33 @@ impl Report {
     fn results(&self) -> String {
         let evaluations: Vec<Option<&Value>> = self.runs.iter().map(ReportedRun::evaluation).collect();
         let summaries: Vec<Option<&Value>> = self.runs.iter().map(|run| run.summary.as_ref()).collect();
+        let days: Vec<Option<&Value>> =
+            summaries.iter().map(|summary| (*summary)?.get("progressive")).collect();
         let mut rows = Vec::new();
-        if evaluations.iter().any(Option::is_some) {
-            rows.push(heading("Held-out samples", self.runs.len()));
-            rows.push(row("samples", &numbers(&evaluations, "samples"), Better::Neither, &count));
-            rows.extend(figure_rows(&evaluations));
-        }
-        if self.runs.iter().any(|run| !run.days.is_empty()) {
-            let all: Vec<Option<&Value>> = summaries
-                .iter()
-                .map(|summary| summary.and_then(|summary| summary.get("progressive")))
-                .collect();
+        for (title, all) in [("Held-out samples", &evaluations), ("Days before they were trained on", &days)]
+        {
             if all.iter().any(Option::is_some) {
-                rows.push(heading("Days before they were trained on", self.runs.len()));
-                rows.push(row("samples", &numbers(&all, "samples"), Better::Neither, &count));
-                rows.extend(figure_rows(&all));
+                rows.push(heading(title, self.runs.len()));
+                rows.push(row("samples", &numbers(all, "samples"), Better::Neither, &count));
+                rows.extend(figure_rows(all));
             }
         }
         rows.push(heading("Training", self.runs.len()));
-        rows.push(row("samples", &numbers(&summaries, "samples"), Better::Neither, &count));
-        rows.push(row("steps", &numbers(&summaries, "steps"), Better::Neither, &count));
-        rows.push(row("loss", &numbers(&summaries, "loss"), Better::Neither, &precise));
-        rows.push(row("parameters", &numbers(&summaries, "parameters.embedding"), Better::Neither, &count));
-        for (name, path) in [
-            ("table rows in use", "rows.in_use"),
-            ("table rows evicted", "rows.evicted"),
-            ("step where the loss jumped", "loss_jump.step"),
-        ] {
-            let values = numbers(&summaries, path);
-            if values.iter().any(Option::is_some) {
-                rows.push(row(name, &values, Better::Neither, &count));
-            }
-        }
-        rows.push(row("seconds", &numbers(&summaries, "wall_seconds"), Better::Less, &|s| format!("{s:.1}")));
-        rows.push(row(
-            "samples per second",
-            &numbers(&summaries, "samples_per_second"),
-            Better::More,
-            &count,
-        ));
-        let bytes = |bytes: f64| format_bytes(bytes as u64);
-        rows.push(row(
-            "largest resident set",
-            &numbers(&summaries, "peak_rss_bytes"),
-            Better::Neither,
-            &bytes,
-        ));
+        let (seconds, bytes) = (|s: f64| format!("{s:.1}"), |bytes: f64| format_bytes(bytes as u64));
+        let training: [(&str, &str, Better, Shown<'_>); 10] = [
+            ("samples", "samples", Better::Neither, &count),
+            ("steps", "steps", Better::Neither, &count),
+            ("loss", "loss", Better::Neither, &precise),
+            ("parameters", "parameters.embedding", Better::Neither, &count),
+            ("table rows in use", "rows.in_use", Better::Neither, &count),
+            ("table rows evicted", "rows.evicted", Better::Neither, &count),
+            ("step where the loss jumped", "loss_jump.step", Better::Neither, &count),
+            ("seconds", "wall_seconds", Better::Less, &seconds),
+            ("samples per second", "samples_per_second", Better::More, &count),
+            ("largest resident set", "peak_rss_bytes", Better::Neither, &bytes),
+        ];
+        let of_figure = |(name, path, better, shown)| row(name, &numbers(&summaries, path), better, shown);
+        rows.extend(training.map(of_figure));
         let names =
             self.runs.iter().map(|run| format!("<th>{}</th>", short(&run.name, 32))).collect::<String>();
         let table = format!(
@@ -176,27 +160,13 @@ impl Report {
 
     /// Returns the curves of each day, evaluated before it was trained on.
     fn days(&self) -> String {
-        let names: BTreeSet<&str> =
-            self.runs.iter().flat_map(|run| run.days.iter().map(|(name, _)| name.as_str())).collect();
-        if names.is_empty() {
+        fn days(run: &ReportedRun) -> impl Iterator<Item = (&str, &Value)> {
+            run.days.iter().map(|(name, figures)| (name.as_str(), figures))
+        }
+        if self.runs.iter().all(|run| run.days.is_empty()) {
             return String::new();
         }
-        let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
-        let plot = |figure: &str, title: &str| {
-            let lines = self.lines(|run| {
-                let days = run.days.iter();
-                let point = |(name, figures): &(String, Value)| {
-                    let place = names.iter().position(|known| known == name)?;
-                    Some((place as f64, at(figures, figure)?))
-                };
-                days.filter_map(point).collect()
-            });
-            if lines.is_empty() {
-                return String::new();
-            }
-            let axes = Axes { x: "day", y: figure, from_zero: false, places: &names };
-            format!("<figure><h3>{title}</h3>{}</figure>", curves(title, axes, &lines, false))
-        };
+        let plot = |figure: &str, title: &str| self.by_place(figure, title, ("day", false), days);
         let plots = [
             plot("ne", "Normalized entropy by day"),
             plot("auc", "AUC by day"),
@@ -303,8 +273,33 @@ impl Report {
         )
     }
 
+    /// Returns the curves of a metric over places with names, such as days; empty if no run has the metric. `points`
+    /// returns the names and metrics of a run.
+    pub(super) fn by_place<'r, P: Iterator<Item = (&'r str, &'r Value)>>(
+        &'r self,
+        figure: &str,
+        title: &str,
+        (axis, from_zero): (&str, bool),
+        points: impl Fn(&'r ReportedRun) -> P,
+    ) -> String {
+        let names: BTreeSet<&str> = self.runs.iter().flat_map(&points).map(|(name, _)| name).collect();
+        let places: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let lines = self.lines(|run| {
+            let point = |(name, figures): (&str, &Value)| {
+                let place = names.iter().position(|known| *known == name)?;
+                Some((place as f64, at(figures, figure)?))
+            };
+            points(run).filter_map(point).collect()
+        });
+        if lines.is_empty() {
+            return String::new();
+        }
+        let axes = Axes { x: axis, y: figure, from_zero, places: &places };
+        format!("<figure><h3>{title}</h3>{}</figure>", curves(title, axes, &lines, false))
+    }
+
     /// Returns a line for every run with points.
-    pub(super) fn lines(&self, points: impl Fn(&ReportedRun) -> Vec<(f64, f64)>) -> Vec<Line<'_>> {
+    fn lines<'r>(&'r self, points: impl Fn(&'r ReportedRun) -> Vec<(f64, f64)>) -> Vec<Line<'r>> {
         let runs = self.runs.iter().enumerate();
         let lines =
             runs.map(|(number, run)| Line { name: &run.name, class: colour(number), points: points(run) });
@@ -325,7 +320,7 @@ fn better_of(figure: &str) -> Better {
 }
 
 /// Returns the number at a path, such as `ranking.gauc`.
-pub(super) fn at(figures: &Value, path: &str) -> Option<f64> {
+fn at(figures: &Value, path: &str) -> Option<f64> {
     path.split('.').try_fold(figures, |figures, key| figures.get(key))?.as_f64()
 }
 
@@ -355,7 +350,7 @@ fn heading(title: &str, runs: usize) -> String {
 }
 
 /// Returns a row of a table, or nothing if no run has the metric.
-fn row(name: &str, values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String) -> String {
+fn row(name: &str, values: &[Option<f64>], better: Better, shown: Shown<'_>) -> String {
     if values.iter().all(Option::is_none) {
         return String::new();
     }
@@ -364,7 +359,7 @@ fn row(name: &str, values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -
 
 /// Returns the cells of the runs' values, with an edge before the first cell if `edge`; the best of several
 /// values is emphasized.
-fn cells(values: &[Option<f64>], better: Better, shown: &dyn Fn(f64) -> String, edge: bool) -> String {
+fn cells(values: &[Option<f64>], better: Better, shown: Shown<'_>, edge: bool) -> String {
     let known = || values.iter().flatten().copied();
     let best = match better {
         _ if known().count() < 2 => None,

@@ -3,13 +3,14 @@
 
 use std::fmt::Write;
 
-use onefold_base::units::{format_bytes, format_count};
-use onefold_page::text::escape;
+use onefold_base::units::{count_of, format_bytes, format_count};
+use onefold_page::svg::{Anchor, Svg, number_of_tick, ticks};
+use onefold_page::text::{escape, number, percent};
 use onefold_page::{document, section};
 
 use super::{Kind, OfRank, OverRanks, RankTimes, Timeline, TracedStep};
 
-/// The style sheet of the page; CSS classes have the names of kinds.
+/// The style sheet in addition to that of all pages; CSS classes have the names of kinds.
 const STYLE: &str = include_str!("style.css");
 /// The maximum number of steps that are drawn individually.
 const STEPS: usize = 40;
@@ -19,15 +20,16 @@ const LEFT: f64 = 66.0;
 const RIGHT: f64 = 14.0;
 
 /// A drawing of a time interval.
-struct Picture<'a> {
-    timeline: &'a Timeline,
-    /// The beginning of the interval in microseconds since 1970.
+struct Picture {
+    svg: Svg,
+    /// The beginning of the interval in microseconds since 1970, and its length in microseconds.
     begin: u64,
+    length: f64,
     pixels_per_micro: f64,
     lane: f64,
-    /// The height above the lanes in pixels.
+    /// The height above the lanes, and that down to their end, in pixels.
     top: f64,
-    body: String,
+    bottom: f64,
 }
 
 impl Timeline {
@@ -49,7 +51,7 @@ impl Timeline {
             section("All traced steps", "A line is where a step begins.", &overview(self, &steps)),
             section("Step by step", &lead(steps.len()), &(legend() + &one_by_one(self, &steps))),
         ];
-        document(&title, STYLE, &body)
+        document(&title, &format!("{}{STYLE}", onefold_page::STYLE), &body)
     }
 }
 
@@ -59,8 +61,8 @@ fn facts(timeline: &Timeline, ranks: &[OfRank]) -> String {
     let steps = ranks.iter().map(|rank| rank.steps).max().unwrap_or(0);
     let mut facts = format!(
         "{} of {}, from step {} to {}",
-        count(steps, "step"),
-        count(timeline.ranks.into(), "rank"),
+        count_of(steps, "step"),
+        count_of(timeline.ranks.into(), "rank"),
         format_count(first),
         format_count(last)
     );
@@ -95,23 +97,22 @@ fn verdict(timeline: &Timeline) -> String {
 fn table(ranks: &[OfRank]) -> String {
     let longest =
         ranks.iter().map(|rank| rank.times_ms.iter().sum::<f64>()).fold(f64::MIN_POSITIVE, f64::max);
-    let row = |(number, rank): (usize, &OfRank)| {
+    let row = |(place, rank): (usize, &OfRank)| {
         let mut bar = String::new();
         for kind in Kind::ALL {
             let share = 100.0 * rank.times_ms[kind as usize] / longest;
             let _ = write!(bar, "<i class=\"{}\" style=\"width:{share:.2}%\"></i>", kind.name());
         }
-        let times: String =
-            rank.times_ms.iter().map(|time| format!("<td>{}</td>", number_of_millis(*time))).collect();
+        let times: String = rank.times_ms.iter().map(|time| format!("<td>{}</td>", number(*time))).collect();
         let sent: String = rank
             .sent_bytes
             .named()
             .iter()
             .map(|(_, sent)| format!("<td>{}</td>", format_bytes(*sent)))
             .collect();
-        let step = number_of_millis(rank.times_ms.iter().sum());
+        let step = number(rank.times_ms.iter().sum());
         format!(
-            "<tr><th>{number}</th><td class=\"bar\"><span>{bar}</span></td><td><b>{step}</b></td>{times}{sent}</tr>\n"
+            "<tr><th>{place}</th><td class=\"bar\"><span>{bar}</span></td><td><b>{step}</b></td>{times}{sent}</tr>\n"
         )
     };
     let rows: String = ranks.iter().enumerate().map(row).collect();
@@ -132,9 +133,9 @@ fn legend() -> String {
             Kind::AllReduce => "waits for the all-reduce: losses, dense gradient",
             Kind::Waiting => "waits for input",
         };
-        format!("<li><i class=\"{}\"></i>{text}</li>", kind.name())
+        (kind.name(), text)
     };
-    format!("<ul class=\"legend\">{}</ul>\n", Kind::ALL.map(entry).concat())
+    onefold_page::legend(&Kind::ALL.map(entry))
 }
 
 fn lead(steps: usize) -> String {
@@ -154,51 +155,52 @@ fn stretch(steps: &[TracedStep]) -> (u64, u64) {
 
 /// Draws all steps in one picture.
 fn overview(timeline: &Timeline, steps: &[&[TracedStep]]) -> String {
-    let (begin, end) = stretch(&timeline.steps);
-    let scale = (WIDTH - LEFT - RIGHT) / (end - begin).max(1) as f64;
-    let mut picture = Picture::new(timeline, begin, scale, 20.0);
+    let interval = stretch(&timeline.steps);
+    let label = format!("{} steps over time", steps.len());
+    let mut picture = Picture::new(timeline.ranks, interval, interval.1 - interval.0, 20.0, &label);
     let mut free = 0.0;
     for of_step in steps {
         of_step.iter().for_each(|step| picture.step(step, false));
         let x = picture.x(stretch(of_step).0);
         if x >= free {
             let number = format_count(of_step[0].step);
-            picture.text(x, 14.0, "tick", &number);
+            picture.svg.text(x, 14.0, Anchor::Start, "step", &number);
             free = x + 7.5 * number.len() as f64 + 8.0;
         }
     }
-    picture.finish(end, &format!("{} steps over time", steps.len()))
+    picture.finish()
 }
 
 /// Draws a picture per step.
 fn one_by_one(timeline: &Timeline, steps: &[&[TracedStep]]) -> String {
     let shown = &steps[..steps.len().min(STEPS)];
     let longest = shown.iter().map(|step| stretch(step)).map(|(begin, end)| end - begin).max().unwrap_or(1);
-    let scale = (WIDTH - LEFT - RIGHT) / longest.max(1) as f64;
     let mut page = String::new();
     for of_step in shown {
         let (begin, end) = stretch(of_step);
-        let mut picture = Picture::new(timeline, begin, scale, 6.0);
-        of_step.iter().for_each(|step| picture.step(step, true));
         let number = format_count(of_step[0].step);
-        let svg = picture.finish(end, &format!("Step {number} over time"));
-        let length = millis((end - begin) as f64 / 1e3);
+        let label = format!("Step {number} over time");
+        let mut picture = Picture::new(timeline.ranks, (begin, end), longest, 6.0, &label);
+        of_step.iter().for_each(|step| picture.step(step, true));
+        let (length, svg) = (millis((end - begin) as f64 / 1e3), picture.finish());
         let _ = writeln!(page, "<figure><h3>Step {number} <span>{length}</span></h3>{svg}</figure>");
     }
     page
 }
 
-impl<'a> Picture<'a> {
-    fn new(timeline: &'a Timeline, begin: u64, pixels_per_micro: f64, top: f64) -> Self {
-        let lane = if timeline.ranks > 16 { 14.0 } else { 22.0 };
-        let mut picture = Self { timeline, begin, pixels_per_micro, lane, top, body: String::new() };
-        for rank in 0..timeline.ranks {
+impl Picture {
+    /// Creates the picture of the interval from `begin` to `end`, at a scale at which `widest` microseconds have the
+    /// whole width. `label` is the text alternative.
+    fn new(ranks: u32, (begin, end): (u64, u64), widest: u64, top: f64, label: &str) -> Self {
+        let lane = if ranks > 16 { 14.0 } else { 22.0 };
+        let bottom = top + f64::from(ranks) * (lane + 4.0);
+        let pixels_per_micro = (WIDTH - LEFT - RIGHT) / widest.max(1) as f64;
+        let svg = Svg::new(WIDTH, bottom + 22.0, label);
+        let length = (end - begin).max(1) as f64;
+        let mut picture = Self { svg, begin, length, pixels_per_micro, lane, top, bottom };
+        for rank in 0..ranks {
             let y = picture.y(rank) + lane / 2.0 + 4.0;
-            let _ = write!(
-                picture.body,
-                "<text x=\"{}\" y=\"{y:.1}\" class=\"rank\">rank {rank}</text>",
-                LEFT - 8.0
-            );
+            picture.svg.text(LEFT - 8.0, y, Anchor::End, "tick", &format!("rank {rank}"));
         }
         picture
     }
@@ -209,10 +211,6 @@ impl<'a> Picture<'a> {
 
     fn y(&self, rank: u32) -> f64 {
         self.top + f64::from(rank) * (self.lane + 4.0)
-    }
-
-    fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
-        let _ = write!(self.body, "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{text}</text>");
     }
 
     /// Draws a step in its rank's lane; with `named`, spans that are wide enough have labels.
@@ -226,77 +224,36 @@ impl<'a> Picture<'a> {
             let (kind, label) = (span.name.kind(), span.name.label());
             let (took, start) = (millis(length as f64 / 1e3), millis(span.start_micros as f64 / 1e3));
             let verb = if kind == Kind::Compute { "" } else { "waits for " };
-            let _ = write!(
-                self.body,
-                "<rect x=\"{x:.2}\" y=\"{y:.1}\" width=\"{width:.2}\" height=\"{lane}\" class=\"{}\">\
-                 <title>{verb}{label}: {took}, from {start} on ({of_step})</title></rect>",
-                kind.name()
-            );
+            let title = format!("{verb}{label}: {took}, from {start} on ({of_step})");
+            self.svg.rect(x, y, width, lane, &format!("class=\"{}\"", kind.name()), &title);
             // A character of the labels' font is at most 6.5 pixels wide on average.
             if named && lane > 16.0 && width > 6.5 * label.len() as f64 + 6.0 {
-                self.text(x + width / 2.0, y + lane / 2.0 + 4.0, "name", label);
+                self.svg.text(x + width / 2.0, y + lane / 2.0 + 4.0, Anchor::Middle, "name", label);
             }
         }
         let x = self.x(step.began_micros);
         let sent = step.sent_bytes.named().map(|(kind, sent)| format!("{} {kind}", format_bytes(sent)));
         let (length, sent) = (millis(step.length_micros as f64 / 1e3), sent.join(", "));
-        let _ = write!(
-            self.body,
-            "<rect x=\"{:.2}\" y=\"{:.1}\" width=\"1.6\" height=\"{:.1}\" class=\"border\">\
-             <title>{of_step}: {length}; sent {sent}</title></rect>",
-            x - 0.8,
-            y - 2.0,
-            lane + 4.0
-        );
+        let title = format!("{of_step}: {length}; sent {sent}");
+        self.svg.rect(x - 0.8, y - 2.0, 1.6, lane + 4.0, "class=\"border\"", &title);
     }
 
-    /// Adds the time axis, which ends at `end`; `label` is the text alternative of the picture.
-    fn finish(mut self, end: u64, label: &str) -> String {
-        let bottom = self.y(self.timeline.ranks);
-        let length = (end - self.begin).max(1) as f64 / 1e3;
-        let room = length * 1e3 * self.pixels_per_micro;
-        let step = round_step(length * 90.0 / room.max(90.0));
-        for tick in (0..).map(|number| f64::from(number) * step).take_while(|tick| *tick <= length) {
+    /// Adds the time axis, and returns the picture as SVG.
+    fn finish(mut self) -> String {
+        let (length, bottom) = (self.length / 1e3, self.bottom);
+        // A label of the axis is at most 90 pixels wide.
+        let labels = (self.length * self.pixels_per_micro / 90.0).max(1.0) as usize;
+        for tick in ticks(length, labels).into_iter().filter(|tick| *tick <= length) {
             let x = LEFT + tick * 1e3 * self.pixels_per_micro;
-            let _ = write!(
-                self.body,
-                "<line x1=\"{x:.1}\" y1=\"{bottom:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" class=\"axis\"/>",
-                bottom + 4.0
-            );
-            self.text(x, bottom + 17.0, "time", &format!("{} ms", (tick * 1e3).round() / 1e3));
+            self.svg.line((x, bottom), (x, bottom + 4.0), "axis");
+            let text = format!("{} ms", number_of_tick(tick));
+            self.svg.text(x, bottom + 17.0, Anchor::Middle, "tick", &text);
         }
-        let (height, body) = (bottom + 22.0, self.body);
-        format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"{label}\">{body}</svg>")
+        self.svg.finish()
     }
-}
-
-/// Returns the smallest round number that is at least `rough`: 1, 2 or 5 times a power of ten.
-fn round_step(rough: f64) -> f64 {
-    let power = 10_f64.powf(rough.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|step| *step >= rough).unwrap_or(10.0 * power)
-}
-
-/// Returns a count with its noun, such as "1 step" or "11 steps".
-fn count(count: u64, one: &str) -> String {
-    onefold_base::units::count_of(count, one)
 }
 
 /// Formats milliseconds with about three digits: `0.42 ms`.
 fn millis(time: f64) -> String {
-    format!("{}\u{202F}ms", number_of_millis(time))
-}
-
-fn number_of_millis(time: f64) -> String {
-    match time {
-        time if time >= 1000.0 => format_count(time.round() as u64),
-        time if time >= 99.95 => format!("{time:.0}"),
-        time if time >= 9.995 => format!("{time:.1}"),
-        time => format!("{time:.2}"),
-    }
-}
-
-fn percent(share: f64) -> String {
-    let percent = 100.0 * share;
-    let digits = usize::from(percent > 0.0 && percent < 9.95);
-    format!("{percent:.digits$}\u{202F}%")
+    format!("{}\u{202F}ms", number(time))
 }

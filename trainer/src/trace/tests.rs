@@ -124,14 +124,14 @@ fn a_page_has_a_lane_for_each_rank() {
     assert_eq!(
         rectangles[..8],
         [
-            "compute 66.00 20.0 128.00 | forward: 2.00 ms, from 0.00 ms on (rank 0, step 7)",
-            "exchange 194.00 20.0 96.00 | waits for answers: 1.50 ms, from 2.00 ms on (rank 0, step 7)",
-            "compute 290.00 20.0 224.00 | backward: 3.50 ms, from 3.50 ms on (rank 0, step 7)",
-            "all_reduce 514.00 20.0 121.60 | waits for losses: 1.90 ms, from 7.00 ms on (rank 0, step 7)",
-            "border 65.20 18.0 1.6 | rank 0, step 7: 9.00 ms; sent 100 B requests, 2.0 KiB answers, 2.0 KiB gradients, 400 B dense",
-            "compute 72.40 46.0 582.40 | update: 9.10 ms, from 0.00 ms on (rank 1, step 7)",
-            "border 71.60 44.0 1.6 | rank 1, step 7: 9.10 ms; sent 100 B requests, 3.9 KiB answers, 3.9 KiB gradients, 400 B dense",
-            "waiting 770.00 20.0 256.00 | waits for input: 4.00 ms, from 1.00 ms on (rank 0, step 8)",
+            "compute 66.0 20.0 128.0 | forward: 2.00 ms, from 0.00 ms on (rank 0, step 7)",
+            "exchange 194.0 20.0 96.0 | waits for answers: 1.50 ms, from 2.00 ms on (rank 0, step 7)",
+            "compute 290.0 20.0 224.0 | backward: 3.50 ms, from 3.50 ms on (rank 0, step 7)",
+            "all_reduce 514.0 20.0 121.6 | waits for losses: 1.90 ms, from 7.00 ms on (rank 0, step 7)",
+            "border 65.2 18.0 1.6 | rank 0, step 7: 9.00 ms; sent 100 B requests, 2.0 KiB answers, 2.0 KiB gradients, 400 B dense",
+            "compute 72.4 46.0 582.4 | update: 9.10 ms, from 0.00 ms on (rank 1, step 7)",
+            "border 71.6 44.0 1.6 | rank 1, step 7: 9.10 ms; sent 100 B requests, 3.9 KiB answers, 3.9 KiB gradients, 400 B dense",
+            "waiting 770.0 20.0 256.0 | waits for input: 4.00 ms, from 1.00 ms on (rank 0, step 8)",
         ]
     );
     // Each step is drawn again, in its own picture.

@@ -26,7 +26,7 @@ mod tests;
 mod training;
 mod warm_start;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use std::sync::Arc;
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::digest::Digest;
-use onefold_datasets::{PartitionKey, Schema, Snapshot};
+use onefold_datasets::{PartitionKey, Schema};
 use onefold_ikjt::preprocess::Preprocessor;
 use onefold_ikjt::{Dedupe, ReadRequest, Reader, ReaderOptions, Workers, load_snapshot};
 use onefold_sharding::{FeatureConfig, Plan};
@@ -45,6 +45,7 @@ use self::parts::{Day, Progressive};
 use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
 use self::warm_start::Earlier;
+use crate::config::BiasInit;
 use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, Shard};
@@ -156,25 +157,6 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
     Ok(())
 }
 
-/// Checks that no partition is used for both training and evaluation, unless the configuration allows it.
-fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
-    let Some(eval) = config.eval_partitions()?.filter(|_| !config.data.allow_overlap) else { return Ok(()) };
-    let of = |filter| snapshot.select(filter).map_err(onefold_ikjt::Error::from);
-    let (train, eval) = (of(&config.train_partitions(snapshot)?)?, of(&eval)?);
-    let trained: HashSet<&PartitionKey> = train.iter().map(|partition| &partition.key).collect();
-    let Some(both) = eval.iter().find(|partition| trained.contains(&partition.key)) else { return Ok(()) };
-    let message = match both.key.to_string() {
-        whole if whole.is_empty() => "the whole dataset is both trained and evaluated on".to_owned(),
-        key => format!("the partition `{key}` is both trained and evaluated on"),
-    };
-    Err(Error::config(
-        config.path(),
-        message,
-        "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and `split=holdout`, or set \
-         `allow_overlap = true` there",
-    ))
-}
-
 /// Returns the placement of the tables: from the plan, or every table whole on one rank.
 fn placement(config: &TrainConfig, options: &TrainOptions, features: &[FeatureConfig]) -> Result<Placement> {
     let collectives = Arc::clone(&options.collectives);
@@ -212,7 +194,7 @@ impl<'a> Prepared<'a> {
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
         let follow = options.follow.as_ref();
         let begun = follow.and_then(|follow| follow.begun.as_ref());
-        follow.map_or(Ok(()), |_| follow::check(config))?;
+        follow.map_or(Ok(()), |_| config.check_follow())?;
         let snapshot = load_snapshot(dataset, options.snapshot)?;
         let snapshot = begun.map(|begun| follow::as_begun(&snapshot, begun.snapshot)).unwrap_or(snapshot);
         let preprocessing = Preprocessing::of(config)?;
@@ -236,7 +218,6 @@ impl<'a> Prepared<'a> {
         // A run that follows its dataset evaluates on each partition before training on it, so it has no
         // held-out samples.
         let eval = config.eval_partitions()?.filter(|_| follow.is_none());
-        check_overlap(config, &snapshot)?;
         let common = ReaderOptions {
             dedupe: options.dedupe,
             streams: config.data.streams.or(options.streams),
@@ -264,11 +245,7 @@ impl<'a> Prepared<'a> {
         let known = known.transpose()?.unwrap_or_default();
         let chosen = snapshot.select(&partitions).map_err(onefold_ikjt::Error::from)?;
         let keys: Vec<PartitionKey> = chosen.into_iter().map(|partition| partition.key.clone()).collect();
-        if eval.is_some()
-            && config.data.train.is_empty()
-            && !config.data.allow_overlap
-            && options.collectives.rank() == 0
-        {
+        if eval.is_some() && config.data.trains_on_rest() && options.collectives.rank() == 0 {
             let (chosen, all) = (keys.len(), snapshot.partitions.len());
             tracing::info!(
                 "training on {chosen} of {all} partitions: none that `eval` under `[data]` chooses"
@@ -284,7 +261,7 @@ impl<'a> Prepared<'a> {
         let normalizers = match (begun, &earlier) {
             (Some(begun), _) => follow::normalizers(begun, config)?,
             (None, Some(earlier)) => earlier.normalizers(config, &schema)?,
-            (None, None) => normalize::fit(config, seen, &schema, preprocessing.as_ref())?,
+            (None, None) => normalize::fit(config, seen, &schema, preprocessor.as_ref())?,
         };
         let shuffle = config.data.shuffle;
         let training = common.with(|options| ReaderOptions { partitions, shuffle, ..options });
@@ -392,9 +369,7 @@ impl<'a> Prepared<'a> {
         reporter: &dyn Reporter,
     ) -> Result<TrainSummary> {
         let collectives = &*self.options.collectives;
-        let bias = serde_json::to_vec(&run.output_bias).map_err(std::io::Error::other)?;
-        let bias = collectives.broadcast_bytes(&bias, 0)?;
-        run.output_bias = serde_json::from_slice(&bias).map_err(std::io::Error::other)?;
+        run.output_bias = collectives.of_lowest(|| Ok(run.output_bias.clone()))?;
         check_shared(&collectives.agree(run.files(out))?, collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
@@ -507,7 +482,9 @@ impl<'a> Prepared<'a> {
             None => {
                 let tasks = Task::of(self.config, &self.schema)?;
                 let logits = self.labels.as_ref().map(|labels| labels.logits(&self.dataset, &tasks));
-                run.output_bias = logits.transpose()?.flatten();
+                // The labels are read in any case, because an invalid one must be reported before the first step.
+                let is_prior = self.config.model.output_bias_init == BiasInit::Prior;
+                run.output_bias = logits.transpose()?.flatten().filter(|_| is_prior);
                 self.begin(run, directory)?;
             }
         }
@@ -523,16 +500,9 @@ impl<'a> Prepared<'a> {
         let here = directory.is_resumed().then(|| Run::load(path)).transpose()?;
         if let Some(here) = here.as_ref().filter(|here| here.checkpoints != run.checkpoints) {
             let place = here.checkpoints.as_deref().unwrap_or(path).display();
-            return Err(Error::run(
-                path,
-                format!("the run's checkpoints are in `{place}`"),
-                text![
-                    "continue it without ",
-                    option("checkpoints"),
-                    ", or begin a new run in another directory, with ",
-                    option("out")
-                ],
-            ));
+            let message = format!("the run's checkpoints are in `{place}`");
+            let instead = text!["continue it without ", option("checkpoints")];
+            return Err(Error::not_continued(path, message, instead));
         }
         let begun = if elsewhere { Run::find(&files)? } else { here };
         let Some(begun) = begun else {
@@ -573,27 +543,18 @@ impl<'a> Prepared<'a> {
         let same_snapshot = run.follow || begun.snapshot == run.snapshot;
         if begun.dataset != run.dataset || !same_snapshot {
             let of = |run: &Run| format!("snapshot {} of the dataset {}", run.snapshot, run.dataset);
-            return Err(Error::run(
-                path,
-                format!("the run was begun on {}, so it cannot be continued on {}", of(begun), of(run)),
-                text![
-                    "continue with the run's own dataset and snapshot, or begin a new run in another directory, with ",
-                    option("out")
-                ],
-            ));
+            let message =
+                format!("the run was begun on {}, so it cannot be continued on {}", of(begun), of(run));
+            let instead = "continue with the run's own dataset and snapshot";
+            return Err(Error::not_continued(path, message, instead));
         }
         begun.check_same(run, path)?;
         if let Some(steps) = &self.preprocessing
             && !steps.is_stored(files)?
         {
-            return Err(Error::run(
-                path,
-                "the run was begun with other preprocessing, so it cannot be continued",
-                text![
-                    "continue with the same `preprocess.toml`, or begin a new run in another directory, with ",
-                    option("out")
-                ],
-            ));
+            let message = "the run was begun with other preprocessing, so it cannot be continued";
+            let instead = "continue with the same `preprocess.toml`";
+            return Err(Error::not_continued(path, message, instead));
         }
         Ok(())
     }

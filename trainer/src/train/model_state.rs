@@ -8,10 +8,10 @@ use super::Progress;
 use super::state::Sums;
 use crate::Result;
 use crate::checkpoint::tensor_file::Entry;
-use crate::checkpoint::{Checkpoint, damaged};
+use crate::checkpoint::{Checkpoint, DenseFile, damaged};
 use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
-use crate::run::{DenseFile, Stored};
+use crate::run::Stored;
 
 /// Restores parameters, optimizer state and metrics.
 pub(super) fn restore(

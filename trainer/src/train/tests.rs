@@ -267,6 +267,22 @@ fn a_run_may_be_stopped_at_any_moment() {
     assert!(stopped + 4 >= reports, "{stopped} of {reports}");
 }
 
+/// One rank writes its model directly, and removes shards that an earlier job of several ranks has left.
+#[test]
+fn one_rank_writes_its_model_once() {
+    let runs = Runs::new();
+    let stop = Stop::new();
+    stop.raise();
+    let begun = runs.train("run", Existing::Refuse, stop, &Silent).unwrap();
+    assert_eq!((begun.steps, begun.ended), (0, Ending::Stopped));
+    // A folder is in the place of the file with the shards of rank 0.
+    let shards = runs.folder.path().join("run").join(crate::run::SHARDS);
+    fs_err::create_dir_all(shards.join("0.safetensors")).unwrap();
+    let rest = runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
+    assert_eq!((rest.steps, rest.ended), (14, Ending::Completed));
+    assert!(!shards.exists());
+}
+
 /// A panic removes nothing from the run's directory and from the folder of its checkpoints.
 #[test]
 fn a_panic_removes_nothing() {

@@ -72,6 +72,10 @@ fn rank(scenario: &str) -> Result<()> {
     if scenario == "other version" && environment.rank == 2 {
         environment.version = "0.0.1".to_owned();
     }
+    if scenario == "ignores signals" {
+        // SAFETY: this is a system call.
+        unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+    }
     if scenario == "never joins" && environment.rank == 1 {
         send(std::process::id(), libc::SIGKILL);
     }
@@ -416,6 +420,19 @@ fn a_launcher_passes_signals_on() {
     let [(code, text)] = job.ended([0]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("signal: 15 (SIGTERM), killed: false"), "{text}");
+}
+
+/// The launcher waits for ranks that work on after the first signal.
+#[test]
+fn a_second_signal_kills_the_ranks() {
+    let mut job = launcher("1000 ignores signals");
+    let launcher = job.0[0].id();
+    send(launcher, libc::SIGTERM);
+    send(launcher, libc::SIGINT);
+    let [(code, text)] = job.ended([0]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.starts_with("error: the ranks were killed, because a second signal came"), "{text}");
+    assert!(text.contains("hint: the checkpoints that they had written are complete"), "{text}");
 }
 
 #[test]

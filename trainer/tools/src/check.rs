@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use onefold_base::fault::{Fault, Kind, option, text};
-use onefold_base::process::available_threads;
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
-use onefold_trainer::bench::{CompareOptions, Comparison, compare};
 use onefold_trainer::command::{RankOptions, Ranks};
 use onefold_trainer::device::{Accelerator, DeviceName, KernelCheck, check_kernels};
 use onefold_trainer::distributed::{Collectives, Environment, check_collectives};
 use serde::Serialize;
+
+use crate::bench::compare::{Comparison, compare};
 
 /// The largest tolerated error of a kernel, relative to its largest value. Kernels sum in 32-bit floats.
 const KERNEL_BOUND: f64 = 1e-4;
@@ -21,22 +21,22 @@ const LOSS_BOUND: f64 = 1e-4;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {
-    /// The GPU
+    /// The GPU to check
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cuda(None))]
     device: DeviceName,
-    /// Random numbers that every kernel is checked with
+    /// The number of seeds of random numbers with which every kernel is checked
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
     seeds: u16,
-    /// The workload whose reference model takes steps on both
+    /// The workload whose reference model is trained on both devices
     #[arg(long, value_enum, requires = "data")]
     workload: Option<Workload>,
-    /// Directory of a dataset of that workload
+    /// The directory of a dataset of this workload
     #[arg(long, value_name = "DATASET", requires = "workload")]
     data: Option<PathBuf>,
-    /// Steps of each form of deduplication
+    /// The number of steps for each kind of deduplication
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     steps: u16,
-    /// Threads [default: all that the machine has]
+    /// The number of threads [default: all threads of the machine]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     #[command(flatten)]
@@ -87,13 +87,8 @@ fn check(
     }
     let mut losses = Vec::new();
     if let (Some(workload), Some(data)) = (arguments.workload, &arguments.data) {
-        let options = CompareOptions {
-            workload,
-            threads: arguments.threads.map_or_else(available_threads, usize::from),
-            steps: usize::from(arguments.steps),
-            device: accelerator.clone(),
-        };
-        losses = compare(data, &options, printer)?;
+        let sizes = (crate::threads(arguments.threads), usize::from(arguments.steps));
+        losses = compare((workload, data), sizes, accelerator, printer)?;
     }
     let report = Report { device: accelerator.describe(), kernels, losses, ranks };
     if collectives.rank() == 0 {
@@ -120,7 +115,7 @@ fn describe(report: &Report) -> String {
         let _ = writeln!(
             text,
             "losses, {:<32} relative error {:.1e} over {} steps, the last {:.5} and {:.5}",
-            comparison.dedupe,
+            crate::name_of(&comparison.dedupe),
             comparison.relative_error,
             comparison.cpu.len(),
             comparison.cpu.last().copied().unwrap_or(f64::NAN),

@@ -3,13 +3,18 @@
 mod bench;
 mod check;
 mod measure;
+mod profile;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use onefold_base::fault::Explainer;
+use onefold_base::fault::{Explainer, Fault, Kind, Text};
+use onefold_base::process::available_threads;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
+use onefold_trainer::Error;
 use onefold_trainer::command::{self, LaunchArguments};
+use serde::Serialize;
 
 onefold_allocator::use_jemalloc!(onefold_allocator::KEEPING);
 
@@ -35,28 +40,29 @@ enum Command {
     Bench(bench::BenchArguments),
     /// Check a GPU against the CPU: every kernel, then the losses of training steps
     ///
-    /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset
-    /// its reference model also takes the same steps on both. On ranks (`launch --ranks N -- check-device --device
-    /// cuda`, one rank included) each one checks its GPU, and all check NCCL together. The exit status is 1 where a
-    /// difference is too large.
+    /// The command compares the results of all kernels on random numbers with their definitions in double precision.
+    /// With the dataset of a workload, it also trains the reference model on both, and compares the losses. On ranks
+    /// (`launch --ranks N -- check-device --device cuda`, also with one rank), each rank checks its GPU, and all ranks
+    /// together check NCCL. The exit status is 1 if a difference is too large.
     ///
     /// Example: onefold-train-tools check-device --device cuda:0 --workload rm1 --data rm1-session
     CheckDevice(check::CheckArguments),
-    /// Measure what tables cost on this machine, for `onefold-shard pretrain`
+    /// Measure the cost of tables on this machine, for `onefold-shard pretrain`
     ///
-    /// Divides random sets of tables among one to eight ranks, which take turns on this machine, lets them take steps
-    /// with the code that trains, and writes what each rank took to `costs.parquet`. With `--collectives`, ranks that
-    /// `launch` or `torchrun` started measure the exchange between them; without it a model takes bytes ÷ bandwidth.
+    /// The command divides random sets of tables among one to eight ranks, which take turns on this machine, runs
+    /// training steps of these tables, and writes the time of each rank to `costs.parquet`. With `--collectives`, ranks
+    /// that `launch` or `torchrun` started measure the exchange between them; without such measurements, a cost model
+    /// uses bytes ÷ bandwidth.
     ///
     /// Example: onefold-train-tools profile --sets 500 --out costs.parquet
     ///
     /// Example: onefold-train-tools launch --ranks 4 -- profile --collectives --out costs.parquet --append
     Profile(measure::ProfileArguments),
-    /// Measure plans' ranks, or whole steps, beside what was predicted
+    /// Measure the ranks of plans, or whole steps, and compare with the predictions
     ///
-    /// Fills the ranks' shards, lets the ranks take steps with the code that trains, each when it is its turn on this
-    /// machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by `launch` or
-    /// `torchrun`, also measure the exchange between them, and so whole steps.
+    /// The command creates the shards of all ranks, runs training steps of the tables, in which the ranks take turns on
+    /// this machine, and reports whether measurements order the plans as predictions do. If `launch` or `torchrun`
+    /// starts as many ranks as the plans have, these also measure the exchange between them, and so whole steps.
     ///
     /// Example: onefold-evaluate-plans compare --tasks tasks --plans plans; onefold-train-tools measure-plans --tasks tasks --plans
     /// plans
@@ -88,6 +94,21 @@ impl CommandLine for Cli {
             Command::MeasurePlans(arguments) => measure::measure(arguments, printer),
         }
     }
+}
+
+/// Returns the number of threads: `given`, or all threads of the machine.
+fn threads(given: Option<u16>) -> usize {
+    given.map_or_else(available_threads, usize::from)
+}
+
+/// Returns the name by which a value is serialized.
+fn name_of(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// Returns an error about a file or directory that was given.
+fn wrong_file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Error {
+    Fault::of_file(Kind::Options, path, message).hint(hint).into()
 }
 
 fn main() -> ExitCode {

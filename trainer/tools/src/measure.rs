@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use anyhow::Result;
 use onefold_base::fault::{Fault, Kind, option, text};
-use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
 use onefold_base::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
@@ -16,49 +15,51 @@ use onefold_terminal::Printer;
 use onefold_trainer::command::{self, DeviceOption, RankOptions, Ranks};
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::Collectives;
-use onefold_trainer::profile::agreement::{Agreement, agreement};
-use onefold_trainer::profile::collectives::{ExchangeOptions, profile_collectives};
-use onefold_trainer::profile::plans::{
+use serde_json::json;
+
+use crate::profile::agreement::{Agreement, agreement};
+use crate::profile::collectives::{ExchangeOptions, profile_collectives};
+use crate::profile::plans::{
     EXCHANGES, MeasuredPlan, MeasuredRank, PARTS, PlanSet, StepOptions, measure_plans,
 };
-use onefold_trainer::profile::{Machine, ProfileOptions, profile};
-use serde_json::json;
+use crate::profile::{Machine, ProfileOptions, profile};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProfileArguments {
-    /// Sets of tables to measure, about two seconds each
+    /// The number of sets of tables to measure, which takes about two seconds per set
     #[arg(long, value_name = "N", default_value_t = 500)]
     sets: usize,
-    /// Measure the exchange between ranks, on as many as were started, and not sets of tables
+    /// Measure the exchange between the ranks that were started, instead of sets of tables
     #[arg(long, conflicts_with_all = ["sets", "samples", "memory", "device"])]
     collectives: bool,
-    /// With `--collectives`: exchanges to measure
+    /// With `--collectives`: the number of exchanges to measure
     #[arg(long, value_name = "N", default_value_t = 400, requires = "collectives")]
     exchanges: usize,
-    /// With `--collectives`: the most bytes that the average rank exchanges at once
+    /// With `--collectives`: the maximum bytes per rank, on average, in one exchange
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "64MiB", requires = "collectives")]
     most_bytes: u64,
-    /// The most samples per step, over all ranks and before deduplication; sets have from 1,024 for each rank to this
+    /// The maximum number of samples per step, over all ranks and before deduplication. A set has at least 1,024
+    /// samples per rank
     #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
-    /// The most memory of a set's tables
+    /// The maximum memory of the tables of a set
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "2GiB")]
     memory: u64,
-    /// Another seed gives other sets and exchanges
+    /// The seed of the random sets and exchanges
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
     device: DeviceOption,
-    /// Threads [default: all that the machine has]
+    /// The number of threads [default: all threads of the machine]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
-    /// File to write
+    /// The output file
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Add to the file: sets are numbered on, so that parts give the sets of one long run
+    /// Append to the file. Sets are numbered consecutively, so that several runs give the same sets as one long run
     #[arg(long, conflicts_with = "overwrite")]
     append: bool,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     overwrite: bool,
     #[command(flatten)]
@@ -188,8 +189,7 @@ fn profile_tables(arguments: &ProfileArguments, printer: &Printer) -> Result<()>
 }
 
 fn opened(device: &DeviceOption, threads: Option<u16>) -> Result<Machine> {
-    let threads = threads.map_or_else(available_threads, usize::from);
-    Ok(Machine { threads, device: device.open()? })
+    Ok(Machine { threads: crate::threads(threads), device: device.open()? })
 }
 
 #[derive(Debug, clap::Args)]
@@ -197,27 +197,27 @@ pub(crate) struct MeasurePlansArguments {
     /// Plans for the tables of `--tables`
     #[arg(required_unless_present = "tasks", conflicts_with = "tasks", requires = "tables")]
     plan: Vec<PathBuf>,
-    /// The tables (`onefold-shard tables` writes the file)
+    /// The tables, as written by `onefold-shard tables`
     #[arg(long, value_name = "FILE")]
     tables: Option<PathBuf>,
-    /// Directory of tasks, in place of single plans
+    /// The directory of tasks, instead of single plans
     #[arg(long, value_name = "DIR", requires = "plans")]
     tasks: Option<PathBuf>,
-    /// Directory of the tasks' plans (`onefold-evaluate-plans compare --plans` writes one)
+    /// The directory of the tasks' plans, as written by `onefold-evaluate-plans compare --plans`
     #[arg(long, value_name = "DIR", requires = "tasks")]
     plans: Option<PathBuf>,
-    /// The first so many tasks
+    /// The number of tasks to measure, from the first one on
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Seed of the ids
+    /// The seed of the random ids
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Steps of a plan that are timed
+    /// The number of timed steps per plan
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     #[command(flatten)]
     device: DeviceOption,
-    /// Threads of a rank, which works while the others wait [default: all that the machine has]
+    /// The number of threads of a rank, which works while the others wait [default: all threads of the machine]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     #[command(flatten)]
@@ -252,7 +252,7 @@ fn measure_with(
     let started = Instant::now();
     let sets = collectives.agree(arguments.sets())?;
     let ranks = collectives.size();
-    let threads = arguments.threads.map_or_else(available_threads, usize::from);
+    let threads = crate::threads(arguments.threads);
     let machine = Machine { threads, device };
     anyhow::ensure!(
         ranks == 1 || arguments.device.device == DeviceName::Cpu,

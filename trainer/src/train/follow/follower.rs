@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use onefold_base::fault::{option, text};
 use onefold_datasets::{Partition, PartitionKey, Snapshot};
 use onefold_ikjt::preprocess::Preprocessor;
 use onefold_ikjt::{load_snapshot, stored_at};
@@ -170,17 +169,10 @@ impl<'a> Follower<'a> {
     /// Checks that the model can be trained on a snapshot.
     fn check(&self, snapshot: &Snapshot) -> Result<()> {
         if snapshot.dataset != self.run.dataset {
-            return Err(Error::run(
-                &self.directory,
-                format!(
-                    "the run follows the dataset {}, and {} is there now",
-                    self.run.dataset, snapshot.dataset
-                ),
-                text![
-                    "give the dataset that the run was begun with, or begin a new run in another directory, with ",
-                    option("out")
-                ],
-            ));
+            let (own, found) = (&self.run.dataset, &snapshot.dataset);
+            let message = format!("the run follows the dataset {own}, and {found} is there now");
+            let instead = "give the dataset that the run was begun with";
+            return Err(Error::not_continued(&self.directory, message, instead));
         }
         let snapshot = &as_begun(snapshot, self.run.snapshot);
         let preprocessor = Preprocessing::preprocessor(self.preprocessing, &snapshot.schema)?;

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use onefold_base::fault::{option, text};
+use onefold_base::units::parse_duration_micros;
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{PartitionKey, Snapshot};
 use onefold_sharding::FeatureConfig;
@@ -29,26 +30,54 @@ use crate::normalize::Normalizers;
 use crate::run::Run;
 use crate::{Error, Result, TrainConfig};
 
-/// The options for following a dataset.
-#[derive(Debug, Clone)]
+/// The options for following a dataset, which are those of `onefold-train follow`.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Follow {
-    /// The number of samples in pending partitions at which training begins.
+    /// The number of samples in pending partitions at which training begins
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub min_samples: u64,
-    /// The time after which training begins on pending partitions even if they have fewer samples.
+    /// The time after which training begins on pending partitions even if they have fewer samples, such as `30m`
+    /// [default: no limit]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub max_wait: Option<Duration>,
-    /// The population stability index at which training begins even with fewer samples: the largest index of a dense
-    /// feature in the pending partitions, relative to the previous part.
+    /// The population stability index at which training begins even with fewer samples, such as `0.25`: the largest
+    /// index of a dense feature in the pending partitions, relative to the previous partition [default: no limit]
+    #[arg(long, value_name = "INDEX")]
     pub max_drift: Option<f64>,
-    /// The interval at which the run looks for a new snapshot.
+    /// The interval at which the command looks for a new snapshot, at most an hour
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_interval)]
     pub look_every: Duration,
-    /// The number of parts from one export to the next; `None` disables exports.
+    /// Export the model after every N partitions, to a new folder in RUN/exports, and write the name of the newest
+    /// export to RUN/exports/latest [default: no exports]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub export_every: Option<u64>,
-    /// The number of parts after which the run ends, counted over all resumptions.
+    /// End after N partitions, including those before a resumption; partitions with the same time count as one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub stop_after: Option<u64>,
-    /// The time of the last partitions to train on. It may lack the last time columns, such as the hour.
+    /// End after the partitions of this time, such as `date=2024-05-02/hour=03`, or `date=2024-05-02` for all hours
+    /// of a day
+    #[arg(long, value_name = "PARTITION", value_parser = parse_partition)]
     pub until: Option<PartitionKey>,
     /// The description of the run to resume, as read by the lowest rank; `None` for a new run.
+    #[arg(skip)]
     pub begun: Option<Run>,
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    parse_duration_micros(text).map(|micros| Duration::from_micros(micros.unsigned_abs()))
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    match interval <= Duration::from_secs(3600) {
+        true => Ok(interval),
+        false => Err(format!("`{text}` is more than an hour\n  hint: look more often, as every `10s`")),
+    }
+}
+
+fn parse_partition(text: &str) -> Result<PartitionKey, String> {
+    let key = PartitionKey::parse(text).filter(|key| !key.columns().is_empty());
+    key.ok_or_else(|| format!("`{text}` is not a partition\n  hint: write it like `date=2024-05-02/hour=03`"))
 }
 
 impl Follow {
@@ -141,29 +170,6 @@ impl Followed {
         self.before = current.keys();
         self.trained.extend(current.partitions.into_iter().map(|(key, digest)| (key.to_string(), digest)));
     }
-}
-
-/// Checks that the configuration is suitable for following a dataset.
-pub(super) fn check(config: &TrainConfig) -> Result<()> {
-    if config.train.epochs != 1 {
-        return Err(Error::config(
-            config.path(),
-            format!(
-                "`[train].epochs` is {}, and a run that follows trains on each partition once",
-                config.train.epochs
-            ),
-            "set `epochs = 1` under `[train]`",
-        ));
-    }
-    if config.early_stopping.is_some() {
-        return Err(Error::config(
-            config.path(),
-            "a run that follows has no held-out samples for `[early_stopping]`: it evaluates on each partition before it \
-             trains on it",
-            "leave out `[early_stopping]`",
-        ));
-    }
-    Ok(())
 }
 
 /// Checks that `follow.until` consists of the first time columns of `keys`, the partitions of the dataset.

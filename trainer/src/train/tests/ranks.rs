@@ -638,7 +638,7 @@ fn a_loss_that_is_no_number_ends_all_on(on_device: bool) {
 /// A new model predicts the means of its labels, bit-identical for any number of ranks.
 #[test]
 fn a_new_model_begins_at_the_means_of_its_labels() {
-    let jobs = Jobs::new();
+    let mut jobs = Jobs::new();
     let [one, three] = [1, 3].map(|ranks| {
         let name = format!("of-{ranks}");
         jobs.summary(&name, &job(ranks, Division::Even, Dedupe::Exact));
@@ -653,8 +653,19 @@ fn a_new_model_begins_at_the_means_of_its_labels() {
     }
     assert_eq!(bias.len(), 2);
     assert_eq!(three.output_bias, one.output_bias);
-    let model = one.initial_model(&Placement::alone(&one.tables), 1, None).unwrap();
-    assert_eq!(crate::tensors::to_vec(&model.named_dense_parameters()["top.1.bias"]), bias);
+    let output_bias = |run: &Run| {
+        let model = run.initial_model(&Placement::alone(&run.tables), 1, None).unwrap();
+        crate::tensors::to_vec(&model.named_dense_parameters()["top.1.bias"])
+    };
+    assert_eq!(output_bias(&one), bias);
+    // With `uniform`, the bias is that of PyTorch's linear layer.
+    jobs.config.model.output_bias_init = BiasInit::Uniform;
+    jobs.summary("uniform", &job(1, Division::Even, Dedupe::Exact));
+    let run = Run::load(&jobs.folder.path().join("uniform")).unwrap();
+    assert_eq!(run.output_bias, None);
+    // The layer has four inputs, so the range is ±1/√4.
+    let drawn = output_bias(&run);
+    assert!(drawn != bias && drawn.iter().all(|bias| bias.abs() <= 0.5), "{drawn:?}");
 }
 
 /// Every rank writes a timeline of the traced steps, and the log compares the ranks.

@@ -57,15 +57,10 @@ impl Training<'_> {
                 return Ok(Some(Ending::Stopped));
             }
             let (follower, progress) = (&mut self.follower, &mut self.progress);
-            let found = collectives.agree_on(|| match follower {
-                Some(follower) if collectives.rank() == 0 => {
-                    follower.look(&mut progress.followed, progress.partition as u64)
-                }
-                _ => Ok(Found::Nothing),
+            let found = collectives.of_lowest(|| match follower {
+                Some(follower) => follower.look(&mut progress.followed, progress.partition as u64),
+                None => Ok(Found::End),
             })?;
-            let found = serde_json::to_vec(&found).map_err(std::io::Error::other)?;
-            let found = collectives.broadcast_bytes(&found, 0)?;
-            let found: Found = serde_json::from_slice(&found).map_err(std::io::Error::other)?;
             match found {
                 Found::Nothing => std::thread::sleep(PAUSE),
                 Found::End => return Ok(Some(Ending::Partitions)),

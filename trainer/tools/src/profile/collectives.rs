@@ -4,25 +4,26 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onefold_base::fault::{Fault, Kind as FaultKind};
 use onefold_base::progress::Reporter;
 use onefold_sharding::{Direction, ExchangeRank, ExchangeSample};
+use onefold_trainer::Result;
+use onefold_trainer::distributed::Collectives;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
 
 use super::median;
-use crate::distributed::Collectives;
-use crate::{Error, Result};
 
 /// The options of a measurement.
 #[derive(Debug, Clone, Copy)]
-pub struct ExchangeOptions {
+pub(crate) struct ExchangeOptions {
     /// The number of exchanges.
-    pub exchanges: usize,
+    pub(crate) exchanges: usize,
     /// The maximum bytes per rank, on average, in one exchange.
-    pub most_bytes: u64,
+    pub(crate) most_bytes: u64,
     /// The seed of the random exchanges.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// The minimum bytes per rank, on average.
@@ -53,20 +54,15 @@ const HEADER: i64 = 3;
 /// The average bytes per rank are from 4 KiB to `most_bytes`. They are equal on all ranks in one of four
 /// exchanges; in the others, up to all bytes belong to one rank. In half of the exchanges, ranks start up to 20
 /// ms after each other, as after unequal work. The time of a rank is from its start to its end.
-///
-/// # Errors
-///
-/// [`Error::Fault`] if there is only one rank; the errors of [`Collectives`].
-pub fn profile_collectives(
+pub(crate) fn profile_collectives(
     options: &ExchangeOptions,
     collectives: &Arc<dyn Collectives>,
     reporter: &dyn Reporter,
 ) -> Result<Vec<ExchangeSample>> {
     if collectives.size() == 1 {
-        return Err(Error::ranks(
-            "there is one rank, which exchanges nothing",
-            "start several: `onefold-train-tools launch --ranks 4 -- profile --collectives …`, or with `torchrun`",
-        ));
+        let hint = "start several: `onefold-train-tools launch --ranks 4 -- profile --collectives …`, or with `torchrun`";
+        let message = "there is one rank, which exchanges nothing";
+        return Err(Fault::new(FaultKind::Failed, message).hint(hint).into());
     }
     reporter.begin("Measuring exchanges", Some(options.exchanges as u64), "exchanges");
     let mut samples = Vec::with_capacity(options.exchanges);

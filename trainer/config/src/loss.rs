@@ -1,44 +1,36 @@
-//! Loss functions of tasks, and the predictions that follow from logits.
+//! The setting `loss` of `[data]` or of an entry of `[[tasks]]`, and the predictions that follow from logits.
 
 use std::ops::RangeInclusive;
 
-use crate::config::LossConfig;
+use serde::{Deserialize, Serialize};
 
 /// The loss of a task, equal to PyTorch's function of the given name without reduction.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Loss {
-    /// `binary_cross_entropy_with_logits`: the logit belongs to the probability that the label is 1.
+    /// `binary_cross_entropy_with_logits`, for labels from 0 to 1: the logit belongs to the probability that the
+    /// label is 1.
     #[default]
-    BinaryCrossEntropy,
-    /// `mse_loss`: the logit is the prediction.
-    SquaredError,
-    /// `huber_loss` (Huber 1964): quadratic up to an error of `delta`, then linear; the logit is the
-    /// prediction.
-    Huber {
-        /// The error at which the loss becomes linear.
-        delta: f64,
-    },
-    /// `poisson_nll_loss` with `log_input`: the logit is the logarithm of the expected count.
+    Bce,
+    /// `mse_loss`, for any labels: the logit is the prediction.
+    Mse,
+    /// `huber_loss` (Huber 1964), for any labels: quadratic up to an error of [`HUBER_DELTA`], then linear; the
+    /// logit is the prediction.
+    Huber,
+    /// `poisson_nll_loss` with `log_input`, for labels of at least 0, such as counts: the logit is the logarithm of
+    /// the expected count.
     Poisson,
 }
 
-impl From<LossConfig> for Loss {
-    fn from(config: LossConfig) -> Self {
-        match config {
-            LossConfig::Bce => Self::BinaryCrossEntropy,
-            LossConfig::Mse => Self::SquaredError,
-            LossConfig::Huber => Self::Huber { delta: 1.0 },
-            LossConfig::Poisson => Self::Poisson,
-        }
-    }
-}
+/// The error at which [`Loss::Huber`] becomes linear.
+pub const HUBER_DELTA: f64 = 1.0;
 
 impl Loss {
     /// Returns the range of valid labels.
     pub fn labels(self) -> RangeInclusive<f32> {
         match self {
-            Self::BinaryCrossEntropy => 0.0..=1.0,
-            Self::SquaredError | Self::Huber { .. } => f32::MIN..=f32::MAX,
+            Self::Bce => 0.0..=1.0,
+            Self::Mse | Self::Huber => f32::MIN..=f32::MAX,
             Self::Poisson => 0.0..=f32::MAX,
         }
     }
@@ -52,8 +44,8 @@ impl Loss {
     pub fn prediction(self, logit: f32) -> f64 {
         let logit = f64::from(logit);
         match self {
-            Self::BinaryCrossEntropy => 1.0 / (1.0 + (-logit).exp()),
-            Self::SquaredError | Self::Huber { .. } => logit,
+            Self::Bce => 1.0 / (1.0 + (-logit).exp()),
+            Self::Mse | Self::Huber => logit,
             Self::Poisson => logit.exp(),
         }
     }
@@ -63,11 +55,11 @@ impl Loss {
     pub fn logit_of(self, mean: f64, samples: u64) -> f32 {
         let least = 0.5 / (samples + 1) as f64;
         let logit = match self {
-            Self::BinaryCrossEntropy => {
+            Self::Bce => {
                 let mean = mean.clamp(least, 1.0 - least);
                 (mean / (1.0 - mean)).ln()
             }
-            Self::SquaredError | Self::Huber { .. } => mean,
+            Self::Mse | Self::Huber => mean,
             Self::Poisson => mean.max(least).ln(),
         };
         logit as f32
@@ -78,10 +70,10 @@ impl Loss {
         let (logit, label) = (f64::from(logit), f64::from(label));
         let error = (logit - label).abs();
         match self {
-            Self::BinaryCrossEntropy => logit.max(0.0) - logit * label + (-logit.abs()).exp().ln_1p(),
-            Self::SquaredError => error * error,
-            Self::Huber { delta } if error <= delta => error * error / 2.0,
-            Self::Huber { delta } => delta * (error - delta / 2.0),
+            Self::Bce => logit.max(0.0) - logit * label + (-logit.abs()).exp().ln_1p(),
+            Self::Mse => error * error,
+            Self::Huber if error <= HUBER_DELTA => error * error / 2.0,
+            Self::Huber => HUBER_DELTA * (error - HUBER_DELTA / 2.0),
             Self::Poisson => logit.exp() - label * logit,
         }
     }
@@ -94,15 +86,13 @@ mod tests {
     #[test]
     fn a_mean_has_a_logit() {
         for mean in [0.006, 0.5, 0.9] {
-            for loss in
-                [Loss::BinaryCrossEntropy, Loss::SquaredError, Loss::Huber { delta: 1.0 }, Loss::Poisson]
-            {
+            for loss in [Loss::Bce, Loss::Mse, Loss::Huber, Loss::Poisson] {
                 let found = loss.prediction(loss.logit_of(mean, 1000));
                 assert!((found - mean).abs() < 1e-6, "{loss:?}: {found}, not {mean}");
             }
         }
         for (mean, expected) in [(0.0, 0.5 / 11.0), (1.0, 10.5 / 11.0)] {
-            let found = Loss::BinaryCrossEntropy.prediction(Loss::BinaryCrossEntropy.logit_of(mean, 10));
+            let found = Loss::Bce.prediction(Loss::Bce.logit_of(mean, 10));
             assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
         }
         assert!(Loss::Poisson.logit_of(0.0, 10).is_finite());
@@ -113,11 +103,11 @@ mod tests {
     #[test]
     fn losses_are_those_of_pytorch() {
         let cases = [
-            (Loss::BinaryCrossEntropy, 0.75, 0.25, 0.949_371_006_114_899_9),
-            (Loss::BinaryCrossEntropy, -40.0, 1.0, 40.0),
-            (Loss::SquaredError, 2.5, -1.0, 12.25),
-            (Loss::Huber { delta: 1.5 }, 2.5, 1.5, 0.5),
-            (Loss::Huber { delta: 1.5 }, 2.5, -1.0, 4.125),
+            (Loss::Bce, 0.75, 0.25, 0.949_371_006_114_899_9),
+            (Loss::Bce, -40.0, 1.0, 40.0),
+            (Loss::Mse, 2.5, -1.0, 12.25),
+            (Loss::Huber, 2.5, 1.5, 0.5),
+            (Loss::Huber, 2.5, -1.0, 3.0),
             (Loss::Poisson, 0.5, 3.0, 0.148_721_270_700_128_15),
         ];
         for (loss, logit, label, expected) in cases {

@@ -6,12 +6,12 @@ use onefold_sharding::{
     ShardingType, Table, TableOptimizer, TablePlan, Topology,
 };
 use onefold_sharding_benchmark::PoolTable;
+use onefold_trainer::{Error, Result};
 use rand::Rng;
 use rand::distr::Distribution;
 use rand_chacha::ChaCha8Rng;
 
 use super::ProfileOptions;
-use crate::Result;
 
 /// The maximum number of tables per two ranks of a set, as in NeuroShard.
 pub(super) const MAX_TABLES: usize = 15;
@@ -77,8 +77,8 @@ pub(super) fn draw(
     Ok(Drawn { tables, plan: plan.map_err(unsuitable)?, exponents })
 }
 
-fn unsuitable(source: onefold_sharding::Error) -> crate::Error {
-    crate::Error::Sharding { path: "a drawn set of tables".into(), source }
+fn unsuitable(source: onefold_sharding::Error) -> Error {
+    Error::Sharding { path: "a drawn set of tables".into(), source }
 }
 
 /// Draws a table from the pool, and the Zipf exponent of its ids.

@@ -11,24 +11,25 @@ use std::time::Duration;
 use onefold_base::progress::Reporter;
 use onefold_sharding::{ACCESS_BATCH, Lookups, Plan, RankPrediction, Table, TableFile};
 use onefold_sharding_benchmark::TABLES_FILE;
+use onefold_trainer::distributed::Collectives;
+use onefold_trainer::embedding::thread_pool;
+use onefold_trainer::{Error, Result, available_memory};
 use serde::Serialize;
 
 use super::ranks::{Limits, Workload};
 use super::turns::Step;
 use super::{Machine, median, on_threads, steps};
-use crate::distributed::Collectives;
-use crate::embedding::thread_pool;
-use crate::{Error, Result};
+use crate::wrong_file;
 
 /// Plans for the same tables.
 #[derive(Debug, Clone)]
-pub struct PlanSet {
+pub(crate) struct PlanSet {
     /// The name of the task's folder, or of the file of the tables.
-    pub name: String,
+    pub(crate) name: String,
     /// The tables.
-    pub tables: TableFile,
+    pub(crate) tables: TableFile,
     /// The plans, with the names of their files.
-    pub plans: Vec<(String, Plan)>,
+    pub(crate) plans: Vec<(String, Plan)>,
 }
 
 impl PlanSet {
@@ -37,7 +38,7 @@ impl PlanSet {
     /// # Errors
     ///
     /// [`Error::Sharding`] for a file that is missing or invalid, and for a plan of other tables.
-    pub fn load(name: String, tables: &Path, files: &[PathBuf]) -> Result<Self> {
+    pub(crate) fn load(name: String, tables: &Path, files: &[PathBuf]) -> Result<Self> {
         let of = |path: &Path| {
             let path = path.to_owned();
             move |source| Error::Sharding { path, source }
@@ -59,14 +60,14 @@ impl PlanSet {
     /// # Errors
     ///
     /// The errors of [`load`](Self::load); [`Error::Fault`] if a task has no plans.
-    pub fn load_tasks(tasks: &Path, plans: &Path, count: usize) -> Result<Vec<Self>> {
+    pub(crate) fn load_tasks(tasks: &Path, plans: &Path, count: usize) -> Result<Vec<Self>> {
         let hint = || {
             format!(
                 "make tasks with `onefold-evaluate-plans tasks`, and plans with `onefold-evaluate-plans compare --tasks {} --plans DIR`",
                 tasks.display()
             )
         };
-        let wrong = |path: &Path, message: &str| Error::config(path, message, hint());
+        let wrong = |path: &Path, message: &str| wrong_file(path, message.to_owned(), hint());
         let folders = |directory: &Path| -> Result<Vec<PathBuf>> {
             if !directory.is_dir() {
                 return Err(wrong(directory, "there is no such directory"));
@@ -96,64 +97,64 @@ impl PlanSet {
 
 /// The predicted and measured times of a rank in a step, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct MeasuredRank {
+pub(crate) struct MeasuredRank {
     /// The rank.
-    pub rank: u32,
+    pub(crate) rank: u32,
     /// The predicted computation time.
-    pub predicted_ms: f64,
+    pub(crate) predicted_ms: f64,
     /// The measured computation time.
-    pub measured_ms: f64,
+    pub(crate) measured_ms: f64,
     /// The measured time of each part of the step, in the order of [`PARTS`].
-    pub parts_ms: Vec<f64>,
+    pub(crate) parts_ms: Vec<f64>,
     /// The predicted time of exchanging with other ranks and of waiting for them.
-    pub communication_ms: f64,
+    pub(crate) communication_ms: f64,
     /// The time of each exchange, from the moment when all ranks were ready, in the order of [`EXCHANGES`].
     /// Empty if the ranks were threads of one process.
-    pub exchanges_ms: Vec<f64>,
+    pub(crate) exchanges_ms: Vec<f64>,
 }
 
 /// The names of the parts of a step's computation.
-pub const PARTS: [&str; 4] = ["look up for others", "assemble, ask", "gradients", "update"];
+pub(crate) const PARTS: [&str; 4] = ["look up for others", "assemble, ask", "gradients", "update"];
 /// The names of the exchanges between ranks. Requests are for the next step; sums are of the gradients of
 /// data-parallel tables.
-pub const EXCHANGES: [&str; 4] = ["answers", "requests", "gradients", "sums"];
+pub(crate) const EXCHANGES: [&str; 4] = ["answers", "requests", "gradients", "sums"];
 
 /// A plan whose ranks were measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct MeasuredPlan {
+pub(crate) struct MeasuredPlan {
     /// The name of the task, which the plans share.
-    pub task: String,
+    pub(crate) task: String,
     /// The name of the plan.
-    pub plan: String,
+    pub(crate) plan: String,
     /// The cost model that made the predictions.
-    pub cost_model: String,
+    pub(crate) cost_model: String,
     /// The milliseconds of a whole step, in which ranks wait for the slowest rank before every exchange. Only
     /// for ranks that were processes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub step_ms: Option<f64>,
+    pub(crate) step_ms: Option<f64>,
     /// The ranks of the plan.
-    pub ranks: Vec<MeasuredRank>,
+    pub(crate) ranks: Vec<MeasuredRank>,
 }
 
 impl MeasuredPlan {
     /// Returns the highest predicted computation time of a rank.
-    pub fn predicted_ms(&self) -> f64 {
+    pub(crate) fn predicted_ms(&self) -> f64 {
         self.most(|rank| rank.predicted_ms)
     }
 
     /// Returns the highest measured computation time of a rank.
-    pub fn measured_ms(&self) -> f64 {
+    pub(crate) fn measured_ms(&self) -> f64 {
         self.most(|rank| rank.measured_ms)
     }
 
     /// Returns the predicted cost: computation and exchange of the most expensive rank.
-    pub fn predicted_cost_ms(&self) -> f64 {
+    pub(crate) fn predicted_cost_ms(&self) -> f64 {
         self.most(|rank| rank.predicted_ms + rank.communication_ms)
     }
 
     /// Returns the measured time of a whole step. If that was not measured, returns the cost from measured
     /// computation and predicted exchange.
-    pub fn measured_cost_ms(&self) -> f64 {
+    pub(crate) fn measured_cost_ms(&self) -> f64 {
         self.step_ms.unwrap_or_else(|| self.most(|rank| rank.measured_ms + rank.communication_ms))
     }
 
@@ -164,13 +165,13 @@ impl MeasuredPlan {
 
 /// The options of measuring plans.
 #[derive(Debug, Clone, Copy)]
-pub struct StepOptions {
+pub(crate) struct StepOptions {
     /// The number of ranks that share this machine's memory; all ranks of a plan if they are threads.
-    pub local_ranks: usize,
+    pub(crate) local_ranks: usize,
     /// The number of timed steps, at least 1; two warm-up steps precede them.
-    pub steps: u32,
+    pub(crate) steps: u32,
     /// The seed of the random ids.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// Measures the ranks of every plan on `machine`. The ranks fill their shards, and each draws its own batch
@@ -188,7 +189,7 @@ pub struct StepOptions {
 /// [`Error::Fault`] if a plan is for a different number of ranks, if a plan for several ranks is to be measured
 /// on a GPU, or if tables do not fit into the available memory; [`Error::Sharding`] if a plan does not fit its
 /// tables; the errors of [`Collectives`].
-pub fn measure_plans(
+pub(crate) fn measure_plans(
     sets: &[PlanSet],
     machine: &Machine,
     collectives: &Arc<dyn Collectives>,
@@ -197,7 +198,7 @@ pub fn measure_plans(
 ) -> Result<Vec<MeasuredPlan>> {
     let plans = || sets.iter().flat_map(|set| set.plans.iter().map(move |(name, plan)| (set, name, plan)));
     let checked =
-        plans().try_for_each(|(set, name, plan)| check((set, name, plan), machine, collectives, options));
+        plans().try_for_each(|plan| check(plan, machine.device.is_some(), collectives.size(), options));
     collectives.agree(checked)?;
     reporter.begin("Measuring plans", Some(plans().count() as u64), "plans");
     let threads = Arc::new(thread_pool(machine.threads)?);
@@ -328,19 +329,19 @@ fn joined(values: &[f64], group_of: &[usize], groups: usize) -> Vec<f64> {
 /// Rejects a plan that these ranks cannot measure.
 fn check(
     (set, name, plan): (&PlanSet, &String, &Plan),
-    machine: &Machine,
-    collectives: &Arc<dyn Collectives>,
+    on_gpu: bool,
+    ranks: u32,
     options: &StepOptions,
 ) -> Result<()> {
-    let (planned, ranks) = (plan.ranks.len(), collectives.size());
-    let wrong = |message: String, hint: String| Err(Error::config(name, message, hint));
+    let planned = plan.ranks.len();
+    let wrong = |message: String, hint: String| Err(wrong_file(Path::new(name), message, hint));
     if ranks > 1 && planned != ranks as usize {
         return wrong(
             format!("this plan for `{}` is for {planned} ranks, and there are {ranks}", set.name),
             format!("start as many: `onefold-train-tools launch --ranks {planned} -- measure-plans …`"),
         );
     }
-    if machine.device.is_some() {
+    if on_gpu {
         let hint = "measure it without `--device`, on the processor".to_owned();
         return match planned {
             1 => Ok(()),
@@ -357,7 +358,7 @@ fn check(
 /// Rejects a plan whose tables exceed the available memory, if `together` of its ranks are measured at a time
 /// on this machine.
 fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<()> {
-    let Some(available) = available_bytes() else { return Ok(()) };
+    let available = available_memory();
     // Lookups, their gradients and sorted positions need about twice the plan's buffers.
     let needed = |rank: &onefold_sharding::RankPrediction| {
         rank.memory_bytes.saturating_add(rank.buffer_bytes.saturating_mul(2))
@@ -373,8 +374,8 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
     if needed <= available {
         return Ok(());
     }
-    Err(Error::config(
-        name,
+    Err(wrong_file(
+        Path::new(name),
         format!(
             "to measure {who} of this plan for `{task}` takes {}, and {} are available",
             onefold_base::units::format_bytes(needed),
@@ -384,20 +385,13 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
     ))
 }
 
-/// Returns the available memory in bytes, if the kernel reports it.
-fn available_bytes() -> Option<u64> {
-    let known = fs_err::read_to_string("/proc/meminfo").ok()?;
-    let line = known.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use onefold_base::progress::Silent;
     use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, TablePlan, Topology};
+    use onefold_trainer::distributed::Alone;
 
     use super::*;
-    use crate::distributed::Alone;
 
     fn sets() -> Vec<PlanSet> {
         let table = |i| Table { first: Lookups::of(30.0), ..Table::new(format!("t{i}"), 2_000, 32) };
@@ -461,14 +455,13 @@ mod tests {
 
     #[test]
     fn a_gpu_measures_plans_for_one_rank() {
-        let machine = Machine { threads: 1, device: Some(crate::device::tests::host::emulated()) };
-        let alone = Arc::new(Alone) as Arc<dyn Collectives>;
-        let options = StepOptions { local_ranks: 1, steps: 1, seed: 1 };
-        let mut sets = sets();
-        let error = measure_plans(&sets, &machine, &alone, &options, &Silent).unwrap_err().to_string();
+        let (sets, options) = (sets(), StepOptions { local_ranks: 1, steps: 1, seed: 1 });
+        let [one, five] = [0, 1].map(|plan| {
+            let (name, plan) = &sets[0].plans[plan];
+            check((&sets[0], name, plan), true, 1, &options)
+        });
+        one.unwrap();
+        let error = five.unwrap_err().to_string();
         assert!(error.contains("is for 5 ranks, and a GPU measures one"), "{error}");
-        sets[0].plans.truncate(1);
-        let found = measure_plans(&sets, &machine, &alone, &options, &Silent).unwrap();
-        assert!(found[0].ranks[0].measured_ms > 0.0);
     }
 }

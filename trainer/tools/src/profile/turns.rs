@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use onefold_base::fault::{Fault, Kind};
+use onefold_trainer::distributed::{Collectives, Operation, Pending};
+use onefold_trainer::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
 use super::PATIENCE;
 use super::machine::Clock;
-use crate::distributed::{Collectives, Operation, Pending};
-use crate::{Error, Result};
 
 /// [`Collectives`] between whose operations only one rank works at a time. The ranks must be on one machine.
 ///
@@ -67,10 +68,9 @@ impl Baton {
             (0..collectives.size()).map(|rank| path.join(format!("{rank}.socket"))).collect();
         let rank = collectives.rank();
         let bound = UnixDatagram::bind(&sockets[rank as usize]).map_err(|_| {
-            Error::ranks(
-                "the ranks are not on one machine, where they could take turns",
-                "start all of them here: `onefold-train-tools launch --ranks N -- …`",
-            )
+            let message = "the ranks are not on one machine, where they could take turns";
+            let hint = "start all of them here: `onefold-train-tools launch --ranks N -- …`";
+            Error::from(Fault::new(Kind::Failed, message).hint(hint))
         });
         let own = collectives.agree(bound)?;
         own.set_read_timeout(Some(PATIENCE))?;
@@ -236,10 +236,10 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
+    use onefold_trainer::distributed::{Reduce, ThreadCollectives, threads};
     use tch::Tensor;
 
     use super::*;
-    use crate::distributed::{Reduce, threads};
 
     /// Only one rank works at a time, and every rank counts each part of a step.
     #[test]
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_rank_that_fails_in_its_turn_ends_the_others() {
         let results: Vec<Result<()>> = std::thread::scope(|scope| {
-            let of_rank = |inner: crate::distributed::ThreadCollectives| {
+            let of_rank = |inner: ThreadCollectives| {
                 scope.spawn(move || {
                     let rank = inner.rank();
                     let turns = Turns::new(Arc::new(inner), 1).unwrap();

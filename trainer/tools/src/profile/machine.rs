@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use onefold_base::process::hardware_name;
 use onefold_sharding::Costs;
-
-use crate::device::Accelerator;
+use onefold_trainer::device::Accelerator;
 
 /// The version of the processor's kernels, which cost models record. Increase it with every change that affects
 /// their speed.
@@ -15,17 +14,17 @@ const GPU_KERNELS: &str = "gpu-1";
 
 /// The hardware on which sets of tables are measured.
 #[derive(Debug, Clone)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// The number of threads for lookups and updates; with a GPU, for assembling batches.
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// The GPU to measure; the processor if `None`.
-    pub device: Option<Accelerator>,
+    pub(crate) device: Option<Accelerator>,
 }
 
 impl Machine {
     /// Returns the name of the hardware as in topologies: for example `AMD EPYC, 2 threads`, or the name of a
     /// GPU.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         if let Some(device) = &self.device {
             return device.describe();
         }
@@ -33,7 +32,7 @@ impl Machine {
     }
 
     /// Returns costs of this machine without measurements.
-    pub fn no_costs(&self) -> Costs {
+    pub(crate) fn no_costs(&self) -> Costs {
         Costs {
             machine: self.name(),
             kernel_version: self.kernel_version().to_owned(),
@@ -44,7 +43,7 @@ impl Machine {
     }
 
     /// Returns the version of the measured kernels.
-    pub fn kernel_version(&self) -> &'static str {
+    pub(crate) fn kernel_version(&self) -> &'static str {
         if self.device.is_some() { GPU_KERNELS } else { CPU_KERNELS }
     }
 }

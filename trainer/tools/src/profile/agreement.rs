@@ -7,47 +7,47 @@ use super::plans::{MeasuredPlan, MeasuredRank};
 
 /// The results of one search's plans, over the tasks for which every search has a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SearchFigures {
+pub(crate) struct SearchFigures {
     /// The name of the plans.
-    pub plan: String,
+    pub(crate) plan: String,
     /// The mean predicted computation time of the busiest rank.
-    pub predicted_compute_ms: f64,
+    pub(crate) predicted_compute_ms: f64,
     /// The mean measured computation time of the busiest rank.
-    pub measured_compute_ms: f64,
+    pub(crate) measured_compute_ms: f64,
     /// The mean predicted cost: computation and exchange.
-    pub predicted_cost_ms: f64,
+    pub(crate) predicted_cost_ms: f64,
     /// The mean cost with measured computation.
-    pub measured_cost_ms: f64,
+    pub(crate) measured_cost_ms: f64,
     /// The number of tasks for which no other plan had a lower measured cost.
-    pub cheapest: usize,
+    pub(crate) cheapest: usize,
 }
 
 /// The agreement between predictions and measurements.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Agreement {
+pub(crate) struct Agreement {
     /// The number of tasks for which all searches have a plan.
-    pub tasks: usize,
+    pub(crate) tasks: usize,
     /// The number of measured ranks over all tasks.
-    pub ranks: usize,
+    pub(crate) ranks: usize,
     /// Kendall's tau of predicted and measured computation, over ranks.
-    pub rank_tau: f64,
+    pub(crate) rank_tau: f64,
     /// The mean of |predicted - measured| / measured computation, over ranks with any computation.
-    pub relative_error: f64,
+    pub(crate) relative_error: f64,
     /// Kendall's tau of predicted and measured cost, over all plans.
-    pub cost_tau: f64,
+    pub(crate) cost_tau: f64,
     /// Kendall's tau of predicted and measured cost over the plans of a task, averaged over tasks.
-    pub plan_tau: f64,
+    pub(crate) plan_tau: f64,
     /// The number of tasks for which a plan with the lowest predicted cost also has the lowest measured cost.
-    pub best_stays_best: usize,
+    pub(crate) best_stays_best: usize,
     /// The relative excess of the measured cost of the predicted best plan over the cheapest plan, averaged
     /// over tasks; 0.01 is one per cent.
-    pub mean_regret: f64,
+    pub(crate) mean_regret: f64,
     /// The results by search, in the order of measured costs.
-    pub searches: Vec<SearchFigures>,
+    pub(crate) searches: Vec<SearchFigures>,
 }
 
 /// Compares predictions with measurements.
-pub fn agreement(measured: &[MeasuredPlan]) -> Agreement {
+pub(crate) fn agreement(measured: &[MeasuredPlan]) -> Agreement {
     let ranks: Vec<&MeasuredRank> = measured.iter().flat_map(|plan| &plan.ranks).collect();
     let column = |of: fn(&MeasuredRank) -> f64| ranks.iter().map(|rank| of(rank)).collect::<Vec<f64>>();
     let errors: Vec<f64> = ranks

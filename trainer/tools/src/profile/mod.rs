@@ -11,11 +11,11 @@
 //! itself. [`profile`] measures random plans of random tables, [`plans`] measures given plans, and
 //! [`collectives`] measures the exchange between processes.
 
-pub mod agreement;
-pub mod collectives;
+pub(crate) mod agreement;
+pub(crate) mod collectives;
 mod draw;
 mod machine;
-pub mod plans;
+pub(crate) mod plans;
 mod ranks;
 mod turns;
 
@@ -25,33 +25,33 @@ use std::time::Duration;
 use onefold_base::progress::Reporter;
 use onefold_sharding::{AskedFeatures, ComputeSample, Costs, ShardFeatures};
 use onefold_sharding_benchmark::pool;
+use onefold_trainer::distributed::{Collectives, threads};
+use onefold_trainer::embedding::thread_pool;
+use onefold_trainer::{Error, Result};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use self::draw::{Drawn, draw};
-pub use self::machine::Machine;
+pub(crate) use self::machine::Machine;
 use self::ranks::{Limits, PlanRank, Workload};
 use self::turns::{Step, Turns};
-use crate::Result;
-use crate::distributed::{Collectives, threads};
-use crate::embedding::thread_pool;
 
 /// The options of a measurement.
 #[derive(Debug, Clone)]
-pub struct ProfileOptions {
+pub(crate) struct ProfileOptions {
     /// The number of sets of tables.
-    pub sets: usize,
+    pub(crate) sets: usize,
     /// The number of the first set. A set depends only on the seed and its number, so sets can be measured in
     /// several parts.
-    pub first_set: usize,
+    pub(crate) first_set: usize,
     /// The maximum number of samples per step, over all ranks and before deduplication.
-    pub samples: usize,
+    pub(crate) samples: usize,
     /// The maximum size of a set's tables in bytes.
-    pub memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     /// The numbers of ranks to choose from; each set draws one at random. Not empty.
-    pub ranks: Vec<u32>,
+    pub(crate) ranks: Vec<u32>,
     /// The seed of the random sets.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 const WARM_UP: usize = 2;
@@ -74,12 +74,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// ranks are threads that take turns, and time in which other processes occupied the processor is subtracted.
 /// On a GPU, all tables of a set are whole on one rank; a step lasts until the GPU has finished it, and its
 /// batch is copied before.
-///
-/// # Errors
-///
-/// [`Error::Io`](crate::Error::Io) if threads cannot be started; [`Error::Fault`](crate::Error::Fault) if a GPU fails
-/// or has too little memory.
-pub fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Reporter) -> Result<Costs> {
+pub(crate) fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Reporter) -> Result<Costs> {
     let (pool, threads) = (pool(), Arc::new(thread_pool(machine.threads)?));
     let mut costs = Costs { sets: options.sets as u64, ..machine.no_costs() };
     reporter.begin("Measuring sets of tables", Some(options.sets as u64), "sets");
@@ -145,7 +140,7 @@ fn on_threads<T: Send>(
             Err(error) => errors.push(error),
         }
     }
-    let cause = errors.iter().position(crate::Error::is_own).unwrap_or(0);
+    let cause = errors.iter().position(Error::is_own).unwrap_or(0);
     if errors.is_empty() { Ok(values) } else { Err(errors.swap_remove(cause)) }
 }
 
@@ -165,7 +160,6 @@ mod tests {
     use onefold_sharding::ShardFeatures;
 
     use super::*;
-    use crate::device::tests::host::emulated;
 
     fn options(ranks: &[u32]) -> ProfileOptions {
         let ranks = ranks.to_vec();
@@ -198,16 +192,5 @@ mod tests {
         let last = ProfileOptions { sets: 1, first_set: 5, ..options(&[1, 3]) };
         let last = shards(&profile(&last, &machine, &Silent).unwrap());
         assert!(shards(&costs).ends_with(&last));
-    }
-
-    /// The sets do not depend on the device that is measured.
-    #[test]
-    fn a_device_is_measured_on_the_same_sets() {
-        let [processor, device] = [None, Some(emulated())].map(|device| Machine { threads: 1, device });
-        let costs = [&processor, &device].map(|machine| profile(&options(&[1]), machine, &Silent).unwrap());
-        assert_eq!(shards(&costs[0]), shards(&costs[1]));
-        assert!(costs[1].compute.iter().all(|sample| sample.ms > 0.0));
-        assert_ne!(costs[0].kernel_version, costs[1].kernel_version);
-        assert_ne!(costs[0].machine, costs[1].machine);
     }
 }
