@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use onefold_sharding::{
-    AnalyticCost, CostModel, LearnedCost, ModelFile, Shard, ShardLoad, ShardingType, searches,
+    AnalyticCost, CostModel, LearnedCosts, ModelFile, Shard, ShardLoad, ShardingType, searches,
 };
 use onefold_sharding_benchmark::{Task, TaskOptions, tasks};
 
@@ -19,7 +19,8 @@ fn task() -> Task {
 }
 
 fn models(task: &Task) -> Vec<(&'static str, Box<dyn CostModel>)> {
-    let learned = ModelFile::shipped("cpu").and_then(|file| LearnedCost::new(file, &task.topology, true));
+    let learned =
+        ModelFile::shipped("cpu").and_then(|file| LearnedCosts::new(vec![file], &task.topology, true));
     match learned {
         Ok(learned) => vec![("analytic", Box::new(AnalyticCost)), ("learned", Box::new(learned))],
         Err(error) => panic!("{error}"),

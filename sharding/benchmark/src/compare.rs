@@ -105,7 +105,7 @@ pub fn compare(
 
 #[cfg(test)]
 mod tests {
-    use onefold_sharding::{AnalyticCost, Beam, LearnedCost, ModelFile, searches};
+    use onefold_sharding::{AnalyticCost, Beam, LearnedCosts, ModelFile, searches};
 
     use super::*;
     use crate::{TaskOptions, tasks};
@@ -134,7 +134,8 @@ mod tests {
     fn plans_do_not_depend_on_threads() {
         let options = TaskOptions { max_dim: 64, ..TaskOptions::new(40..=40, 8, 1, 11) };
         let task = tasks(&options).unwrap().remove(0);
-        let learned = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &task.topology, true).unwrap();
+        let learned =
+            LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &task.topology, true).unwrap();
         for model in [&AnalyticCost as &dyn CostModel, &learned] {
             let planned = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

@@ -53,11 +53,12 @@ pub(crate) enum Command {
     /// looked up, and which ones most, are counted in their first batches. With `--torchrec` the tables come
     /// from JSON with the fields of TorchRec's `EmbeddingBagConfig` instead.
     Tables(TablesArguments),
-    /// Train a cost model on measured costs
+    /// Fit a cost model to measured costs
     ///
-    /// Reads `costs.parquet` of `onefold-train-tools profile`, trains NeuroShard's networks (computation, and both directions
-    /// of exchange where they were measured), and reports their errors on held-out samples beside a line through the
-    /// same features. A model that does not beat the line is not written.
+    /// Reads `costs.parquet` of `onefold-train-tools profile`, fits linear models with weights of at least 0 (computation, and
+    /// each direction of exchange that was measured), and reports their errors on held-out samples. With `--network` a
+    /// network of NeuroShard corrects the model of the computation. If it does not beat the linear model, no model is
+    /// written.
     Pretrain(PretrainArguments),
     /// Show a plan: its ranks, the bottleneck, and why large tables stand where they do
     Show(ShowArguments),
@@ -169,16 +170,20 @@ fn parse_model(text: &str) -> Result<ModelChoice, String> {
 pub(crate) struct PretrainArguments {
     /// Measured costs (`onefold-train-tools profile` writes the file)
     pub(crate) costs: PathBuf,
-    /// Passes over the training samples
-    #[arg(long, default_value_t = 300, value_parser = parse_count)]
+    /// Also train a network that corrects the linear model, for hardware such as GPUs, where time is not proportional to
+    /// work
+    #[arg(long)]
+    pub(crate) network: bool,
+    /// Passes of the network over the training samples
+    #[arg(long, requires = "network", default_value_t = 300, value_parser = parse_count)]
     pub(crate) epochs: usize,
-    /// Parts of the cross-validation that the report is of
+    /// Parts of the cross-validation
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = parse_count)]
     pub(crate) folds: usize,
-    /// Seed of the split, the initial weights and the order of samples
+    /// Seed of the split, and of the network's initial weights and order of samples
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Costs of some of the same sets measured again: the report then says how far measurements agree with themselves
+    /// Costs of some of the same sets, measured again: the report then contains the error of a repeated measurement
     #[arg(long, value_name = "FILE")]
     pub(crate) repeated: Option<PathBuf>,
     #[command(flatten)]

@@ -3,8 +3,9 @@
 pub(crate) mod analytic;
 pub(crate) mod features;
 pub(crate) mod learned;
+pub(crate) mod linear;
 pub(crate) mod model_file;
-pub(crate) mod set_model;
+pub(crate) mod network;
 pub(crate) mod several;
 
 use crate::buffers::{exchange_buffers, reserved_buffers, shared_lists};
@@ -301,8 +302,7 @@ pub(crate) fn rank_costs(
             sum.iter_mut().zip(&contribution).for_each(|(sum, part)| *sum += part);
             load.traffic.add(model.traffic(shard, topology, batch_size));
         }
-        load.compute_ms =
-            asking_ms + if shards.is_empty() { 0.0 } else { model.compute_ms(rank, &sum, &zeros) };
+        load.compute_ms = asking_ms + model.compute_ms(rank, &sum, &zeros);
         loads.push(load);
     }
     let communication = model.communication_ms(&loads, topology);

@@ -1,11 +1,12 @@
-//! Learned cost models of several kinds of hardware, for ranks that are not alike.
+//! The learned cost models of the hardware of all ranks.
 
 use onefold_base::fault::{option, text};
 
+use crate::cost::learned::LearnedCost;
 use crate::cost::{RankLoad, Traffic};
-use crate::{CostModel, Error, LearnedCost, ModelFile, Result, ShardLoad, Topology};
+use crate::{CostModel, Error, ModelFile, Result, ShardLoad, Topology};
 
-/// A set of learned models, one per kind of hardware.
+/// Learned cost models, one for each kind of hardware of a topology.
 ///
 /// The contribution of a shard is computed by the model of its rank, and padded with zeros to the width of the widest
 /// model. The exchange of each rank is predicted by the rank's own model.
@@ -49,8 +50,7 @@ impl LearnedCosts {
         let used: Vec<usize> = (0..files.len()).filter(|model| of_rank.contains(model)).collect();
         of_rank.iter_mut().for_each(|model| *model = used.partition_point(|other| other < model));
         let files = files.into_iter().enumerate().filter(|(number, _)| used.contains(number));
-        let models = files.map(|(_, file)| LearnedCost::new(file, topology, true));
-        let models = models.collect::<Result<Vec<_>>>()?;
+        let models: Vec<LearnedCost> = files.map(|(_, file)| LearnedCost::new(file)).collect();
         let id = models.iter().map(CostModel::id).collect::<Vec<_>>().join(" and ");
         Ok(Self { id, models, of_rank })
     }
@@ -143,8 +143,11 @@ impl CostModel for LearnedCosts {
             let own = ranks.iter().zip(&self.of_rank);
             let own = own.map(|(loads, of)| if *of == number { loads.clone() } else { Vec::new() });
             let own: Vec<Vec<ShardLoad<'_>>> = own.collect();
-            let said = model.notes(&own, topology, batch_size).into_iter();
-            notes.extend(said.map(|note| format!("{}: {note}", model.file.machine)));
+            let of_hardware = |note: String| match self.models.len() {
+                1 => note,
+                _ => format!("{}: {note}", model.file.machine),
+            };
+            notes.extend(model.notes(&own, topology, batch_size).into_iter().map(of_hardware));
         }
         notes
     }
@@ -153,13 +156,15 @@ impl CostModel for LearnedCosts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::linear::LinearModel;
     use crate::{Beam, RankGroup, Search, Table};
 
     /// Returns the shipped model, and the same model for hardware that takes three times as long.
     fn files() -> [ModelFile; 2] {
         let fast = ModelFile::shipped("cpu").unwrap();
         let mut slow = ModelFile { machine: "slow".into(), ..fast.clone() };
-        slow.compute.scale_ms *= 3.0;
+        let LinearModel { work, asked, fixed, .. } = &mut slow.compute;
+        work.iter_mut().chain(asked).chain([fixed]).for_each(|weight| *weight *= 3.0);
         [fast, slow]
     }
 
@@ -185,7 +190,7 @@ mod tests {
         let loads = plan.loads(&tables).unwrap();
         assert!(loads[0].len() < loads[1].len() && !loads[0].is_empty(), "{plan:?}");
         for (rank, file) in [slow, fast.clone()].into_iter().enumerate() {
-            let alone = LearnedCost::new(file, &topology, true).unwrap();
+            let alone = LearnedCost::new(file);
             let own = crate::cost::rank_costs(&alone, &loads, &topology, 4096).unwrap()[rank].compute_ms;
             // All ranks spend as long on requests as the slowest one.
             let asking = |model: &dyn CostModel| -> f64 {
@@ -194,7 +199,7 @@ mod tests {
             let own = own - asking(&alone) + asking(&model);
             assert!((plan.ranks[rank].compute_ms / own - 1.0).abs() < 1e-9, "{own} {plan:?}");
         }
-        assert!(plan.cost_model.contains(") and learned_v3 (slow"), "{}", plan.cost_model);
+        assert!(plan.cost_model.contains(") and learned_v4 (slow"), "{}", plan.cost_model);
         assert!(plan.notes.iter().any(|note| note.starts_with("slow: ")), "{:?}", plan.notes);
     }
 
@@ -218,8 +223,6 @@ mod tests {
         let error = refused(vec![slow.clone(), slow.clone()], &unknown);
         assert!(error.starts_with("two cost models were trained on `slow`"), "{error}");
         assert!(refused(vec![], &unknown).starts_with("there is no cost model"));
-        let error = LearnedCost::new(slow.clone(), &unknown, false).unwrap_err().to_string();
-        assert!(error.contains("ranks of the topology are of `new`, for which there is no model"), "{error}");
         // The first model is used instead, and the other one is dropped.
         let model = LearnedCosts::new(vec![slow.clone(), fast.clone()], &unknown, true).unwrap();
         assert_eq!((model.of_rank.as_slice(), model.models.len()), (&[0, 0][..], 1));

@@ -18,34 +18,30 @@ pub(crate) struct Ranks {
     pub(crate) compute_ms: Vec<f64>,
     /// The time that every rank spends on requests.
     pub(crate) asking_ms: f64,
-    /// The number of units on every rank.
-    units: Vec<u32>,
     zeros: Vec<f64>,
 }
 
 impl Ranks {
+    /// Returns the ranks without units.
     pub(crate) fn new(problem: &Problem<'_>) -> Self {
+        Self::of(problem, &[], &[])
+    }
+
+    /// Returns the ranks with units at places.
+    pub(crate) fn of(problem: &Problem<'_>, units: &[Unit], places: &[u32]) -> Self {
         let (ranks, width) = (problem.ranks, problem.model.width());
-        Self {
+        let mut all = Self {
             width,
             sums: vec![0.0; ranks * width],
             bytes: vec![0; ranks],
             traffic: vec![Traffic::default(); ranks],
             compute_ms: vec![0.0; ranks],
             asking_ms: 0.0,
-            units: vec![0; ranks],
             zeros: vec![0.0; width],
-        }
-    }
-
-    /// Returns the ranks with units at places.
-    pub(crate) fn of(problem: &Problem<'_>, units: &[Unit], places: &[u32]) -> Self {
-        let mut ranks = Self::new(problem);
-        units.iter().zip(places).for_each(|(unit, place)| ranks.put(problem, unit, *place));
-        for rank in 0..problem.ranks {
-            ranks.compute(problem, rank);
-        }
-        ranks
+        };
+        units.iter().zip(places).for_each(|(unit, place)| all.put(problem, unit, *place));
+        (0..ranks).for_each(|rank| all.compute(problem, rank));
+        all
     }
 
     pub(crate) fn sum(&self, rank: usize) -> &[f64] {
@@ -68,17 +64,12 @@ impl Ranks {
             sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
             self.bytes[rank] = self.bytes[rank].saturating_add(priced.bytes);
             self.traffic[rank].add(priced.traffic);
-            self.units[rank] += 1;
         }
     }
 
     /// Predicts the computation of a rank.
     fn compute(&mut self, problem: &Problem<'_>, rank: usize) {
-        self.compute_ms[rank] = if self.units[rank] == 0 {
-            0.0
-        } else {
-            problem.model.compute_ms(rank as u32, self.sum(rank), &self.zeros)
-        };
+        self.compute_ms[rank] = problem.model.compute_ms(rank as u32, self.sum(rank), &self.zeros);
     }
 
     /// Saves the state of ranks before a change, for [`restore`](Self::restore). Adding and removing a unit may
@@ -90,7 +81,6 @@ impl Ranks {
             bytes: self.bytes[rank],
             traffic: self.traffic[rank],
             compute_ms: self.compute_ms[rank],
-            units: self.units[rank],
         };
         Saved { asking_ms: self.asking_ms, ranks: ranks.into_iter().map(saved).collect() }
     }
@@ -104,7 +94,6 @@ impl Ranks {
             self.bytes[rank] = saved.bytes;
             self.traffic[rank] = saved.traffic;
             self.compute_ms[rank] = saved.compute_ms;
-            self.units[rank] = saved.units;
         }
     }
 
@@ -118,7 +107,6 @@ impl Ranks {
             sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
             self.bytes[rank] = self.bytes[rank].saturating_sub(priced.bytes);
             self.traffic[rank].subtract(priced.traffic);
-            self.units[rank] -= 1;
             self.compute(problem, rank);
         }
     }
@@ -166,7 +154,6 @@ struct SavedRank {
     bytes: u64,
     traffic: Traffic,
     compute_ms: f64,
-    units: u32,
 }
 
 /// Units and their places.
@@ -343,13 +330,13 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LearnedCost, ModelFile, Table, Topology};
+    use crate::{LearnedCosts, ModelFile, Table, Topology};
 
     #[test]
     fn what_was_tried_leaves_nothing_behind() {
         let tables: Vec<Table> = (0..4).map(|i| Table::new(format!("t{i}"), 10_000, 64)).collect();
         let topology = Topology::h100(4, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();
         let problem = Problem::new(&tables, &topology, &model, 256).unwrap();
         let mut ranks = Ranks::of(&problem, &problem.whole_tables(), &[0, 1, 2, 3]);
         let (before, unit) = (ranks.busy_ms(&problem), problem.whole(0));

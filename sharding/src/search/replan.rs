@@ -286,7 +286,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Greedy, LearnedCost, ModelFile, Search};
+    use crate::{AnalyticCost, Greedy, LearnedCosts, ModelFile, Search};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         let dims = prop::sample::select(vec![4u64, 8, 16, 64]);
@@ -373,7 +373,7 @@ mod tests {
             })
             .collect();
         let topology = Topology::h100(4, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();
         let new = Beam::Full.plan(&tables, &topology, &model, topology.global_batch_size(4096)).unwrap();
         let placed = tables.iter().map(|table| TablePlan::table_wise(table, 0)).collect();
         let before =
@@ -417,7 +417,7 @@ mod tests {
     #[test]
     fn new_tables_are_spread_over_all_ranks() {
         let topology = Topology::h100(16, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();
         let batch = topology.global_batch_size(4096);
         let table = |i| Table { first: crate::Lookups::of(5.0), ..Table::new(format!("t{i}"), 50_000, 16) };
         let mut tables: Vec<Table> = (0..32).map(table).collect();
