@@ -18,12 +18,11 @@
 //! Columns that do not apply to a row are null. The file's metadata contain `onefold.costs.version`,
 //! `onefold.costs.machine`, `onefold.costs.kernel_version` and `onefold.costs.sets`.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt64Array};
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray, UInt64Array};
+use arrow::datatypes::{DataType, Field, Float64Type, Schema, UInt64Type};
 use onefold_storage::commit;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -37,25 +36,24 @@ const VERSION_KEY: &str = "onefold.costs.version";
 const MACHINE_KEY: &str = "onefold.costs.machine";
 const SETS_KEY: &str = "onefold.costs.sets";
 const KERNEL_KEY: &str = "onefold.costs.kernel_version";
-const SHARD_COLUMNS: [&str; 11] = [
-    "rows",
-    "columns",
-    "weight_bytes",
-    "state_bytes",
-    "pooling_factor",
-    "dedupe_factor",
-    "lists",
-    "vectors",
-    "sent_vectors",
-    "askers",
-    "copies",
-];
 /// The kind of rows with a rank's computation.
 pub(crate) const COMPUTE: &str = "compute";
-const SET_COLUMN: &str = "set";
-const ASKED_COLUMNS: [&str; AskedFeatures::COUNT] =
-    ["asked_ids", "asked_lists", "asked_bytes", "asked_requests"];
-const EXCHANGE_COLUMNS: [&str; 2] = ["bytes", "start_ms"];
+
+/// The groups of columns: those of shards, of the first row of a rank, and of the ranks of an exchange.
+const SHARD: usize = 0;
+const REQUESTS: usize = 1;
+const EXCHANGE: usize = 2;
+
+/// Returns the names of the columns of each group.
+fn groups() -> [Vec<String>; 3] {
+    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let bins = (0..ACCESS_BINS).map(|k| format!("bin_{k}"));
+    [
+        named(&ShardFeatures::NUMBERS).into_iter().chain(bins).collect(),
+        named(&["set", "asked_ids", "asked_lists", "asked_bytes", "asked_requests"]),
+        named(&["bytes", "start_ms"]),
+    ]
+}
 
 /// The measured computation of a rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,14 +130,13 @@ pub struct Costs {
     pub exchanges: Vec<ExchangeSample>,
 }
 
-/// A row of the file: its kind, its time in milliseconds, and the values that apply to the kind.
+/// A row of the file, with the values of one group of columns.
 struct Row {
     sample: u64,
     kind: &'static str,
     ms: f64,
-    shard: Option<ShardFeatures>,
-    asked: Option<(u64, AskedFeatures)>,
-    exchange: Option<[f64; 2]>,
+    group: usize,
+    values: Vec<f64>,
 }
 
 impl Costs {
@@ -157,7 +154,13 @@ impl Costs {
             (SETS_KEY, sets.as_str()),
         ];
         let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let schema = Arc::new(schema(metadata));
+        let mut fields = vec![
+            Field::new("sample", DataType::UInt64, false),
+            Field::new("kind", DataType::Utf8, false),
+            Field::new("ms", DataType::Float64, false),
+        ];
+        fields.extend(groups().concat().into_iter().map(|name| Field::new(name, DataType::Float64, true)));
+        let schema = Arc::new(Schema::new_with_metadata(fields, metadata));
         let batch =
             RecordBatch::try_new(Arc::clone(&schema), self.columns()).map_err(std::io::Error::other)?;
         let mut bytes = Vec::new();
@@ -170,22 +173,17 @@ impl Costs {
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for (sample, measured) in (0..).zip(&self.compute) {
-            let row =
-                |shard, asked| Row { sample, kind: COMPUTE, ms: measured.ms, shard, asked, exchange: None };
-            rows.push(row(None, Some((measured.set, measured.asked))));
-            rows.extend(measured.shards.iter().map(|shard| row(Some(*shard), None)));
+            let row = |group, values| Row { sample, kind: COMPUTE, ms: measured.ms, group, values };
+            rows.push(row(REQUESTS, [&[measured.set as f64][..], &measured.asked.values()].concat()));
+            let values = |shard: &ShardFeatures| [&shard.numbers()[..], &shard.access_bins.0].concat();
+            rows.extend(measured.shards.iter().map(|shard| row(SHARD, values(shard))));
         }
         for (sample, measured) in (self.compute.len() as u64..).zip(&self.exchanges) {
             let kind = measured.direction.name();
-            let row = |rank: &ExchangeRank| Row {
-                sample,
-                kind,
-                ms: rank.ms,
-                shard: None,
-                asked: None,
-                exchange: Some([rank.bytes, rank.start_ms]),
-            };
-            rows.extend(measured.ranks.iter().map(row));
+            rows.extend(measured.ranks.iter().map(|rank| {
+                let values = vec![rank.bytes, rank.start_ms];
+                Row { sample, kind, ms: rank.ms, group: EXCHANGE, values }
+            }));
         }
         rows
     }
@@ -197,21 +195,11 @@ impl Costs {
             Arc::new(StringArray::from_iter_values(rows.iter().map(|row| row.kind))),
             Arc::new(Float64Array::from_iter_values(rows.iter().map(|row| row.ms))),
         ];
-        let mut add = |value: &dyn Fn(&Row) -> Option<f64>| {
-            columns.push(Arc::new(rows.iter().map(value).collect::<Float64Array>()) as ArrayRef);
-        };
-        for i in 0..SHARD_COLUMNS.len() {
-            add(&|row| row.shard.map(|shard| numbers(&shard)[i]));
-        }
-        for k in 0..ACCESS_BINS {
-            add(&|row| row.shard.map(|shard| shard.access_bins.0[k]));
-        }
-        add(&|row| row.asked.map(|(set, _)| set as f64));
-        for i in 0..ASKED_COLUMNS.len() {
-            add(&|row| row.asked.map(|(_, asked)| asked.values()[i]));
-        }
-        for i in 0..EXCHANGE_COLUMNS.len() {
-            add(&|row| row.exchange.map(|exchange| exchange[i]));
+        for (group, names) in groups().iter().enumerate() {
+            for i in 0..names.len() {
+                let value = |row: &Row| (row.group == group).then(|| row.values[i]);
+                columns.push(Arc::new(rows.iter().map(value).collect::<Float64Array>()));
+            }
         }
         columns
     }
@@ -267,14 +255,11 @@ impl Costs {
 
     fn take_row(
         &mut self,
-        columns: &Columns,
+        columns: &Columns<'_>,
         i: usize,
         before: &mut Option<(u64, String)>,
     ) -> Result<(), String> {
-        let ms = columns.number("ms", i)?;
-        if ms < 0.0 {
-            return Err(format!("`ms` is {ms}"));
-        }
+        let ms = number("ms", columns.ms, i)?;
         let here = (columns.sample.value(i), columns.kind.value(i).to_owned());
         let goes_on = before.as_ref() == Some(&here);
         let direction = Direction::ALL.into_iter().find(|direction| direction.name() == here.1);
@@ -282,135 +267,86 @@ impl Costs {
             return Err(format!("`kind` is `{}`", here.1));
         }
         *before = Some(here);
-        let Some(direction) = direction else {
+        match (direction, self.compute.last_mut(), self.exchanges.last_mut()) {
+            (None, Some(sample), _) if goes_on && sample.ms == ms => {
+                let (numbers, bins) = (columns.values(SHARD, 0, i)?, columns.values(SHARD, FIRST_BIN, i)?);
+                let shard = ShardFeatures::of_numbers(numbers, AccessBins(bins));
+                shard.access_bins.validate().map_err(|error| match error {
+                    Error::Invalid(fault) => fault.message.to_string(),
+                    other => other.to_string(),
+                })?;
+                sample.shards.push(shard);
+            }
+            (None, Some(sample), _) if goes_on => {
+                return Err(format!("its sample has {} and {ms} ms", sample.ms));
+            }
             // The first row of a sample contains the requests.
-            match self.compute.last_mut().filter(|_| goes_on) {
-                Some(sample) if sample.ms == ms => sample.shards.push(columns.shard(i)?),
-                Some(sample) => return Err(format!("its sample has {} and {ms} ms", sample.ms)),
-                None => {
-                    self.compute.push(ComputeSample {
-                        shards: Vec::new(),
-                        set: columns.number(SET_COLUMN, i)? as u64,
-                        asked: columns.asked(i)?,
-                        ms,
-                    });
+            (None, ..) => {
+                let [set, ids, lists, bytes, requests] = columns.values(REQUESTS, 0, i)?;
+                let asked = AskedFeatures { ids, lists, bytes, requests };
+                self.compute.push(ComputeSample { shards: Vec::new(), set: set as u64, asked, ms });
+            }
+            (Some(direction), _, last) => {
+                let [bytes, start_ms] = columns.values(EXCHANGE, 0, i)?;
+                let rank = ExchangeRank { bytes, start_ms, ms };
+                match last.filter(|_| goes_on) {
+                    Some(sample) => sample.ranks.push(rank),
+                    None => self.exchanges.push(ExchangeSample { direction, ranks: vec![rank] }),
                 }
             }
-            return Ok(());
-        };
-        let [bytes, start_ms] = [columns.number("bytes", i)?, columns.number("start_ms", i)?];
-        let rank = ExchangeRank { bytes, start_ms, ms };
-        match self.exchanges.last_mut().filter(|_| goes_on) {
-            Some(sample) => sample.ranks.push(rank),
-            None => self.exchanges.push(ExchangeSample { direction, ranks: vec![rank] }),
         }
         Ok(())
     }
 }
 
-fn numbers(shard: &ShardFeatures) -> [f64; SHARD_COLUMNS.len()] {
-    [
-        shard.rows,
-        shard.columns,
-        shard.weight_bytes,
-        shard.state_bytes,
-        shard.pooling_factor,
-        shard.dedupe_factor,
-        shard.lists,
-        shard.vectors,
-        shard.sent_vectors,
-        shard.askers,
-        shard.copies,
-    ]
-}
+/// The place of the first access bin in the columns of shards.
+const FIRST_BIN: usize = ShardFeatures::NUMBERS.len();
 
-fn schema(metadata: HashMap<String, String>) -> Schema {
-    let mut fields = vec![
-        Field::new("sample", DataType::UInt64, false),
-        Field::new("kind", DataType::Utf8, false),
-        Field::new("ms", DataType::Float64, false),
-    ];
-    let bins = (0..ACCESS_BINS).map(|k| format!("bin_{k}"));
-    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let numbers = named(&SHARD_COLUMNS).into_iter().chain(bins);
-    let numbers =
-        numbers.chain(named(&[SET_COLUMN])).chain(named(&ASKED_COLUMNS)).chain(named(&EXCHANGE_COLUMNS));
-    fields.extend(numbers.map(|name| Field::new(name, DataType::Float64, true)));
-    Schema::new_with_metadata(fields, metadata)
-}
-
-/// The columns of a record batch, by name.
+/// The columns of a record batch; those with numbers by group.
 struct Columns<'a> {
     sample: &'a UInt64Array,
     kind: &'a StringArray,
-    numbers: HashMap<&'a str, &'a Float64Array>,
+    ms: &'a Float64Array,
+    groups: [Vec<(String, &'a Float64Array)>; 3],
 }
 
 impl<'a> Columns<'a> {
     fn of(batch: &'a RecordBatch) -> Result<Self, String> {
         let missing = |name: &str, kind: &str| format!("it lacks the column `{name}` of type {kind}");
-        let column = |name: &str| batch.column_by_name(name).filter(|column| column.null_count() == 0);
-        let sample = column("sample").and_then(|column| column.as_any().downcast_ref());
-        let kind = column("kind").and_then(|column| column.as_any().downcast_ref());
-        let mut numbers = HashMap::new();
-        for field in schema(HashMap::new()).fields() {
-            if field.data_type() == &DataType::Float64 {
-                let found = batch.schema_ref().index_of(field.name()).ok();
-                let found = found.and_then(|i| {
-                    Some((
-                        batch.schema_ref().field(i).name().as_str(),
-                        batch.column(i).as_any().downcast_ref()?,
-                    ))
-                });
-                let (name, column) = found.ok_or_else(|| missing(field.name(), "f64"))?;
-                numbers.insert(name, column);
+        let column = |name: &str| batch.column_by_name(name);
+        let filled = |name: &str| column(name).filter(|column| column.null_count() == 0);
+        let numbers = |name: &str| column(name).and_then(|column| column.as_primitive_opt::<Float64Type>());
+        let mut found = [const { Vec::new() }; 3];
+        for (found, names) in found.iter_mut().zip(groups()) {
+            for name in names {
+                let column = numbers(&name).ok_or_else(|| missing(&name, "f64"))?;
+                found.push((name, column));
             }
         }
+        let sample = filled("sample").and_then(|column| column.as_primitive_opt::<UInt64Type>());
+        let kind = filled("kind").and_then(|column| column.as_string_opt());
         Ok(Self {
             sample: sample.ok_or_else(|| missing("sample", "u64 without nulls"))?,
             kind: kind.ok_or_else(|| missing("kind", "utf8 without nulls"))?,
-            numbers,
+            ms: numbers("ms").ok_or_else(|| missing("ms", "f64"))?,
+            groups: found,
         })
     }
 
-    fn number(&self, name: &str, i: usize) -> Result<f64, String> {
-        let column = self.numbers.get(name).filter(|column| !column.is_null(i));
-        let value = column.map(|column| column.value(i)).ok_or_else(|| format!("`{name}` is null"))?;
-        if value.is_finite() { Ok(value) } else { Err(format!("`{name}` is {value}")) }
-    }
-
-    fn asked(&self, i: usize) -> Result<AskedFeatures, String> {
-        let [ids, lists, bytes, requests] = ASKED_COLUMNS.map(|name| {
-            let value = self.number(name, i)?;
-            if value < 0.0 { Err(format!("`{name}` is {value}")) } else { Ok(value) }
-        });
-        Ok(AskedFeatures { ids: ids?, lists: lists?, bytes: bytes?, requests: requests? })
-    }
-
-    fn shard(&self, i: usize) -> Result<ShardFeatures, String> {
-        let mut bins = [0.0; ACCESS_BINS];
-        for (k, bin) in bins.iter_mut().enumerate() {
-            *bin = self.number(&format!("bin_{k}"), i)?;
+    /// Returns values of row `i`: those of `N` columns of a group, from the column `first` of the group on.
+    fn values<const N: usize>(&self, group: usize, first: usize, i: usize) -> Result<[f64; N], String> {
+        let mut values = [0.0; N];
+        for (value, (name, column)) in values.iter_mut().zip(&self.groups[group][first..]) {
+            *value = number(name, column, i)?;
         }
-        let shard = ShardFeatures {
-            rows: self.number("rows", i)?,
-            columns: self.number("columns", i)?,
-            weight_bytes: self.number("weight_bytes", i)?,
-            state_bytes: self.number("state_bytes", i)?,
-            pooling_factor: self.number("pooling_factor", i)?,
-            dedupe_factor: self.number("dedupe_factor", i)?,
-            lists: self.number("lists", i)?,
-            vectors: self.number("vectors", i)?,
-            sent_vectors: self.number("sent_vectors", i)?,
-            askers: self.number("askers", i)?,
-            copies: self.number("copies", i)?,
-            access_bins: AccessBins(bins),
-        };
-        match shard.validate() {
-            Err(Error::Invalid(fault)) => Err(fault.message.to_string()),
-            _ => Ok(shard),
-        }
+        Ok(values)
     }
+}
+
+/// Returns a number of row `i`, which must be finite and at least 0.
+fn number(name: &str, column: &Float64Array, i: usize) -> Result<f64, String> {
+    let value = column.is_valid(i).then(|| column.value(i)).ok_or_else(|| format!("`{name}` is null"))?;
+    if value.is_finite() && value >= 0.0 { Ok(value) } else { Err(format!("`{name}` is {value}")) }
 }
 
 #[cfg(test)]
