@@ -60,9 +60,10 @@ impl Plan {
                 topology.ranks, topology.ranks_per_node
             )));
         }
-        let loads = loads_by_rank(tables, &self.tables, topology)?;
-        let [needed, planned] = [topology.samples_per_rank(global_batch_size), self.samples_per_rank()]
-            .map(|batch_size| buffer_bytes(&loads, topology, batch_size));
+        let batch_size = topology.samples_per_rank(global_batch_size);
+        let loads = loads_by_rank(tables, &self.tables, topology, batch_size)?;
+        let needed = buffer_bytes(&loads);
+        let planned = buffer_bytes(&loads_by_rank(tables, &self.tables, topology, self.samples_per_rank())?);
         for (((prediction, loads), needed), planned) in self.ranks.iter().zip(&loads).zip(needed).zip(planned)
         {
             let shards = memory_bytes(loads)?;

@@ -278,8 +278,7 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffers::exchange_buffers;
-    use crate::{AccessBins, BufferBytes, Pooling, Shard, ShardingType, Topology};
+    use crate::{AccessBins, BufferBytes, Pooling, Shard, ShardLoad, Topology};
 
     #[test]
     fn optimizer_state_is_counted_as_torchrec_does() {
@@ -383,8 +382,8 @@ mod tests {
         // Weights are counted once, words and vectors for both features: 40 ids in two lists that are not pooled, and
         // eight ids that are pooled.
         let topology = Topology::h100(3, 1 << 30).unwrap();
-        let buffers =
-            exchange_buffers(&table, ShardingType::TableWise, &Shard::whole(&table, 0), &topology, 8);
+        let shard = Shard::whole(&table, 0);
+        let buffers = ShardLoad::table_wise(&table, &shard, &topology, 8).buffers();
         let asking = (40 + 2) * 8 + 2 * 40 * 16 + (8 + 8) * 8 + 2 * 8 * 16;
         assert_eq!(buffers, BufferBytes { serving: asking, asking });
         assert_eq!(table.memory_bytes().unwrap(), Table::new("items", 10, 4).memory_bytes().unwrap());

@@ -4,9 +4,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use onefold_sharding::{
-    AnalyticCost, CostModel, LearnedCosts, ModelFile, Shard, ShardLoad, ShardingType, searches,
-};
+use onefold_sharding::{AnalyticCost, CostModel, LearnedCosts, ModelFile, Shard, ShardLoad, searches};
 use onefold_sharding_benchmark::{Task, TaskOptions, tasks};
 
 /// Returns a task with 120 tables of dimensions up to 32 for 8 ranks.
@@ -54,13 +52,11 @@ fn prices(criterion: &mut Criterion) {
     for (name, model) in models(&task) {
         let table = &task.tables.tables[0];
         let shard = Shard::whole(table, 0);
-        let load =
-            ShardLoad { table, sharding_type: ShardingType::TableWise, shard: &shard, within_node: true };
         let batch_size = task.topology.samples_per_rank(task.tables.global_batch_size);
+        let load = ShardLoad::table_wise(table, &shard, &task.topology, batch_size);
         let mut contribution = vec![0.0; model.width()];
         group.bench_function(BenchmarkId::new("contribution", name), |bencher| {
-            bencher
-                .iter(|| model.contribution(black_box(&load), &task.topology, batch_size, &mut contribution));
+            bencher.iter(|| model.contribution(black_box(&load), &mut contribution));
         });
         let zeros = vec![0.0; model.width()];
         group.bench_function(BenchmarkId::new("rank", name), |bencher| {

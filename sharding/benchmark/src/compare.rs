@@ -44,15 +44,8 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// The results of all searches on all tasks.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Comparison {
-    /// The results of each search, in the requested order.
-    pub methods: Vec<MethodFigures>,
-}
-
 /// Runs `searches` on `tasks`, checks every plan, and passes it to `keep`. `model` returns the cost model for the
-/// topology of a task.
+/// topology of a task. Returns the results of each search, in the given order.
 ///
 /// # Errors
 ///
@@ -64,7 +57,7 @@ pub fn compare(
     model: &dyn Fn(&Task) -> Result<Box<dyn CostModel>>,
     keep: &mut dyn FnMut(&Task, &Plan) -> Result<()>,
     reporter: &dyn Reporter,
-) -> Result<Comparison> {
+) -> Result<Vec<MethodFigures>> {
     let figures = |search: &dyn Search| MethodFigures {
         search: search.id().to_owned(),
         costs_ms: Vec::with_capacity(tasks.len()),
@@ -100,7 +93,7 @@ pub fn compare(
         reporter.go_on()?;
     }
     reporter.end();
-    Ok(Comparison { methods })
+    Ok(methods)
 }
 
 #[cfg(test)]
@@ -122,9 +115,9 @@ mod tests {
             &onefold_base::progress::Silent,
         )
         .unwrap();
-        let ours = found.methods.last().unwrap();
+        let ours = found.last().unwrap();
         assert_eq!((ours.search.as_str(), ours.valid()), ("beam", 3));
-        for method in &found.methods[..7] {
+        for method in &found[..7] {
             let (theirs, ours) = method.common_means_ms(ours).unwrap_or((f64::INFINITY, 0.0));
             assert!(ours < theirs, "{} {ours} {theirs}", method.search);
         }

@@ -177,17 +177,11 @@ impl CostModel for LearnedCost {
         self.bias.len() + 2
     }
 
-    fn contribution(
-        &self,
-        load: &ShardLoad<'_>,
-        topology: &Topology,
-        batch_size: u64,
-        out: &mut [f64],
-    ) -> Result<()> {
+    fn contribution(&self, load: &ShardLoad<'_>, out: &mut [f64]) -> Result<()> {
         out.fill(0.0);
         let hidden = self.bias.len();
         let model = &self.file.compute;
-        for features in ShardFeatures::of(load, topology, batch_size) {
+        for features in ShardFeatures::of(load) {
             features.validate().map_err(|error| error.within(&format!("table `{}`", load.table.name)))?;
             let features = features.encoded();
             let work_ms = model.work_ms(&features);
@@ -199,23 +193,24 @@ impl CostModel for LearnedCost {
         // The model assumes that every rank sends requests to every shard. The owner of a whole table does not, so
         // this is subtracted.
         if load.is_whole() {
-            out[hidden + 1] = model.asked_ms(&AskedFeatures::of(load, topology, batch_size));
+            out[hidden + 1] = model.asked_ms(&AskedFeatures::of(load));
         }
         Ok(())
     }
 
-    fn asking_ms(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> f64 {
-        self.file.compute.asked_ms(&AskedFeatures::of(load, topology, batch_size))
+    fn asking_ms(&self, load: &ShardLoad<'_>) -> f64 {
+        self.file.compute.asked_ms(&AskedFeatures::of(load))
     }
 
     /// Returns the bytes that the trainer sends: requests to the owner, vectors from the owner and their gradients
     /// back, all of them counted for the owner's link. For a data-parallel table, each rank tells all other ranks
     /// which rows its batch uses, with at most one bit per row of the table. The gradients are sent to the ranks that
     /// sum them, and the sums for the rows of all ranks are sent to every rank.
-    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
+    fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
+        let topology = load.topology;
         let others = f64::from(topology.ranks) - 1.0;
         let mut sum = Traffic::default();
-        for features in ShardFeatures::of(load, topology, batch_size) {
+        for features in ShardFeatures::of(load) {
             let vector_bytes = features.columns * ACTIVATION_BYTES;
             let share = others / f64::from(topology.ranks);
             let (words, answers, gradients, sums) = if load.sharding_type == ShardingType::DataParallel {
@@ -266,7 +261,7 @@ impl CostModel for LearnedCost {
         back_ms.iter().zip(out_ms).map(|(back, out)| back + out).collect()
     }
 
-    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<String> {
+    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
         let mut notes = Vec::new();
         if ranks.len() > 1 && (self.file.forward.is_none() || self.file.backward.is_none()) {
             notes.push(
@@ -275,12 +270,12 @@ impl CostModel for LearnedCost {
             );
         }
         let of_rank = |loads: &Vec<ShardLoad<'_>>| -> Vec<Vec<f64>> {
-            let features = loads.iter().flat_map(|load| ShardFeatures::of(load, topology, batch_size));
+            let features = loads.iter().flat_map(ShardFeatures::of);
             features.map(|features| features.encoded()).collect()
         };
         let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(of_rank).collect();
         notes.extend(self.shards_beyond(encoded.iter().flatten()));
-        let asked = AskedFeatures::by_rank(ranks, topology, batch_size);
+        let asked = AskedFeatures::by_rank(ranks);
         notes.extend(self.ranks_beyond(&encoded, &asked));
         notes
     }
@@ -368,26 +363,18 @@ mod tests {
             let loads: Vec<ShardLoad<'_>> = tables
                 .iter()
                 .zip(&shards)
-                .map(|(table, shard)| ShardLoad {
-                    table,
-                    sharding_type: ShardingType::TableWise,
-                    shard,
-                    within_node: true,
-                })
+                .map(|(table, shard)| ShardLoad::table_wise(table, shard, &topology, 64))
                 .collect();
-            let items: Vec<Vec<f64>> = loads
-                .iter()
-                .flat_map(|load| ShardFeatures::of(load, &topology, 64))
-                .map(|features| features.encoded())
-                .collect();
+            let items: Vec<Vec<f64>> =
+                loads.iter().flat_map(ShardFeatures::of).map(|features| features.encoded()).collect();
             let ranks = [loads, vec![]];
-            let asked = AskedFeatures::by_rank(&ranks, &topology, 64);
+            let asked = AskedFeatures::by_rank(&ranks);
             let linear = &model.file.compute;
             let correction_ms =
                 model.file.network.as_ref().map(|network| network.correction_ms(linear, &items));
             let expected = linear.predict_ms(&items, &asked[0]) + correction_ms.unwrap_or(0.0);
             let idle = linear.predict_ms(&[], &asked[1]);
-            let found = rank_costs(model, &ranks, &topology, 64).unwrap();
+            let found = rank_costs(model, &ranks, &topology).unwrap();
             prop_assert!(
                 (found[0].compute_ms - expected).abs() < 1e-4 * (1.0 + expected),
                 "{found:?} {expected}"
@@ -407,8 +394,9 @@ mod tests {
                 Topology { hardware: Some(file.machine.clone()), ..Topology::h100(ranks, 8 << 30).unwrap() };
             let model = LearnedCosts::new(vec![file.clone()], &topology, false).unwrap();
             let shard = Shard::whole(table, 0);
-            let load = ShardLoad { table, sharding_type, shard: &shard, within_node: true };
-            rank_costs(&model, &[vec![load], vec![]], &topology, 8192).unwrap()[0]
+            let whole = ShardLoad::table_wise(table, &shard, &topology, 8192);
+            let load = ShardLoad { sharding_type, ..whole };
+            rank_costs(&model, &[vec![load], vec![]], &topology).unwrap()[0]
         };
         let table = Table { first: crate::Lookups::of(20.0), ..Table::new("t", 100_000, 64) };
         let with = |optimizer| Table { optimizer, ..table.clone() };
@@ -448,15 +436,10 @@ mod tests {
         let cost = |samples| {
             let table = Table { first: crate::Lookups::of(4.0), ..Table::new("t", 500, 32) };
             let shard = Shard::whole(&table, 0);
-            let load = ShardLoad {
-                table: &table,
-                sharding_type: ShardingType::TableWise,
-                shard: &shard,
-                within_node: true,
-            };
+            let load = ShardLoad::table_wise(&table, &shard, &topology, 64);
             // The contribution is scaled, so that features that do not grow with the samples keep their values.
             let mut sum = vec![0.0; model.width()];
-            model.contribution(&load, &topology, 64, &mut sum).unwrap();
+            model.contribution(&load, &mut sum).unwrap();
             sum.iter_mut().for_each(|x| *x *= samples);
             model.compute_ms(0, &sum, &vec![0.0; sum.len()])
         };
@@ -470,7 +453,7 @@ mod tests {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap());
         assert!(model.file.compute.fixed > 0.0);
-        let idle = rank_costs(&model, &[vec![], vec![]], &topology, 64).unwrap();
+        let idle = rank_costs(&model, &[vec![], vec![]], &topology).unwrap();
         assert!(idle.iter().all(|rank| rank.compute_ms == model.file.compute.fixed), "{idle:?}");
     }
 

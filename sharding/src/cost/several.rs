@@ -99,28 +99,21 @@ impl CostModel for LearnedCosts {
         self.models.iter().map(CostModel::width).max().unwrap_or(0)
     }
 
-    fn contribution(
-        &self,
-        load: &ShardLoad<'_>,
-        topology: &Topology,
-        batch_size: u64,
-        out: &mut [f64],
-    ) -> Result<()> {
+    fn contribution(&self, load: &ShardLoad<'_>, out: &mut [f64]) -> Result<()> {
         let model = self.model(load.shard.rank);
         let (own, beyond) = out.split_at_mut(model.width());
         beyond.fill(0.0);
-        model.contribution(load, topology, batch_size, own)
+        model.contribution(load, own)
     }
 
     /// Returns the time on the slowest hardware: every rank sends requests, and a step lasts until all ranks are
     /// done.
-    fn asking_ms(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> f64 {
-        let of_model = |model: &LearnedCost| model.asking_ms(load, topology, batch_size);
-        self.models.iter().map(of_model).fold(0.0, f64::max)
+    fn asking_ms(&self, load: &ShardLoad<'_>) -> f64 {
+        self.models.iter().map(|model| model.asking_ms(load)).fold(0.0, f64::max)
     }
 
-    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
-        self.model(load.shard.rank).traffic(load, topology, batch_size)
+    fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
+        self.model(load.shard.rank).traffic(load)
     }
 
     fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64 {
@@ -137,7 +130,7 @@ impl CostModel for LearnedCosts {
         self.of_own_model(|model| model.exchange_ms(ranks, topology))
     }
 
-    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<String> {
+    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
         let mut notes = Vec::new();
         for (number, model) in self.models.iter().enumerate() {
             let own = ranks.iter().zip(&self.of_rank);
@@ -147,7 +140,7 @@ impl CostModel for LearnedCosts {
                 1 => note,
                 _ => format!("{}: {note}", model.file.machine),
             };
-            notes.extend(model.notes(&own, topology, batch_size).into_iter().map(of_hardware));
+            notes.extend(model.notes(&own).into_iter().map(of_hardware));
         }
         notes
     }
@@ -191,10 +184,10 @@ mod tests {
         assert!(loads[0].len() < loads[1].len() && !loads[0].is_empty(), "{plan:?}");
         for (rank, file) in [slow, fast.clone()].into_iter().enumerate() {
             let alone = LearnedCost::new(file);
-            let own = crate::cost::rank_costs(&alone, &loads, &topology, 4096).unwrap()[rank].compute_ms;
+            let own = crate::cost::rank_costs(&alone, &loads, &topology).unwrap()[rank].compute_ms;
             // All ranks spend as long on requests as the slowest one.
             let asking = |model: &dyn CostModel| -> f64 {
-                loads.iter().flatten().map(|load| model.asking_ms(load, &topology, 4096)).sum()
+                loads.iter().flatten().map(|load| model.asking_ms(load)).sum()
             };
             let own = own - asking(&alone) + asking(&model);
             assert!((plan.ranks[rank].compute_ms / own - 1.0).abs() < 1e-9, "{own} {plan:?}");

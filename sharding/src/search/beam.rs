@@ -255,7 +255,7 @@ fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
     let whole = problem.whole_tables();
     let mut found = Vec::new();
     for greedy in [Greedy::BySize, Greedy::ByDimension, Greedy::ByLookups, Greedy::BySizeTimesLookups] {
-        if let Ok(places) = greedy.place(problem.tables, problem.topology, problem.batch_size) {
+        if let Ok(places) = greedy.place(problem) {
             found.push(Placement::new(problem, whole.clone(), places));
         }
     }

@@ -105,9 +105,8 @@ fn best_elsewhere(
     (whole, capacity): (&Unit, Capacity<'_>),
     own: &[(Unit, u32)],
 ) -> Option<(u32, f64)> {
-    let bytes = problem.priced(whole).bytes;
     let mut places: Vec<u32> = (0..problem.topology.ranks)
-        .filter(|place| ranks.bytes[*place as usize].saturating_add(bytes) <= capacity.of(*place as usize))
+        .filter(|place| ranks.have_room(problem, whole, *place, capacity))
         .filter(|place| !own.contains(&(*whole, *place)))
         .collect();
     places.sort_by(|a, b| ranks.compute_ms[*a as usize].total_cmp(&ranks.compute_ms[*b as usize]));

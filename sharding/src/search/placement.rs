@@ -136,6 +136,19 @@ impl Ranks {
         self.costs_ms(problem).into_iter().fold(0.0, f64::max)
     }
 
+    /// Returns whether the ranks of `unit` at `place` have room for it.
+    pub(crate) fn have_room(
+        &self,
+        problem: &Problem<'_>,
+        unit: &Unit,
+        place: u32,
+        capacity: Capacity<'_>,
+    ) -> bool {
+        let needed = problem.priced(unit).bytes;
+        let mut ranks = problem.ranks_of(unit, place);
+        ranks.all(|rank| self.bytes[rank].saturating_add(needed) <= capacity.of(rank))
+    }
+
     /// Returns the bytes that a rank sends.
     fn sent(&self, rank: usize) -> f64 {
         self.traffic[rank].sum()
@@ -244,18 +257,16 @@ fn best_place(
     };
     let mut best: Option<(f64, u32)> = None;
     for place in 0..problem.places(unit) {
-        let mut stands_on = problem.ranks_of(unit, place);
-        let fits = |rank: usize| {
-            ranks.bytes[rank].saturating_add(priced.bytes) <= capacity.of(rank)
-                && (everywhere || ranks.sent(rank) + sent <= most_sent)
-        };
-        if taken.contains(&place) || !stands_on.clone().all(fits) {
+        let mut its_ranks = problem.ranks_of(unit, place);
+        let may_send = |rank: usize| everywhere || ranks.sent(rank) + sent <= most_sent;
+        let is_open = !taken.contains(&place) && ranks.have_room(problem, unit, place, capacity);
+        if !is_open || !its_ranks.clone().all(may_send) {
             continue;
         }
         let cost = match everywhere {
             true => 0.0,
-            false if stands_on.len() == 1 => compute_ms(stands_on.next().unwrap_or_default()),
-            false => stands_on.map(compute_ms).fold(0.0, f64::max),
+            false if its_ranks.len() == 1 => compute_ms(its_ranks.next().unwrap_or_default()),
+            false => its_ranks.map(compute_ms).fold(0.0, f64::max),
         };
         if best.is_none_or(|(least, _)| cost < least) {
             best = Some((cost, place));
@@ -278,17 +289,12 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
     let (mut placed, mut places): (Vec<Unit>, _) = (Vec::new(), Vec::new());
     let mut capacity = problem.capacity(&waiting);
     while let Some(unit) = waiting.pop() {
-        let needed = problem.priced(&unit).bytes;
         let left = |place: u32| {
             problem.ranks_of(&unit, place).map(|rank| problem.left(rank, ranks.bytes[rank])).min()
         };
-        let has_room = |place: &u32| {
-            let mut stands_on = problem.ranks_of(&unit, *place);
-            stands_on.all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity.of(rank))
-        };
         let free = (0..problem.places(&unit)).filter(|place| !taken[unit.table].contains(place));
         let place = free.min_by_key(|place| (Reverse(left(*place)), *place));
-        if let Some(place) = place.filter(has_room) {
+        if let Some(place) = place.filter(|place| ranks.have_room(problem, &unit, *place, capacity)) {
             ranks.add(problem, &unit, place);
             taken[unit.table].push(place);
             placed.push(unit);

@@ -1,5 +1,6 @@
 //! A placement problem as searches see it: all divisions of each table, priced once.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -185,6 +186,8 @@ impl<'a> Problem<'a> {
             table,
             sharding_type: unit.kind.sharding_type(),
             shard: &shard,
+            topology: self.topology,
+            batch_size: self.batch_size,
             within_node: unit.kind == Kind::RowsOfNode || self.topology.nodes() == 1,
         };
         let (contributions, alone_by_kind) = self.price_by_kind(load)?;
@@ -193,17 +196,14 @@ impl<'a> Problem<'a> {
             several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
         };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
-        let serving = |load: &ShardLoad<'_>| load.reserved_buffers(self.topology, self.batch_size).serving;
+        let serving = |load: &ShardLoad<'_>| load.reserved_buffers().serving;
         let serving = self.of_blocks(&unit, &load, serving).into_iter().max().unwrap_or(0);
         Ok(Priced {
             contributions,
-            traffic: self.model.traffic(&load, self.topology, self.batch_size),
+            traffic: self.model.traffic(&load),
             bytes: weights.saturating_add(serving),
-            asking: self.over_blocks(&unit, &load, |load| {
-                load.reserved_buffers(self.topology, self.batch_size).asking as f64
-            }) as u64,
-            asking_ms: self
-                .over_blocks(&unit, &load, |load| self.model.asking_ms(load, self.topology, self.batch_size)),
+            asking: self.over_blocks(&unit, &load, |load| load.reserved_buffers().asking as f64) as u64,
+            asking_ms: self.over_blocks(&unit, &load, |load| self.model.asking_ms(load)),
             alone_by_kind,
             alone_ms,
         })
@@ -246,7 +246,7 @@ impl<'a> Problem<'a> {
             let shard = Shard { rank, ..load.shard.clone() };
             let load = ShardLoad { shard: &shard, ..load };
             let mut contribution = zeros.clone();
-            self.model.contribution(&load, self.topology, self.batch_size, &mut contribution)?;
+            self.model.contribution(&load, &mut contribution)?;
             let alone_ms = self.model.compute_ms(rank, &contribution, &zeros);
             if !alone_ms.is_finite() || contribution.iter().any(|x| !x.is_finite()) {
                 let (model, table) = (self.model.id(), &load.table.name);
@@ -304,6 +304,21 @@ impl<'a> Problem<'a> {
     /// if the units exceed the memory.
     pub(crate) fn left(&self, rank: usize, bytes: u64) -> i128 {
         i128::from(self.memory[rank]) - i128::from(bytes)
+    }
+
+    /// Returns the error for a unit that fits on no rank, where units take these `bytes` of every rank. `splits` states
+    /// whether the search splits tables.
+    pub(crate) fn does_not_fit(
+        &self,
+        unit: &Unit,
+        capacity: Capacity<'_>,
+        bytes: &[u64],
+        splits: bool,
+    ) -> Error {
+        let left = |rank: usize| capacity.of(rank).saturating_sub(bytes[rank]);
+        let rank = (0..self.ranks).min_by_key(|rank| Reverse(left(*rank))).unwrap_or_default();
+        let room = (rank as u32, left(rank), self.memory[rank]);
+        Error::does_not_fit(&self.tables[unit.table].name, self.priced(unit).bytes, room, splits)
     }
 
     /// Returns the ranks of a unit at `place`. `place` is a node for rows of a node, and a rank for columns.

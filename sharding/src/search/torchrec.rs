@@ -81,19 +81,14 @@ impl CostModel for TorchrecCost {
         AnalyticCost.width()
     }
 
-    fn contribution(
-        &self,
-        load: &ShardLoad<'_>,
-        topology: &Topology,
-        batch_size: u64,
-        out: &mut [f64],
-    ) -> Result<()> {
-        AnalyticCost.contribution(load, topology, batch_size, out)
+    fn contribution(&self, load: &ShardLoad<'_>, out: &mut [f64]) -> Result<()> {
+        AnalyticCost.contribution(load, out)
     }
 
-    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
+    fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
+        let topology = load.topology;
         if load.sharding_type != ShardingType::DataParallel || topology.ranks == 1 {
-            return load.traffic(topology, batch_size);
+            return load.traffic();
         }
         let rounds = match topology.nodes() {
             1 => 1.0,
@@ -235,14 +230,9 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
     for table in order {
         let first = places.len();
         for unit in &proposal[table].units {
-            let needed = problem.priced(unit).bytes;
             let highest =
                 |place: u32| problem.ranks_of(unit, place).map(|rank| costs[rank]).fold(0.0, f64::max);
-            let has_room = |place: &u32| {
-                problem
-                    .ranks_of(unit, *place)
-                    .all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity.of(rank))
-            };
+            let has_room = |place: &u32| ranks.have_room(problem, unit, *place, capacity);
             // Two column shards of one table on the same rank would be one wider shard.
             let free = |place: &u32| !places[first..].contains(place);
             let open = (0..problem.places(unit)).filter(has_room).filter(free);
@@ -261,14 +251,11 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
 }
 
 fn does_not_fit(problem: &Problem<'_>) -> Error {
-    let largest = (0..problem.tables.len()).max_by_key(|table| problem.priced(&problem.whole(*table)).bytes);
-    let largest = largest.unwrap_or_default();
-    if let Some(error) = problem.topology.cannot_ask(problem.capacity(&problem.whole_tables()).asking) {
+    let units = problem.whole_tables();
+    let capacity = problem.capacity(&units);
+    if let Some(error) = problem.topology.cannot_ask(capacity.asking) {
         return error;
     }
-    let memory = |rank: &u32| problem.topology.memory_of(*rank);
-    let rank = (0..problem.topology.ranks).min_by_key(|rank| std::cmp::Reverse(memory(rank))).unwrap_or(0);
-    let needed = problem.priced(&problem.whole(largest)).bytes;
-    let room = (rank, memory(&rank), memory(&rank));
-    Error::does_not_fit(&problem.tables[largest].name, needed, room, true)
+    let largest = units.iter().max_by_key(|unit| problem.priced(unit).bytes).unwrap_or(&units[0]);
+    problem.does_not_fit(largest, capacity, &vec![0; problem.ranks], true)
 }
