@@ -371,17 +371,8 @@ mod tests {
             "per_shard"
         }
 
-        fn width(&self) -> usize {
-            1
-        }
-
-        fn contribution(&self, _: &ShardLoad<'_>, out: &mut [f64]) -> Result<()> {
-            out[0] = 1.0;
-            Ok(())
-        }
-
-        fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
-            sum[0] + added[0]
+        fn shard_ms(&self, _: &ShardLoad<'_>) -> Result<f64> {
+            Ok(1.0)
         }
 
         fn communication_ms(&self, ranks: &[crate::RankLoad], _: &Topology) -> Vec<f64> {

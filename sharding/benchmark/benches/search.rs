@@ -1,5 +1,5 @@
 //! Measures the time of plans and of predictions: all searches on one task of NeuroShard's largest setting, and the
-//! calls of the cost model that searches make most often.
+//! price of a shard.
 
 use std::hint::black_box;
 
@@ -45,7 +45,7 @@ fn plans(criterion: &mut Criterion) {
     }
 }
 
-/// A contribution is computed once for every division of a table, and the time of a rank for every candidate.
+/// The time of a shard is computed once for every division of a table.
 fn prices(criterion: &mut Criterion) {
     let task = task();
     let mut group = criterion.benchmark_group("price");
@@ -54,13 +54,8 @@ fn prices(criterion: &mut Criterion) {
         let shard = Shard::whole(table, 0);
         let batch_size = task.topology.samples_per_rank(task.tables.global_batch_size);
         let load = ShardLoad::table_wise(table, &shard, &task.topology, batch_size);
-        let mut contribution = vec![0.0; model.width()];
-        group.bench_function(BenchmarkId::new("contribution", name), |bencher| {
-            bencher.iter(|| model.contribution(black_box(&load), &mut contribution));
-        });
-        let zeros = vec![0.0; model.width()];
-        group.bench_function(BenchmarkId::new("rank", name), |bencher| {
-            bencher.iter(|| model.compute_ms(0, black_box(&contribution), black_box(&zeros)));
+        group.bench_function(BenchmarkId::new("shard", name), |bencher| {
+            bencher.iter(|| model.shard_ms(black_box(&load)));
         });
     }
 }

@@ -66,17 +66,25 @@ impl CostModel for AnalyticCost {
         "analytic_v2"
     }
 
-    fn width(&self) -> usize {
-        1
-    }
-
-    fn contribution(&self, load: &ShardLoad<'_>, out: &mut [f64]) -> Result<()> {
-        out[0] = shard_compute_ms(load);
-        Ok(())
-    }
-
-    fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
-        sum[0] + added[0]
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        let work = load.work();
+        let columns = load.shard.column_count();
+        let weight_bytes = load.table.dtype.bytes() as f64;
+        let output_bytes = work.vectors * columns as f64 * 4.0;
+        let (read_columns, penalty, extra_bytes) = match load.sharding_type {
+            ShardingType::TableWise | ShardingType::ColumnWise => {
+                (columns.max(MIN_BLOCK), block_penalty(columns), 0.0)
+            }
+            ShardingType::RowWise => (columns, 1.0, BATCHED_COPY_FACTOR * output_bytes),
+            ShardingType::DataParallel => {
+                let table_bytes = load.table.rows as f64 * columns as f64 * weight_bytes;
+                (columns, 1.0, ELEMENTWISE_FACTOR * table_bytes)
+            }
+        };
+        let forward_bytes =
+            (work.ids * ID_BYTES + work.ids * read_columns as f64 * weight_bytes + output_bytes) * penalty;
+        let ms = |bytes: f64| bytes / load.topology.memory_bandwidth_of(load.shard.rank) * MS_PER_SECOND;
+        Ok(ms(forward_bytes) * (1.0 + BACKWARD_MULTIPLIER) + ms(extra_bytes))
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
@@ -92,27 +100,6 @@ pub(crate) fn link_ms(bytes: LinkBytes, topology: &Topology) -> f64 {
     let seconds = bytes.intra / topology.intra_node_bandwidth_bytes_per_second
         + bytes.inter / topology.inter_node_bandwidth_bytes_per_second;
     seconds * MS_PER_SECOND
-}
-
-fn shard_compute_ms(load: &ShardLoad<'_>) -> f64 {
-    let work = load.work();
-    let columns = load.shard.column_count();
-    let weight_bytes = load.table.dtype.bytes() as f64;
-    let output_bytes = work.vectors * columns as f64 * 4.0;
-    let (read_columns, penalty, extra_bytes) = match load.sharding_type {
-        ShardingType::TableWise | ShardingType::ColumnWise => {
-            (columns.max(MIN_BLOCK), block_penalty(columns), 0.0)
-        }
-        ShardingType::RowWise => (columns, 1.0, BATCHED_COPY_FACTOR * output_bytes),
-        ShardingType::DataParallel => {
-            let table_bytes = load.table.rows as f64 * columns as f64 * weight_bytes;
-            (columns, 1.0, ELEMENTWISE_FACTOR * table_bytes)
-        }
-    };
-    let forward_bytes =
-        (work.ids * ID_BYTES + work.ids * read_columns as f64 * weight_bytes + output_bytes) * penalty;
-    let ms = |bytes: f64| bytes / load.topology.memory_bandwidth_of(load.shard.rank) * MS_PER_SECOND;
-    ms(forward_bytes) * (1.0 + BACKWARD_MULTIPLIER) + ms(extra_bytes)
 }
 
 fn block_penalty(columns: u64) -> f64 {

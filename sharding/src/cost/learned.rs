@@ -3,47 +3,24 @@
 use crate::buffers::{WORD_BYTES, told_words};
 use crate::cost::analytic::link_ms;
 use crate::cost::features::{AskedFeatures, ShardFeatures};
-use crate::cost::linear::{LEAST_WORK_MS, LinearModel, exchange_features, waiting_ms};
+use crate::cost::linear::{LinearModel, exchange_features, waiting_ms};
 use crate::cost::model_file::ModelFile;
-use crate::cost::network::Network;
 use crate::cost::{LinkBytes, RankLoad, Traffic};
 use crate::table::ACTIVATION_BYTES;
 use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
 
-/// The learned cost model of one kind of hardware, in the form that searches use.
-///
-/// A contribution consists of the work of the shard, and the requests that the shard's rank does not have to send.
-/// The cost of a rank is `Σ work - Σ requests not sent` and a constant.
-///
-/// If the model has a network, a contribution begins with `W1·code(shard)`: the first layer of the head is linear, so
-/// it can be applied to the code of every shard instead of the sum of the codes. The correction of a rank is
-/// `w2·relu(Σ contributions + b1) + b2`. This is the same function, but a candidate in a search costs only a few dozen
-/// additions.
+/// The learned cost model of one kind of hardware.
 #[derive(Debug, Clone)]
 pub(crate) struct LearnedCost {
     id: String,
     pub(crate) file: ModelFile,
-    /// The bias of the head's first layer; empty without a network.
-    bias: Vec<f64>,
-    /// The weights and the bias of its last layer.
-    output: Vec<f64>,
-    output_bias: f64,
 }
 
 impl LearnedCost {
     /// Prepares the model in a file.
     pub(crate) fn new(file: ModelFile) -> Self {
         let id = format!("learned_v4 ({}, kernels {})", file.machine, file.kernel_version);
-        let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
-        let layers = file.network.as_ref().map_or(&[][..], |network| &network.head.layers);
-        let (bias, output, output_bias) = match layers {
-            [first, last] => {
-                let output_bias = last.bias.first().copied().map_or(0.0, f64::from);
-                (wide(&first.bias), wide(&last.weights), output_bias)
-            }
-            _ => (Vec::new(), Vec::new(), 0.0),
-        };
-        Self { id, bias, output, output_bias, file }
+        Self { id, file }
     }
 
     /// Returns the time of an exchange for every rank if all ranks begin together, predicted by the model or, without
@@ -60,34 +37,6 @@ impl LearnedCost {
         let asked = AskedFeatures::default();
         let features = exchange_features(&sums).into_iter();
         features.map(|features| model.predict_ms(&[features], &asked)).collect()
-    }
-
-    /// Returns the output of the network's head for a rank whose contributions sum to `sum + added`. `part` scales the
-    /// sum down to the measured range.
-    fn head_output(&self, sum: &[f64], added: &[f64], part: f64) -> f64 {
-        // Four independent sums avoid waiting for the previous addition. The width of the head is a multiple of four.
-        const LANES: usize = 4;
-        let mut lanes = [0.0; LANES];
-        let hidden = self.bias.len();
-        let blocks = sum[..hidden].chunks_exact(LANES).zip(added[..hidden].chunks_exact(LANES));
-        let weights = self.bias.chunks_exact(LANES).zip(self.output.chunks_exact(LANES));
-        for ((sum, added), (bias, weight)) in blocks.zip(weights) {
-            for k in 0..LANES {
-                let unit = (sum[k] + added[k]) * part + bias[k];
-                lanes[k] += if unit > 0.0 { unit * weight[k] } else { 0.0 };
-            }
-        }
-        (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + self.output_bias
-    }
-
-    /// Adds the network's contribution of a shard with these features to `out`.
-    fn add_code(&self, network: &Network, features: &[f64], work_ms: f64, out: &mut [f64]) {
-        let mut outputs = Vec::new();
-        network.encode(features, work_ms, &mut outputs);
-        let (Some(code), Some(first)) = (outputs.last(), network.head.layers.first()) else { return };
-        for (code, row) in code.iter().zip(first.weights.chunks_exact(first.outputs)) {
-            out.iter_mut().zip(row).for_each(|(out, w)| *out += f64::from(*code) * f64::from(*w));
-        }
     }
 
     /// Returns the times of the forward and of the backward exchange of every rank, the latter including the gather
@@ -136,11 +85,10 @@ impl LearnedCost {
         let (mut faster, mut longest_ms) = (0, 0.0f64);
         for (shards, asked) in ranks.iter().zip(asked) {
             let mut ms = model.predict_ms(shards, asked);
-            if let Some(network) = self.file.network.as_ref().filter(|_| !shards.is_empty()) {
-                let (corrected_ms, work_ms) = network.predict_ms(model, shards);
-                let bounded_ms = network.bounded_ms(corrected_ms, work_ms);
-                faster += usize::from(bounded_ms > corrected_ms);
-                ms += bounded_ms - work_ms;
+            if let Some(network) = &self.file.network {
+                let [correction_ms, least_ms] = network.corrections_ms(model, shards);
+                faster += usize::from(correction_ms < least_ms);
+                ms += correction_ms.max(least_ms);
             }
             longest_ms = longest_ms.max(ms);
         }
@@ -173,29 +121,24 @@ impl CostModel for LearnedCost {
         &self.id
     }
 
-    fn width(&self) -> usize {
-        self.bias.len() + 2
-    }
-
-    fn contribution(&self, load: &ShardLoad<'_>, out: &mut [f64]) -> Result<()> {
-        out.fill(0.0);
-        let hidden = self.bias.len();
-        let model = &self.file.compute;
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        let mut ms = 0.0;
         for features in ShardFeatures::of(load) {
             features.validate().map_err(|error| error.within(&format!("table `{}`", load.table.name)))?;
-            let features = features.encoded();
-            let work_ms = model.work_ms(&features);
-            out[hidden] += work_ms;
-            if let Some(network) = &self.file.network {
-                self.add_code(network, &features, work_ms, &mut out[..hidden]);
-            }
+            ms += self.file.compute.work_ms(&features.encoded());
         }
-        // The model assumes that every rank sends requests to every shard. The owner of a whole table does not, so
-        // this is subtracted.
-        if load.is_whole() {
-            out[hidden + 1] = model.asked_ms(&AskedFeatures::of(load));
-        }
-        Ok(())
+        // Every rank is taken to send requests to every shard. The owner of a whole table does not, so this is
+        // subtracted.
+        Ok(if load.is_whole() { ms - self.asking_ms(load) } else { ms })
+    }
+
+    fn idle_ms(&self, _: u32) -> f64 {
+        self.file.compute.fixed
+    }
+
+    fn correction_ms(&self, _: u32, shards: &[ShardLoad<'_>]) -> f64 {
+        let network = self.file.network.as_ref();
+        network.map_or(0.0, |network| network.correction_ms(&self.file.compute, &encoded(shards)))
     }
 
     fn asking_ms(&self, load: &ShardLoad<'_>) -> f64 {
@@ -230,21 +173,6 @@ impl CostModel for LearnedCost {
         sum
     }
 
-    fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
-        let hidden = self.bias.len();
-        let [work_ms, not_asked_ms] = [hidden, hidden + 1].map(|i| sum[i] + added[i]);
-        let shards_ms = match &self.file.network {
-            // A rank without shards has no work, except for rounding errors of sums.
-            Some(network) if work_ms > LEAST_WORK_MS / 2.0 => {
-                let part = 1.0 / network.beyond_measured(work_ms);
-                let output = self.head_output(sum, added, part);
-                network.bounded_ms(network.corrected_ms(output, work_ms), work_ms)
-            }
-            _ => work_ms,
-        };
-        shards_ms - not_asked_ms + self.file.compute.fixed
-    }
-
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
         let [mut out_ms, back_ms] = self.exchanges_ms(ranks, topology);
         if self.file.forward.is_some() {
@@ -269,16 +197,17 @@ impl CostModel for LearnedCost {
                     .to_owned(),
             );
         }
-        let of_rank = |loads: &Vec<ShardLoad<'_>>| -> Vec<Vec<f64>> {
-            let features = loads.iter().flat_map(ShardFeatures::of);
-            features.map(|features| features.encoded()).collect()
-        };
-        let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(of_rank).collect();
+        let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(|shards| encoded(shards)).collect();
         notes.extend(self.shards_beyond(encoded.iter().flatten()));
         let asked = AskedFeatures::by_rank(ranks);
         notes.extend(self.ranks_beyond(&encoded, &asked));
         notes
     }
+}
+
+/// Returns the features of shards as models take them, once for every feature that looks up the shard's table.
+fn encoded(shards: &[ShardLoad<'_>]) -> Vec<Vec<f64>> {
+    shards.iter().flat_map(ShardFeatures::of).map(|features| features.encoded()).collect()
 }
 
 #[cfg(test)]
@@ -332,13 +261,13 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_contributions_cost_what_the_model_says() {
+    fn ranks_cost_what_the_model_says() {
         for network in [false, true] {
-            sums_of_contributions_cost_what_it_says(&model(network));
+            ranks_cost_what_it_says(&model(network));
         }
     }
 
-    fn sums_of_contributions_cost_what_it_says(model: &LearnedCost) {
+    fn ranks_cost_what_it_says(model: &LearnedCost) {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let tables = prop::collection::vec((1u64..5000, 1u64..16, 0.0..8.0f64), 1..6);
@@ -433,18 +362,16 @@ mod tests {
     fn more_work_than_was_measured_costs_in_proportion() {
         let model = model(true);
         let topology = Topology::h100(2, 1 << 30).unwrap();
-        let cost = |samples| {
-            let table = Table { first: crate::Lookups::of(4.0), ..Table::new("t", 500, 32) };
-            let shard = Shard::whole(&table, 0);
-            let load = ShardLoad::table_wise(&table, &shard, &topology, 64);
-            // The contribution is scaled, so that features that do not grow with the samples keep their values.
-            let mut sum = vec![0.0; model.width()];
-            model.contribution(&load, &mut sum).unwrap();
-            sum.iter_mut().for_each(|x| *x *= samples);
-            model.compute_ms(0, &sum, &vec![0.0; sum.len()])
+        let table = Table { first: crate::Lookups::of(4.0), ..Table::new("t", 500, 32) };
+        let shard = Shard::whole(&table, 0);
+        let load = ShardLoad::table_wise(&table, &shard, &topology, 64);
+        let cost = |shards: usize| {
+            let items = encoded(&vec![load; shards]);
+            let network = model.file.network.as_ref().unwrap();
+            network.correction_ms(&model.file.compute, &items)
         };
-        let far = 1e4;
-        assert!((cost(10.0 * far) / cost(far) - 10.0).abs() < 1e-6, "{} {}", cost(10.0 * far), cost(far));
+        let (far, further) = (cost(1_000), cost(10_000));
+        assert!((further / far - 10.0).abs() < 0.01, "{further} {far}");
     }
 
     /// A rank that holds no shard still takes the constant time of a step.

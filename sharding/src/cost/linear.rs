@@ -8,8 +8,6 @@ use crate::cost::features::AskedFeatures;
 pub(crate) const EXCHANGE_FEATURES: usize = 4;
 /// The indices of these features to which the time is proportional: the bytes.
 pub(crate) const EXCHANGE_WORK: [usize; 3] = [0, 1, 2];
-/// The least work of an item, in milliseconds, so that an item without work still has a cost.
-pub(crate) const LEAST_WORK_MS: f64 = 1e-6;
 
 /// A linear model with non-negative weights of the time of a set of items, such as the shards of a rank.
 ///
@@ -46,8 +44,7 @@ impl LinearModel {
         self.asked.iter().zip(asked.values()).map(|(weight, value)| weight * value).sum()
     }
 
-    /// Returns the time of a set with the requests of its rank, in milliseconds. This is the direct computation,
-    /// without contributions.
+    /// Returns the time of a set with the requests of its rank, in milliseconds.
     pub(crate) fn predict_ms(&self, items: &[Vec<f64>], asked: &AskedFeatures) -> f64 {
         items.iter().map(|item| self.work_ms(item)).sum::<f64>() + self.asked_ms(asked) + self.fixed
     }

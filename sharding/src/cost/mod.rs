@@ -225,26 +225,31 @@ pub struct RankCost {
 
 /// A model that predicts the cost of ranks.
 ///
-/// A rank is priced as a whole, because a fused lookup of several tables is cheaper than the sum of separate lookups.
-/// To make this fast, every shard has a **contribution**, a vector that depends on the shard alone, and the
-/// computation of a rank is a function of the **sum** of its shards' contributions (Zaheer et al., *Deep Sets*, 2017;
-/// NeuroShard's model has this form). A search computes the contribution of a shard once, and then only adds and
-/// subtracts vectors.
+/// The computation of a rank is that of a rank without shards, and the sum over its shards. A search computes the
+/// time of a shard once, and then only adds and subtracts. A model may correct the sum for a rank as a whole; the
+/// correction is used to choose among the plans that a search has found.
 pub trait CostModel: Send + Sync {
     /// Returns the name of the model, which is stored in plans. The name contains a version, which changes with the
     /// formulas.
     fn id(&self) -> &str;
 
-    /// Returns the length of a contribution.
-    fn width(&self) -> usize;
-
-    /// Writes the contribution of a shard to its rank, `[width]`. It is the same on all ranks with the same hardware
-    /// and memory bandwidth.
+    /// Returns the computation that a shard adds to its rank, in milliseconds per step. It is the same on all ranks
+    /// with the same hardware and memory bandwidth.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`](crate::Error::Invalid) if the shard's features are not finite.
-    fn contribution(&self, load: &ShardLoad<'_>, out: &mut [f64]) -> Result<()>;
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64>;
+
+    /// Returns the computation of a rank without shards, in milliseconds per step.
+    fn idle_ms(&self, _rank: u32) -> f64 {
+        0.0
+    }
+
+    /// Returns the correction of the computation of a rank with these shards, in milliseconds per step.
+    fn correction_ms(&self, _rank: u32, _shards: &[ShardLoad<'_>]) -> f64 {
+        0.0
+    }
 
     /// Returns the bytes that the shard's rank sends for it in a step.
     fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
@@ -252,15 +257,10 @@ pub trait CostModel: Send + Sync {
     }
 
     /// Returns the milliseconds that every rank spends in a step on requests for the shard's vectors. If a rank holds
-    /// a whole table, it looks it up locally, and its computation in [`compute_ms`](Self::compute_ms) is reduced by
-    /// this time.
+    /// a whole table, it looks it up locally, and the table's [`shard_ms`](Self::shard_ms) is reduced by this time.
     fn asking_ms(&self, _load: &ShardLoad<'_>) -> f64 {
         0.0
     }
-
-    /// Returns the computation of `rank` in milliseconds per step. The contributions of its shards sum to
-    /// `sum + added`, both `[width]`.
-    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64;
 
     /// Returns the communication of every rank, in milliseconds per step, including the time that it waits for other
     /// ranks.
@@ -284,19 +284,15 @@ pub(crate) fn rank_costs(
     ranks: &[Vec<ShardLoad<'_>>],
     topology: &Topology,
 ) -> Result<Vec<RankCost>> {
-    let width = model.width();
-    let (zeros, mut contribution) = (vec![0.0; width], vec![0.0; width]);
-    let mut loads = Vec::with_capacity(ranks.len());
     let asking_ms: f64 = ranks.iter().flatten().map(|shard| model.asking_ms(shard)).sum();
+    let mut loads = Vec::with_capacity(ranks.len());
     for (rank, shards) in (0..).zip(ranks) {
-        let mut sum = vec![0.0; width];
-        let mut load = RankLoad::default();
+        let compute_ms = asking_ms + model.idle_ms(rank) + model.correction_ms(rank, shards);
+        let mut load = RankLoad { compute_ms, ..RankLoad::default() };
         for shard in shards {
-            model.contribution(shard, &mut contribution)?;
-            sum.iter_mut().zip(&contribution).for_each(|(sum, part)| *sum += part);
+            load.compute_ms += model.shard_ms(shard)?;
             load.traffic.add(model.traffic(shard));
         }
-        load.compute_ms = asking_ms + model.compute_ms(rank, &sum, &zeros);
         loads.push(load);
     }
     let communication = model.communication_ms(&loads, topology);

@@ -43,55 +43,33 @@ impl Network {
         scaled.map(|((x, mean), deviation)| ((x - mean) / deviation) as f32).collect()
     }
 
-    /// Computes the code of a shard from its features, as the last of `outputs`.
-    pub(crate) fn encode(&self, features: &[f64], work_ms: f64, outputs: &mut Vec<Vec<f32>>) {
-        self.encoder.forward(&self.normalise(features), outputs);
-        let work = (work_ms / self.scale_ms) as f32;
-        outputs.last_mut().into_iter().flatten().for_each(|code| *code *= work);
-    }
-
-    /// Returns the work of a rank ÷ the largest measured work, at least 1.
-    pub(crate) fn beyond_measured(&self, work_ms: f64) -> f64 {
-        (work_ms / self.most_work_ms).max(1.0)
-    }
-
-    /// Returns the time of a rank's shards in milliseconds, for an output of the head.
-    pub(crate) fn corrected_ms(&self, output: f64, work_ms: f64) -> f64 {
-        output * self.scale_ms * self.beyond_measured(work_ms) + work_ms
-    }
-
-    /// Returns a time that is at least as long as was measured for so much work.
-    pub(crate) fn bounded_ms(&self, corrected_ms: f64, work_ms: f64) -> f64 {
-        corrected_ms.max(self.least_output * work_ms).max(0.0)
-    }
-
-    /// Returns the time of a rank's shards without the lower bound, and their work, both in milliseconds. This is the
-    /// direct computation, without contributions. There must be at least one shard.
-    pub(crate) fn predict_ms(&self, linear: &LinearModel, items: &[Vec<f64>]) -> (f64, f64) {
+    /// Returns the correction of the time of a rank with these shards, and the least correction that measured times
+    /// allow, in milliseconds. Both are 0 without shards.
+    pub(crate) fn corrections_ms(&self, linear: &LinearModel, shards: &[Vec<f64>]) -> [f64; 2] {
+        if shards.is_empty() {
+            return [0.0, 0.0];
+        }
         let mut outputs = Vec::new();
         let mut sum = vec![0.0f32; self.head.layers.first().map_or(0, |layer| layer.inputs)];
         let mut all_work_ms = 0.0;
-        for item in items {
-            let work_ms = linear.work_ms(item);
+        for features in shards {
+            let work_ms = linear.work_ms(features);
             all_work_ms += work_ms;
-            self.encode(item, work_ms, &mut outputs);
-            let code = outputs.last().map_or(&[][..], Vec::as_slice);
-            sum.iter_mut().zip(code).for_each(|(sum, code)| *sum += code);
+            self.encoder.forward(&self.normalise(features), &mut outputs);
+            let (code, work) = (outputs.last().map_or(&[][..], Vec::as_slice), work_ms / self.scale_ms);
+            sum.iter_mut().zip(code).for_each(|(sum, code)| *sum += code * work as f32);
         }
-        let beyond = self.beyond_measured(all_work_ms) as f32;
-        sum.iter_mut().for_each(|sum| *sum /= beyond);
+        let beyond = (all_work_ms / self.most_work_ms).max(1.0);
+        sum.iter_mut().for_each(|sum| *sum /= beyond as f32);
         self.head.forward(&sum, &mut outputs);
         let output = outputs.last().and_then(|output| output.first()).copied().unwrap_or_default();
-        (self.corrected_ms(f64::from(output), all_work_ms), all_work_ms)
+        [f64::from(output) * self.scale_ms * beyond, (self.least_output - 1.0) * all_work_ms]
     }
 
-    /// Returns the bounded correction of a rank's time, in milliseconds; 0 without shards.
-    pub(crate) fn correction_ms(&self, linear: &LinearModel, items: &[Vec<f64>]) -> f64 {
-        if items.is_empty() {
-            return 0.0;
-        }
-        let (corrected_ms, work_ms) = self.predict_ms(linear, items);
-        self.bounded_ms(corrected_ms, work_ms) - work_ms
+    /// Returns the correction of the time of a rank with these shards, in milliseconds.
+    pub(crate) fn correction_ms(&self, linear: &LinearModel, shards: &[Vec<f64>]) -> f64 {
+        let [correction_ms, least_ms] = self.corrections_ms(linear, shards);
+        correction_ms.max(least_ms)
     }
 
     /// Returns the problem of a network that was read from a file and must have `features` features, if there is one.
@@ -101,17 +79,11 @@ impl Network {
             return Some(format!("its normalisation is not of {features} features"));
         }
         let divisors = || self.deviation.iter().chain([&self.scale_ms, &self.most_work_ms]);
-        let mut numbers = self.mean.iter().chain(divisors()).chain([&self.least_output]);
-        if numbers.any(|x| !x.is_finite()) || divisors().any(|x| *x <= 0.0) {
+        let is_finite = self.mean.iter().chain(divisors()).all(|x| x.is_finite());
+        if !is_finite || divisors().any(|x| *x <= 0.0) || !(0.0..=1.0).contains(&self.least_output) {
             return Some("its normalisation has numbers that cannot be".to_owned());
         }
         let code = self.head.layers.first().map_or(0, |layer| layer.inputs);
-        if self.head.layers.first().is_some_and(|layer| layer.outputs % 4 != 0) {
-            return Some("the width of its head is not a multiple of 4".to_owned());
-        }
-        if self.head.layers.len() != 2 || self.head.last_relu || !self.encoder.last_relu {
-            return Some("its head is not of two layers, or ReLUs are where they should not be".to_owned());
-        }
         self.encoder.fault(features, code).or_else(|| self.head.fault(code, 1))
     }
 }

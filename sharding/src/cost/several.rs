@@ -8,8 +8,7 @@ use crate::{CostModel, Error, ModelFile, Result, ShardLoad, Topology};
 
 /// Learned cost models, one for each kind of hardware of a topology.
 ///
-/// The contribution of a shard is computed by the model of its rank, and padded with zeros to the width of the widest
-/// model. The exchange of each rank is predicted by the rank's own model.
+/// The computation and the exchange of each rank are predicted by the rank's own model.
 #[derive(Debug, Clone)]
 pub struct LearnedCosts {
     id: String,
@@ -95,15 +94,16 @@ impl CostModel for LearnedCosts {
         &self.id
     }
 
-    fn width(&self) -> usize {
-        self.models.iter().map(CostModel::width).max().unwrap_or(0)
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        self.model(load.shard.rank).shard_ms(load)
     }
 
-    fn contribution(&self, load: &ShardLoad<'_>, out: &mut [f64]) -> Result<()> {
-        let model = self.model(load.shard.rank);
-        let (own, beyond) = out.split_at_mut(model.width());
-        beyond.fill(0.0);
-        model.contribution(load, own)
+    fn idle_ms(&self, rank: u32) -> f64 {
+        self.model(rank).idle_ms(rank)
+    }
+
+    fn correction_ms(&self, rank: u32, shards: &[ShardLoad<'_>]) -> f64 {
+        self.model(rank).correction_ms(rank, shards)
     }
 
     /// Returns the time on the slowest hardware: every rank sends requests, and a step lasts until all ranks are
@@ -114,12 +114,6 @@ impl CostModel for LearnedCosts {
 
     fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
         self.model(load.shard.rank).traffic(load)
-    }
-
-    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64 {
-        let model = self.model(rank);
-        let width = model.width();
-        model.compute_ms(rank, &sum[..width], &added[..width])
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {

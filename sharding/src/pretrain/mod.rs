@@ -10,7 +10,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use crate::cost::features::{AskedFeatures, ShardFeatures};
-use crate::cost::linear::{EXCHANGE_WORK, LEAST_WORK_MS, LinearModel, exchange_features, waiting_ms};
+use crate::cost::linear::{EXCHANGE_WORK, LinearModel, exchange_features, waiting_ms};
 use crate::cost::model_file::{Fit, ModelFile, ModelReport, Repeated};
 use crate::cost::network::Network;
 use crate::costs::{COMPUTE, Costs, Direction, ExchangeRank, ExchangeSample};
@@ -40,6 +40,8 @@ impl Default for PretrainOptions {
 
 /// The smallest number of samples. Errors on fewer held-out samples would be meaningless.
 const MIN_SAMPLES: usize = 50;
+/// The least work of an item, in milliseconds, so that an item without work still has a cost.
+const LEAST_WORK_MS: f64 = 1e-6;
 
 /// Fits a model to `costs`: a linear model with non-negative weights for the computation, and one for each measured
 /// kind of exchange. With [`network`](PretrainOptions::network), NeuroShard's network is trained on the errors of the

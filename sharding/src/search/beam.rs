@@ -187,7 +187,7 @@ fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
         (0..units.len()).filter(|i| seen.insert(Unit { start: 0, ..units[*i] })).collect();
     order.sort_by_key(|i| std::cmp::Reverse(problem.priced(&units[*i]).bytes));
     let mut chosen: Vec<usize> = order.iter().take(CANDIDATES).copied().collect();
-    let cost = |i: &usize| problem.priced(&units[*i]).alone_ms;
+    let cost = |i: &usize| problem.priced(&units[*i]).ms;
     order.sort_by(|a, b| cost(b).total_cmp(&cost(a)).then(a.cmp(b)));
     for i in order.into_iter().take(CANDIDATES) {
         if !chosen.contains(&i) {

@@ -31,7 +31,7 @@ fn chosen(problem: &Problem<'_>) -> Vec<usize> {
     let whole = |table: &usize| problem.priced(&problem.whole(*table));
     tables.sort_by_key(|table| Reverse(whole(table).bytes));
     let mut chosen: Vec<usize> = tables.iter().take(EXPLAINED).copied().collect();
-    tables.sort_by(|a, b| whole(b).alone_ms.total_cmp(&whole(a).alone_ms).then(a.cmp(b)));
+    tables.sort_by(|a, b| whole(b).ms.total_cmp(&whole(a).ms).then(a.cmp(b)));
     chosen.extend(tables.iter().take(EXPLAINED));
     chosen.sort_unstable();
     chosen.dedup();

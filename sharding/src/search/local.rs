@@ -74,7 +74,7 @@ fn other_form(
     let is_on_worst = |i: &usize| problem.ranks_of(&now.units[*i], now.places[*i]).contains(&worst);
     let mut tables: Vec<usize> =
         (0..now.units.len()).filter(is_on_worst).map(|i| now.units[i].table).collect();
-    let alone = |table: usize| problem.priced(&problem.whole(table)).alone_ms;
+    let alone = |table: usize| problem.priced(&problem.whole(table)).ms;
     tables.sort_by(|a, b| alone(*b).total_cmp(&alone(*a)).then(a.cmp(b)));
     tables.dedup();
     let mut best: Option<Placement> = None;
@@ -308,27 +308,24 @@ impl<'a> State<'a> {
     /// communication is taken to be proportional to the bytes that it sends.
     fn after(&self, rank: usize, lost: &[Unit], gained: &[Unit], longer_ms: f64) -> Option<f64> {
         let problem = self.problem;
-        let mut change = vec![0.0; problem.model.width()];
+        let mut compute = self.ranks.compute_ms[rank];
         let mut traffic = self.ranks.traffic[rank];
         let mut bytes = self.ranks.bytes[rank];
         for unit in lost {
             let priced = problem.priced(unit);
-            let contribution = priced.contribution(problem.kinds[rank]);
-            change.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
+            compute -= priced.ms_by_kind[problem.kinds[rank]];
             traffic.subtract(priced.traffic);
             bytes = bytes.saturating_sub(priced.bytes);
         }
         for unit in gained {
             let priced = problem.priced(unit);
-            let contribution = priced.contribution(problem.kinds[rank]);
-            change.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
+            compute += priced.ms_by_kind[problem.kinds[rank]];
             traffic.add(priced.traffic);
             bytes = bytes.saturating_add(priced.bytes);
         }
         if bytes > self.capacity.of(rank) {
             return None;
         }
-        let compute = problem.model.compute_ms(rank as u32, self.ranks.sum(rank), &change);
         let asking = self.ranks.asking_ms;
         let old = self.ranks.traffic[rank];
         let ratio = if old.sum() > 0.0 { traffic.sum() / old.sum() } else { 1.0 };

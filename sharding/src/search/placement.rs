@@ -8,9 +8,6 @@ use crate::search::problem::{Capacity, Kind, Problem, Unit};
 /// The state of every rank, updated as units are added and removed.
 #[derive(Clone)]
 pub(crate) struct Ranks {
-    width: usize,
-    /// Sums of contributions, `[ranks, width]`.
-    sums: Vec<f64>,
     /// Bytes on every rank, without its request buffers.
     pub(crate) bytes: Vec<u64>,
     pub(crate) traffic: Vec<Traffic>,
@@ -18,7 +15,6 @@ pub(crate) struct Ranks {
     pub(crate) compute_ms: Vec<f64>,
     /// The time that every rank spends on requests.
     pub(crate) asking_ms: f64,
-    zeros: Vec<f64>,
 }
 
 impl Ranks {
@@ -29,47 +25,25 @@ impl Ranks {
 
     /// Returns the ranks with units at places.
     pub(crate) fn of(problem: &Problem<'_>, units: &[Unit], places: &[u32]) -> Self {
-        let (ranks, width) = (problem.ranks, problem.model.width());
-        let mut all = Self {
-            width,
-            sums: vec![0.0; ranks * width],
-            bytes: vec![0; ranks],
-            traffic: vec![Traffic::default(); ranks],
-            compute_ms: vec![0.0; ranks],
+        let mut ranks = Self {
+            bytes: vec![0; problem.ranks],
+            traffic: vec![Traffic::default(); problem.ranks],
+            compute_ms: (0..problem.topology.ranks).map(|rank| problem.model.idle_ms(rank)).collect(),
             asking_ms: 0.0,
-            zeros: vec![0.0; width],
         };
-        units.iter().zip(places).for_each(|(unit, place)| all.put(problem, unit, *place));
-        (0..ranks).for_each(|rank| all.compute(problem, rank));
-        all
-    }
-
-    pub(crate) fn sum(&self, rank: usize) -> &[f64] {
-        &self.sums[rank * self.width..][..self.width]
+        units.iter().zip(places).for_each(|(unit, place)| ranks.add(problem, unit, *place));
+        ranks
     }
 
     /// Adds `unit` at `place`.
     pub(crate) fn add(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
-        self.put(problem, unit, place);
-        problem.ranks_of(unit, place).for_each(|rank| self.compute(problem, rank));
-    }
-
-    /// Adds `unit` at `place`, without an update of the ranks' computation.
-    fn put(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
         let priced = problem.priced(unit);
         self.asking_ms += priced.asking_ms;
         for rank in problem.ranks_of(unit, place) {
-            let sum = &mut self.sums[rank * self.width..][..self.width];
-            let contribution = priced.contribution(problem.kinds[rank]);
-            sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
             self.bytes[rank] = self.bytes[rank].saturating_add(priced.bytes);
             self.traffic[rank].add(priced.traffic);
+            self.compute_ms[rank] += priced.ms_by_kind[problem.kinds[rank]];
         }
-    }
-
-    /// Predicts the computation of a rank.
-    fn compute(&mut self, problem: &Problem<'_>, rank: usize) {
-        self.compute_ms[rank] = problem.model.compute_ms(rank as u32, self.sum(rank), &self.zeros);
     }
 
     /// Saves the state of ranks before a change, for [`restore`](Self::restore). Adding and removing a unit may
@@ -77,7 +51,6 @@ impl Ranks {
     pub(crate) fn saved(&self, ranks: impl IntoIterator<Item = usize>) -> Saved {
         let saved = |rank: usize| SavedRank {
             rank,
-            sum: self.sum(rank).to_vec(),
             bytes: self.bytes[rank],
             traffic: self.traffic[rank],
             compute_ms: self.compute_ms[rank],
@@ -90,7 +63,6 @@ impl Ranks {
         self.asking_ms = saved.asking_ms;
         for saved in saved.ranks {
             let rank = saved.rank;
-            self.sums[rank * self.width..][..self.width].copy_from_slice(&saved.sum);
             self.bytes[rank] = saved.bytes;
             self.traffic[rank] = saved.traffic;
             self.compute_ms[rank] = saved.compute_ms;
@@ -102,12 +74,9 @@ impl Ranks {
         let priced = problem.priced(unit);
         self.asking_ms -= priced.asking_ms;
         for rank in problem.ranks_of(unit, place) {
-            let sum = &mut self.sums[rank * self.width..][..self.width];
-            let contribution = priced.contribution(problem.kinds[rank]);
-            sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
             self.bytes[rank] = self.bytes[rank].saturating_sub(priced.bytes);
             self.traffic[rank].subtract(priced.traffic);
-            self.compute(problem, rank);
+            self.compute_ms[rank] -= priced.ms_by_kind[problem.kinds[rank]];
         }
     }
 
@@ -163,7 +132,6 @@ pub(crate) struct Saved {
 
 struct SavedRank {
     rank: usize,
-    sum: Vec<f64>,
     bytes: u64,
     traffic: Traffic,
     compute_ms: f64,
@@ -209,7 +177,7 @@ fn by_cost(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..units.len()).collect();
     order.sort_by(|a, b| {
         let (a, b) = (&units[*a], &units[*b]);
-        let cost = || problem.priced(b).alone_ms.total_cmp(&problem.priced(a).alone_ms);
+        let cost = || problem.priced(b).ms.total_cmp(&problem.priced(a).ms);
         everywhere(b).cmp(&everywhere(a)).then_with(cost)
     });
     order
@@ -251,10 +219,7 @@ fn best_place(
     let priced = problem.priced(unit);
     let sent = priced.traffic.sum();
     let everywhere = matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
-    let compute_ms = |rank: usize| {
-        let contribution = priced.contribution(problem.kinds[rank]);
-        problem.model.compute_ms(rank as u32, ranks.sum(rank), contribution)
-    };
+    let compute_ms = |rank: usize| ranks.compute_ms[rank] + priced.ms_by_kind[problem.kinds[rank]];
     let mut best: Option<(f64, u32)> = None;
     for place in 0..problem.places(unit) {
         let mut its_ranks = problem.ranks_of(unit, place);

@@ -65,8 +65,6 @@ impl Unit {
 /// shard, and the work is that of the shard with the most lookups.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
-    /// Contributions, `[kinds, width]`.
-    contributions: Vec<f64>,
     pub(crate) traffic: Traffic,
     /// Bytes of weights, optimizer state, and the buffers to serve other ranks.
     pub(crate) bytes: u64,
@@ -74,18 +72,10 @@ pub(crate) struct Priced {
     pub(crate) asking: u64,
     /// Computation of every rank for its requests to the unit, in milliseconds.
     pub(crate) asking_ms: f64,
-    /// Computation of a rank that holds only this unit, by the kind of the rank, in milliseconds.
-    pub(crate) alone_by_kind: Vec<f64>,
-    /// The mean of `alone_by_kind` over all ranks.
-    pub(crate) alone_ms: f64,
-}
-
-impl Priced {
-    /// Returns the contribution to a rank of this kind.
-    pub(crate) fn contribution(&self, kind: usize) -> &[f64] {
-        let width = self.contributions.len() / self.alone_by_kind.len();
-        &self.contributions[kind * width..][..width]
-    }
+    /// Computation that the unit adds to a rank, by the kind of the rank, in milliseconds.
+    pub(crate) ms_by_kind: Vec<f64>,
+    /// The mean of `ms_by_kind` over all ranks.
+    pub(crate) ms: f64,
 }
 
 /// The memory that ranks have for units after their request buffers.
@@ -190,22 +180,21 @@ impl<'a> Problem<'a> {
             batch_size: self.batch_size,
             within_node: unit.kind == Kind::RowsOfNode || self.topology.nodes() == 1,
         };
-        let (contributions, alone_by_kind) = self.price_by_kind(load)?;
-        let alone_ms = match &alone_by_kind[..] {
-            [alone] => *alone,
+        let ms_by_kind = self.ms_by_kind(load)?;
+        let ms = match &ms_by_kind[..] {
+            [ms] => *ms,
             several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
         };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
         let serving = |load: &ShardLoad<'_>| load.reserved_buffers().serving;
         let serving = self.of_blocks(&unit, &load, serving).into_iter().max().unwrap_or(0);
         Ok(Priced {
-            contributions,
             traffic: self.model.traffic(&load),
             bytes: weights.saturating_add(serving),
             asking: self.over_blocks(&unit, &load, |load| load.reserved_buffers().asking as f64) as u64,
             asking_ms: self.over_blocks(&unit, &load, |load| self.model.asking_ms(load)),
-            alone_by_kind,
-            alone_ms,
+            ms_by_kind,
+            ms,
         })
     }
 
@@ -236,27 +225,20 @@ impl<'a> Problem<'a> {
         row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).collect()
     }
 
-    /// Returns the contribution of a shard to a rank of every kind, `[kinds, width]`, and the computation of such a
-    /// rank that holds only this shard, `[kinds]`.
-    fn price_by_kind(&self, load: ShardLoad<'_>) -> Result<(Vec<f64>, Vec<f64>)> {
-        let zeros = vec![0.0; self.model.width()];
-        let (mut contributions, mut alone) = (Vec::new(), Vec::new());
-        for kind in 0..=self.kinds.iter().copied().max().unwrap_or(0) {
+    /// Returns the computation that a shard adds to a rank of every kind.
+    fn ms_by_kind(&self, load: ShardLoad<'_>) -> Result<Vec<f64>> {
+        let of_kind = |kind| {
             let rank = self.kinds.iter().position(|other| *other == kind).unwrap_or(0) as u32;
             let shard = Shard { rank, ..load.shard.clone() };
-            let load = ShardLoad { shard: &shard, ..load };
-            let mut contribution = zeros.clone();
-            self.model.contribution(&load, &mut contribution)?;
-            let alone_ms = self.model.compute_ms(rank, &contribution, &zeros);
-            if !alone_ms.is_finite() || contribution.iter().any(|x| !x.is_finite()) {
+            let ms = self.model.shard_ms(&ShardLoad { shard: &shard, ..load })?;
+            if !ms.is_finite() {
                 let (model, table) = (self.model.id(), &load.table.name);
-                let message = format!("cost model `{model}` gives {alone_ms} ms for table `{table}`");
+                let message = format!("cost model `{model}` gives {ms} ms for table `{table}`");
                 return Err(Error::invalid(message, "train the model again, or choose another"));
             }
-            contributions.extend(contribution);
-            alone.push(alone_ms);
-        }
-        Ok((contributions, alone))
+            Ok(ms)
+        };
+        (0..=self.kinds.iter().copied().max().unwrap_or(0)).map(of_kind).collect()
     }
 
     /// Returns a table as one unit on one rank.

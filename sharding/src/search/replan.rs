@@ -70,19 +70,22 @@ pub fn replan(
             format!("raise the budget to {needed} or more, or make a new plan with `onefold-shard plan`"),
         ));
     }
-    let kept_cost_ms = start.cost_ms;
     let allowed = |units: &[Unit], places: &[u32]| {
         search.moved_bytes(units, places).is_ok_and(|moved| moved <= budget_bytes)
     };
-    let found = [Order::ByCost, Order::ByCostPerByte]
-        .map(|order| improve_forms(&problem, start.clone(), order, &allowed));
-    let mut best =
-        found.into_iter().fold(start, |best, other| if other.cost_ms < best.cost_ms { other } else { best });
     let predict = |placement: &Placement| {
         let placed = problem.table_plans(&placement.units, &placement.places);
         Plan::predict("replan", tables, placed, topology, cost_model, global_batch_size)
     };
-    let mut plan = predict(&best)?;
+    let (mut plan, mut best) = (predict(&start)?, start.clone());
+    let kept_cost_ms = plan.max_cost_ms;
+    for order in [Order::ByCost, Order::ByCostPerByte] {
+        let found = improve_forms(&problem, start.clone(), order, &allowed);
+        let of_found = predict(&found)?;
+        if of_found.max_cost_ms < plan.max_cost_ms {
+            (plan, best) = (of_found, found);
+        }
+    }
     if let Ok(fresh) = Beam::Full.cheapest(&problem, predict)
         && fresh.0.max_cost_ms < WORTH_MOVING * plan.max_cost_ms
         && allowed(&fresh.1.units, &fresh.1.places)

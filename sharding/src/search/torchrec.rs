@@ -77,12 +77,8 @@ impl CostModel for TorchrecCost {
         "torchrec"
     }
 
-    fn width(&self) -> usize {
-        AnalyticCost.width()
-    }
-
-    fn contribution(&self, load: &ShardLoad<'_>, out: &mut [f64]) -> Result<()> {
-        AnalyticCost.contribution(load, out)
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        AnalyticCost.shard_ms(load)
     }
 
     fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
@@ -98,10 +94,6 @@ impl CostModel for TorchrecCost {
         let ranks = f64::from(topology.ranks);
         let reduced = load.gradient_bytes() * rounds * (ranks - 1.0) / ranks;
         Traffic { backward: LinkBytes::slowest(topology, reduced), ..Traffic::default() }
-    }
-
-    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64 {
-        AnalyticCost.compute_ms(rank, sum, added)
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
@@ -191,7 +183,7 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
     }
     cuts.extend(problem.forms(table).map(|unit| vec![unit]));
     let choice = |units: Vec<Unit>| {
-        let cost = |unit: &Unit| shard_ms(problem, unit, problem.priced(unit).alone_ms);
+        let cost = |unit: &Unit| shard_ms(problem, unit, problem.priced(unit).ms);
         let sum = units.iter().map(|unit| cost(unit) * problem.ranks_of(unit, 0).len() as f64).sum::<f64>();
         let highest_ms = units.iter().map(cost).fold(0.0, f64::max);
         Choice { units, highest_ms, sum_ms: sum }
@@ -238,8 +230,7 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
             let open = (0..problem.places(unit)).filter(has_room).filter(free);
             let place = open.min_by(|a, b| highest(*a).total_cmp(&highest(*b)))?;
             let priced = problem.priced(unit);
-            let added: Vec<f64> =
-                priced.alone_by_kind.iter().map(|alone_ms| shard_ms(problem, unit, *alone_ms)).collect();
+            let added: Vec<f64> = priced.ms_by_kind.iter().map(|ms| shard_ms(problem, unit, *ms)).collect();
             problem.ranks_of(unit, place).for_each(|rank| costs[rank] += added[problem.kinds[rank]]);
             ranks.add(problem, unit, place);
             units.push(*unit);
