@@ -1,37 +1,30 @@
 //! `costs.parquet`: measured costs, on which a cost model is trained.
 //!
-//! A measured rank (kind `compute`) has one row for its requests, followed by one row per shard. A measured exchange
-//! (kinds `forward`, `backward` and `gather`) has one row per rank. The rows of a sample are consecutive.
+//! A row is a measured rank, or an exchange between ranks:
 //!
-//! | column | type | rows |
-//! |---|---|---|
-//! | `sample` | u64 | all: the number of the measurement, from 0 |
-//! | `kind` | utf8 | all: `compute`, `forward`, `backward`, `gather` |
-//! | `ms` | f64 | all: the time of the rank's step with its tables (the same in each of its rows), or of the rank's exchange |
-//! | `rows` … `copies` | f64 | shards: see [`ShardFeatures`] |
-//! | `bin_0` … `bin_16` | f64 | shards: the [access bins](AccessBins) |
-//! | `set` | f64 | the first row of a rank: the number of the set of tables, whose ranks were measured together |
-//! | `asked_ids`, `asked_lists`, `asked_bytes`, `asked_requests` | f64 | the first row of a rank: see [`AskedFeatures`] |
-//! | `bytes` | f64 | exchanges: the bytes that cross the rank's link |
-//! | `start_ms` | f64 | exchanges: the delay of the rank's start after the first rank's start |
+//! | column | type |
+//! |---|---|
+//! | `kind` | utf8: `compute`, `forward`, `backward` or `gather` |
+//! | `compute` | a struct with the fields of [`ComputeSample`]; null for exchanges |
+//! | `ranks` | a list of structs with the fields of [`ExchangeRank`]; empty for measured ranks |
 //!
-//! Columns that do not apply to a row are null. The file's metadata contain `onefold.costs.version`,
-//! `onefold.costs.machine`, `onefold.costs.kernel_version` and `onefold.costs.sets`.
+//! The file's metadata contain `onefold.costs.version`, `onefold.costs.machine`, `onefold.costs.kernel_version` and
+//! `onefold.costs.sets`.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray, UInt64Array};
-use arrow::datatypes::{DataType, Field, Float64Type, Schema, UInt64Type};
+use arrow::datatypes::{FieldRef, Schema};
 use onefold_storage::commit;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde::{Deserialize, Serialize};
+use serde_arrow::schema::{SchemaLike, TracingOptions};
 
-use crate::access::{ACCESS_BINS, AccessBins};
 use crate::cost::features::{AskedFeatures, ShardFeatures};
 use crate::{Error, Result};
 
-const VERSION: &str = "3";
+const VERSION: &str = "4";
 const VERSION_KEY: &str = "onefold.costs.version";
 const MACHINE_KEY: &str = "onefold.costs.machine";
 const SETS_KEY: &str = "onefold.costs.sets";
@@ -39,24 +32,8 @@ const KERNEL_KEY: &str = "onefold.costs.kernel_version";
 /// The kind of rows with a rank's computation.
 pub(crate) const COMPUTE: &str = "compute";
 
-/// The groups of columns: those of shards, of the first row of a rank, and of the ranks of an exchange.
-const SHARD: usize = 0;
-const REQUESTS: usize = 1;
-const EXCHANGE: usize = 2;
-
-/// Returns the names of the columns of each group.
-fn groups() -> [Vec<String>; 3] {
-    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let bins = (0..ACCESS_BINS).map(|k| format!("bin_{k}"));
-    [
-        named(&ShardFeatures::NUMBERS).into_iter().chain(bins).collect(),
-        named(&["set", "asked_ids", "asked_lists", "asked_bytes", "asked_requests"]),
-        named(&["bytes", "start_ms"]),
-    ]
-}
-
 /// The measured computation of a rank.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ComputeSample {
     /// The number of the set of tables to which the rank belongs. The ranks of a set were measured together and are
     /// consecutive.
@@ -96,7 +73,7 @@ impl Direction {
 }
 
 /// One rank of a measured exchange.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ExchangeRank {
     /// The bytes that the rank sends.
     pub bytes: f64,
@@ -130,13 +107,42 @@ pub struct Costs {
     pub exchanges: Vec<ExchangeSample>,
 }
 
-/// A row of the file, with the values of one group of columns.
+/// A row of the file.
+#[derive(Serialize, Deserialize)]
 struct Row {
-    sample: u64,
-    kind: &'static str,
-    ms: f64,
-    group: usize,
-    values: Vec<f64>,
+    kind: String,
+    compute: Option<ComputeSample>,
+    ranks: Vec<ExchangeRank>,
+}
+
+impl Row {
+    /// Returns the columns of the file.
+    fn fields() -> serde_arrow::Result<Vec<FieldRef>> {
+        let options = TracingOptions::default().sequence_as_large_list(false).strings_as_large_utf8(false);
+        Vec::<FieldRef>::from_type::<Self>(options)
+    }
+
+    /// Checks that all numbers are finite and at least 0. The error names the invalid number.
+    fn check(&self) -> Result<(), String> {
+        let mut numbers = Vec::new();
+        if let Some(ComputeSample { asked, ms, shards, .. }) = &self.compute {
+            numbers.extend(["ids", "lists", "bytes", "requests"].into_iter().zip(asked.values()));
+            numbers.push(("ms", *ms));
+            for shard in shards {
+                shard.validate().map_err(|error| match error {
+                    Error::Invalid(fault) => fault.message.to_string(),
+                    other => other.to_string(),
+                })?;
+            }
+        }
+        for rank in &self.ranks {
+            numbers.extend([("bytes", rank.bytes), ("start_ms", rank.start_ms), ("ms", rank.ms)]);
+        }
+        match numbers.into_iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
+            Some((name, value)) => Err(format!("`{name}` is {value}")),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Costs {
@@ -146,6 +152,17 @@ impl Costs {
     ///
     /// [`Error::Io`] if the file cannot be written. An existing file remains unchanged.
     pub fn store(&self, path: &Path) -> Result<()> {
+        let computed = self.compute.iter().map(|sample| Row {
+            kind: COMPUTE.to_owned(),
+            compute: Some(sample.clone()),
+            ranks: Vec::new(),
+        });
+        let exchanged = self.exchanges.iter().map(|sample| Row {
+            kind: sample.direction.name().to_owned(),
+            compute: None,
+            ranks: sample.ranks.clone(),
+        });
+        let rows: Vec<Row> = computed.chain(exchanged).collect();
         let sets = self.sets.to_string();
         let metadata = [
             (VERSION_KEY, VERSION),
@@ -154,54 +171,15 @@ impl Costs {
             (SETS_KEY, sets.as_str()),
         ];
         let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let mut fields = vec![
-            Field::new("sample", DataType::UInt64, false),
-            Field::new("kind", DataType::Utf8, false),
-            Field::new("ms", DataType::Float64, false),
-        ];
-        fields.extend(groups().concat().into_iter().map(|name| Field::new(name, DataType::Float64, true)));
+        let fields = Row::fields().map_err(std::io::Error::other)?;
+        let batch = serde_arrow::to_record_batch(&fields, &rows).map_err(std::io::Error::other)?;
         let schema = Arc::new(Schema::new_with_metadata(fields, metadata));
-        let batch =
-            RecordBatch::try_new(Arc::clone(&schema), self.columns()).map_err(std::io::Error::other)?;
+        let batch = batch.with_schema(Arc::clone(&schema)).map_err(std::io::Error::other)?;
         let mut bytes = Vec::new();
         let mut writer = ArrowWriter::try_new(&mut bytes, schema, None).map_err(std::io::Error::other)?;
         writer.write(&batch).map_err(std::io::Error::other)?;
         writer.close().map_err(std::io::Error::other)?;
         Ok(commit::write_atomically(path, &bytes)?)
-    }
-
-    fn rows(&self) -> Vec<Row> {
-        let mut rows = Vec::new();
-        for (sample, measured) in (0..).zip(&self.compute) {
-            let row = |group, values| Row { sample, kind: COMPUTE, ms: measured.ms, group, values };
-            rows.push(row(REQUESTS, [&[measured.set as f64][..], &measured.asked.values()].concat()));
-            let values = |shard: &ShardFeatures| [&shard.numbers()[..], &shard.access_bins.0].concat();
-            rows.extend(measured.shards.iter().map(|shard| row(SHARD, values(shard))));
-        }
-        for (sample, measured) in (self.compute.len() as u64..).zip(&self.exchanges) {
-            let kind = measured.direction.name();
-            rows.extend(measured.ranks.iter().map(|rank| {
-                let values = vec![rank.bytes, rank.start_ms];
-                Row { sample, kind, ms: rank.ms, group: EXCHANGE, values }
-            }));
-        }
-        rows
-    }
-
-    fn columns(&self) -> Vec<ArrayRef> {
-        let rows = self.rows();
-        let mut columns: Vec<ArrayRef> = vec![
-            Arc::new(UInt64Array::from_iter_values(rows.iter().map(|row| row.sample))),
-            Arc::new(StringArray::from_iter_values(rows.iter().map(|row| row.kind))),
-            Arc::new(Float64Array::from_iter_values(rows.iter().map(|row| row.ms))),
-        ];
-        for (group, names) in groups().iter().enumerate() {
-            for i in 0..names.len() {
-                let value = |row: &Row| (row.group == group).then(|| row.values[i]);
-                columns.push(Arc::new(rows.iter().map(value).collect::<Float64Array>()));
-            }
-        }
-        columns
     }
 
     /// Reads and checks the file.
@@ -228,6 +206,13 @@ impl Costs {
             let message = format!("format version {}, this program reads {VERSION}", text(VERSION_KEY)?);
             return Err(wrong(message));
         }
+        let mut rows: Vec<Row> = Vec::new();
+        for batch in reader.build().map_err(|error| wrong(error.to_string()))? {
+            let batch = batch.map_err(|error| wrong(error.to_string()))?;
+            let found: Vec<Row> =
+                serde_arrow::from_record_batch(&batch).map_err(|error| wrong(error.to_string()))?;
+            rows.extend(found);
+        }
         let mut costs = Self {
             machine: text(MACHINE_KEY)?,
             kernel_version: text(KERNEL_KEY)?,
@@ -235,123 +220,29 @@ impl Costs {
             compute: Vec::new(),
             exchanges: Vec::new(),
         };
-        let mut before = None;
-        let mut rows_before = 0;
-        let batches = reader.build().map_err(|error| wrong(error.to_string()))?;
-        for batch in batches {
-            let batch = batch.map_err(|error| wrong(error.to_string()))?;
-            let columns = Columns::of(&batch).map_err(&wrong)?;
-            for i in 0..batch.num_rows() {
-                let row = costs.take_row(&columns, i, &mut before);
-                row.map_err(|message| wrong(format!("row {}: {message}", rows_before + i)))?;
+        for (number, row) in rows.into_iter().enumerate() {
+            let in_row = |message: String| wrong(format!("row {number}: {message}"));
+            row.check().map_err(in_row)?;
+            let direction = Direction::ALL.into_iter().find(|direction| direction.name() == row.kind);
+            match (direction, row.compute) {
+                (Some(direction), None) => {
+                    costs.exchanges.push(ExchangeSample { direction, ranks: row.ranks });
+                }
+                (None, Some(sample)) if row.kind == COMPUTE => costs.compute.push(sample),
+                _ => return Err(in_row(format!("`kind` is `{}`", row.kind))),
             }
-            rows_before += batch.num_rows();
         }
         if costs.compute.is_empty() && costs.exchanges.is_empty() {
             return Err(wrong("it holds no measurement".to_owned()));
         }
         Ok(costs)
     }
-
-    fn take_row(
-        &mut self,
-        columns: &Columns<'_>,
-        i: usize,
-        before: &mut Option<(u64, String)>,
-    ) -> Result<(), String> {
-        let ms = number("ms", columns.ms, i)?;
-        let here = (columns.sample.value(i), columns.kind.value(i).to_owned());
-        let goes_on = before.as_ref() == Some(&here);
-        let direction = Direction::ALL.into_iter().find(|direction| direction.name() == here.1);
-        if direction.is_none() && here.1 != COMPUTE {
-            return Err(format!("`kind` is `{}`", here.1));
-        }
-        *before = Some(here);
-        match (direction, self.compute.last_mut(), self.exchanges.last_mut()) {
-            (None, Some(sample), _) if goes_on && sample.ms == ms => {
-                let (numbers, bins) = (columns.values(SHARD, 0, i)?, columns.values(SHARD, FIRST_BIN, i)?);
-                let shard = ShardFeatures::of_numbers(numbers, AccessBins(bins));
-                shard.access_bins.validate().map_err(|error| match error {
-                    Error::Invalid(fault) => fault.message.to_string(),
-                    other => other.to_string(),
-                })?;
-                sample.shards.push(shard);
-            }
-            (None, Some(sample), _) if goes_on => {
-                return Err(format!("its sample has {} and {ms} ms", sample.ms));
-            }
-            // The first row of a sample contains the requests.
-            (None, ..) => {
-                let [set, ids, lists, bytes, requests] = columns.values(REQUESTS, 0, i)?;
-                let asked = AskedFeatures { ids, lists, bytes, requests };
-                self.compute.push(ComputeSample { shards: Vec::new(), set: set as u64, asked, ms });
-            }
-            (Some(direction), _, last) => {
-                let [bytes, start_ms] = columns.values(EXCHANGE, 0, i)?;
-                let rank = ExchangeRank { bytes, start_ms, ms };
-                match last.filter(|_| goes_on) {
-                    Some(sample) => sample.ranks.push(rank),
-                    None => self.exchanges.push(ExchangeSample { direction, ranks: vec![rank] }),
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The place of the first access bin in the columns of shards.
-const FIRST_BIN: usize = ShardFeatures::NUMBERS.len();
-
-/// The columns of a record batch; those with numbers by group.
-struct Columns<'a> {
-    sample: &'a UInt64Array,
-    kind: &'a StringArray,
-    ms: &'a Float64Array,
-    groups: [Vec<(String, &'a Float64Array)>; 3],
-}
-
-impl<'a> Columns<'a> {
-    fn of(batch: &'a RecordBatch) -> Result<Self, String> {
-        let missing = |name: &str, kind: &str| format!("it lacks the column `{name}` of type {kind}");
-        let column = |name: &str| batch.column_by_name(name);
-        let filled = |name: &str| column(name).filter(|column| column.null_count() == 0);
-        let numbers = |name: &str| column(name).and_then(|column| column.as_primitive_opt::<Float64Type>());
-        let mut found = [const { Vec::new() }; 3];
-        for (found, names) in found.iter_mut().zip(groups()) {
-            for name in names {
-                let column = numbers(&name).ok_or_else(|| missing(&name, "f64"))?;
-                found.push((name, column));
-            }
-        }
-        let sample = filled("sample").and_then(|column| column.as_primitive_opt::<UInt64Type>());
-        let kind = filled("kind").and_then(|column| column.as_string_opt());
-        Ok(Self {
-            sample: sample.ok_or_else(|| missing("sample", "u64 without nulls"))?,
-            kind: kind.ok_or_else(|| missing("kind", "utf8 without nulls"))?,
-            ms: numbers("ms").ok_or_else(|| missing("ms", "f64"))?,
-            groups: found,
-        })
-    }
-
-    /// Returns values of row `i`: those of `N` columns of a group, from the column `first` of the group on.
-    fn values<const N: usize>(&self, group: usize, first: usize, i: usize) -> Result<[f64; N], String> {
-        let mut values = [0.0; N];
-        for (value, (name, column)) in values.iter_mut().zip(&self.groups[group][first..]) {
-            *value = number(name, column, i)?;
-        }
-        Ok(values)
-    }
-}
-
-/// Returns a number of row `i`, which must be finite and at least 0.
-fn number(name: &str, column: &Float64Array, i: usize) -> Result<f64, String> {
-    let value = column.is_valid(i).then(|| column.value(i)).ok_or_else(|| format!("`{name}` is null"))?;
-    if value.is_finite() && value >= 0.0 { Ok(value) } else { Err(format!("`{name}` is {value}")) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::AccessBins;
 
     fn costs() -> Costs {
         let shard = |rows| ShardFeatures {
@@ -405,15 +296,18 @@ mod tests {
             Costs::load(&path).unwrap_err().to_string()
         };
         let error = refused(|costs| costs.compute[0].shards[1].lists = f64::NAN);
-        assert!(error.contains("costs.parquet`: row 2: `lists` is NaN\n  hint: measure"), "{error}");
-        assert!(refused(|costs| costs.compute[1].ms = -1.0).contains("row 3: `ms` is -1"));
-        assert!(refused(|costs| costs.compute[1].asked.ids = -1.0).contains("row 3: `asked_ids` is -1"));
         assert!(
-            refused(|costs| costs.exchanges[0].ranks[1].bytes = f64::INFINITY).contains("row 7: `bytes`")
+            error.contains("costs.parquet`: row 0: the feature `lists` is NaN\n  hint: measure"),
+            "{error}"
+        );
+        assert!(refused(|costs| costs.compute[1].ms = -1.0).contains("row 1: `ms` is -1"));
+        assert!(refused(|costs| costs.compute[1].asked.ids = -1.0).contains("row 1: `ids` is -1"));
+        assert!(
+            refused(|costs| costs.exchanges[0].ranks[1].bytes = f64::INFINITY).contains("row 3: `bytes`")
         );
         assert!(
             refused(|costs| costs.compute[0].shards[0].access_bins.0[2] = 7.0)
-                .contains("row 1: `access_bins`")
+                .contains("row 0: `access_bins`")
         );
         assert!(
             refused(|costs| (costs.compute, costs.exchanges) = Default::default()).contains("no measurement")

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 use crate::table::ACTIVATION_BYTES;
 use crate::{Error, Result, ShardLoad, ShardingType};
 
 /// A shard and its work in a step, as `onefold-train-tools profile` measures it and a learned model takes it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ShardFeatures {
     /// The number of rows of the shard.
     pub rows: f64,
@@ -39,7 +41,7 @@ pub struct ShardFeatures {
 
 /// The work of a rank in a step to request vectors from shards, on any rank, for its own samples. It excludes tables
 /// that the rank looks up locally. All ranks have the same amount of work, apart from these tables.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AskedFeatures {
     /// The number of ids to process, counted once for every shard of their table.
     pub ids: f64,
@@ -85,68 +87,6 @@ impl ShardFeatures {
         })
     }
 
-    /// The names of [`numbers`](Self::numbers).
-    pub(crate) const NUMBERS: [&str; 11] = [
-        "rows",
-        "columns",
-        "weight_bytes",
-        "state_bytes",
-        "pooling_factor",
-        "dedupe_factor",
-        "lists",
-        "vectors",
-        "sent_vectors",
-        "askers",
-        "copies",
-    ];
-
-    /// Returns all features except the access bins.
-    pub(crate) fn numbers(&self) -> [f64; Self::NUMBERS.len()] {
-        [
-            self.rows,
-            self.columns,
-            self.weight_bytes,
-            self.state_bytes,
-            self.pooling_factor,
-            self.dedupe_factor,
-            self.lists,
-            self.vectors,
-            self.sent_vectors,
-            self.askers,
-            self.copies,
-        ]
-    }
-
-    /// Returns the features with these [`numbers`](Self::numbers).
-    pub(crate) fn of_numbers(numbers: [f64; Self::NUMBERS.len()], access_bins: AccessBins) -> Self {
-        let [
-            rows,
-            columns,
-            weight_bytes,
-            state_bytes,
-            pooling_factor,
-            dedupe_factor,
-            lists,
-            vectors,
-            more @ ..,
-        ] = numbers;
-        let [sent_vectors, askers, copies] = more;
-        Self {
-            rows,
-            columns,
-            weight_bytes,
-            state_bytes,
-            pooling_factor,
-            dedupe_factor,
-            lists,
-            vectors,
-            sent_vectors,
-            askers,
-            copies,
-            access_bins,
-        }
-    }
-
     /// Returns the number of distinct rows that the shard's rank looks up in a step.
     pub(crate) fn distinct_rows(&self) -> f64 {
         self.distinct_rows_of(1.0)
@@ -171,8 +111,20 @@ impl ShardFeatures {
     /// [`Error::Invalid`] that names the feature.
     pub fn validate(&self) -> Result<()> {
         let hint = "features must be finite numbers of 0 or more; measure or describe the table again";
-        let mut values = Self::NUMBERS.into_iter().zip(self.numbers());
-        match values.find(|(_, value)| !value.is_finite() || *value < 0.0) {
+        let values = [
+            ("rows", self.rows),
+            ("columns", self.columns),
+            ("weight_bytes", self.weight_bytes),
+            ("state_bytes", self.state_bytes),
+            ("pooling_factor", self.pooling_factor),
+            ("dedupe_factor", self.dedupe_factor),
+            ("lists", self.lists),
+            ("vectors", self.vectors),
+            ("sent_vectors", self.sent_vectors),
+            ("askers", self.askers),
+            ("copies", self.copies),
+        ];
+        match values.into_iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
             Some((name, value)) => Err(Error::invalid(format!("the feature `{name}` is {value}"), hint)),
             None => self.access_bins.validate(),
         }
