@@ -161,17 +161,25 @@ struct State<'a> {
 impl<'a> State<'a> {
     fn new(problem: &'a Problem<'a>, placement: Placement) -> Self {
         let ranks = Ranks::of(problem, &placement.units, &placement.places);
-        let taken = placement.units.iter().zip(&placement.places);
-        Self {
+        let mut state = Self {
             problem,
             costs: ranks.busy_ms(problem),
             ranks,
             capacity: problem.capacity(&placement.units),
-            taken: taken.map(|(unit, place)| (unit.table, *place)).collect(),
+            taken: HashSet::new(),
             units: placement.units.clone(),
             places: placement.places.clone(),
             best: placement,
-        }
+        };
+        state.count();
+        state
+    }
+
+    /// Updates the capacity and the taken ranks after a change of the units.
+    fn count(&mut self) {
+        self.capacity = self.problem.capacity(&self.units);
+        let tables = self.units.iter().map(|unit| unit.table);
+        self.taken = tables.zip(self.places.iter().copied()).collect();
     }
 
     /// Makes one change that reduces the cost. Returns false if there is none.
@@ -191,26 +199,28 @@ impl<'a> State<'a> {
         moves.truncate(TRIED);
         for (_, change) in moves {
             let target = self.target(change);
+            let (units, places) = self.changed(change);
             let saved = self.ranks.saved([worst, target]);
-            self.apply(change);
+            self.move_ranks(&units, &places);
             let costs = self.ranks.busy_ms(self.problem);
             let most = costs.iter().copied().fold(0.0, f64::max);
+            // A split adds a shard, and thus request buffers on all ranks.
+            let has_room = || self.problem.capacity(&units).exceeded(&self.ranks.bytes).is_none();
             // Other ranks may still be as expensive as before, but no rank may become more expensive.
             if costs[worst] < before * (1.0 - GAIN)
                 && most <= before
                 && costs[target] < before * (1.0 - GAIN)
-                && self.all_have_room(change)
-                && allowed(&self.units, &self.places)
+                && (units.len() == self.units.len() || has_room())
+                && allowed(&units, &places)
             {
-                self.costs = costs;
-                self.keep(change, worst as u32);
+                (self.costs, self.units, self.places) = (costs, units, places);
+                self.count();
                 let cost_ms = self.ranks.most_ms(self.problem);
                 if cost_ms < self.best.cost_ms {
                     self.best = Placement { units: self.units.clone(), places: self.places.clone(), cost_ms };
                 }
                 return true;
             }
-            self.undo(change, worst as u32);
             self.ranks.restore(saved);
         }
         false
@@ -232,14 +242,6 @@ impl<'a> State<'a> {
             Move::To(_, place) | Move::Split(_, place) => place as usize,
             Move::Swap(_, other) => self.places[other] as usize,
         }
-    }
-
-    /// Returns whether every rank has enough memory after a change. A split adds a shard, and thus request buffers on
-    /// all ranks.
-    fn all_have_room(&self, change: Move) -> bool {
-        let splits = matches!(change, Move::Split(..));
-        let capacity = || self.problem.capacity(&self.units);
-        !splits || capacity().exceeded(&self.ranks.bytes).is_none()
     }
 
     /// Returns changes with an estimate of the higher cost of the two ranks, if it is below the present cost.
@@ -332,64 +334,34 @@ impl<'a> State<'a> {
         Some(compute + asking + longer_ms + (self.costs[rank] - self.ranks.compute_ms[rank] - asking) * ratio)
     }
 
-    fn apply(&mut self, change: Move) {
+    /// Returns the units and places after a change.
+    fn changed(&self, change: Move) -> (Vec<Unit>, Vec<u32>) {
+        let (mut units, mut places) = (self.units.clone(), self.places.clone());
         match change {
-            Move::To(i, place) => self.relocate(i, place),
-            Move::Swap(i, j) => {
-                let (from, to) = (self.places[i], self.places[j]);
-                self.relocate(i, to);
-                self.relocate(j, from);
-            }
+            Move::To(i, place) => places[i] = place,
+            Move::Swap(i, j) => places.swap(i, j),
             Move::Split(i, place) => {
-                let Some([stays, goes]) = self.units[i].halves() else { return };
-                let here = self.places[i];
-                self.ranks.remove(self.problem, &self.units[i], here);
-                self.ranks.add(self.problem, &stays, here);
-                self.ranks.add(self.problem, &goes, place);
-                self.units[i] = stays;
-                self.units.push(goes);
-                self.places.push(place);
+                if let Some([stays, goes]) = units[i].halves() {
+                    units[i] = stays;
+                    units.push(goes);
+                    places.push(place);
+                }
             }
         }
+        (units, places)
     }
 
-    /// Commits a change of the busiest rank: updates the state apart from units and ranks, which are already changed.
-    fn keep(&mut self, change: Move, worst: u32) {
-        match change {
-            Move::To(i, place) => self.take((self.units[i].table, worst), (self.units[i].table, place)),
-            Move::Swap(i, j) => {
-                let (first, second) = (self.units[i].table, self.units[j].table);
-                self.take((first, worst), (first, self.places[i]));
-                self.take((second, self.places[i]), (second, worst));
-            }
-            Move::Split(i, place) => {
-                self.taken.insert((self.units[i].table, place));
-                self.capacity = self.problem.capacity(&self.units);
+    /// Changes the state of the ranks to that with these units and places.
+    fn move_ranks(&mut self, units: &[Unit], places: &[u32]) {
+        let placed = |i: usize| (units[i], places[i]);
+        for i in 0..self.units.len() {
+            if placed(i) != (self.units[i], self.places[i]) {
+                self.ranks.remove(self.problem, &self.units[i], self.places[i]);
+                self.ranks.add(self.problem, &units[i], places[i]);
             }
         }
-    }
-
-    fn take(&mut self, left: (usize, u32), found: (usize, u32)) {
-        self.taken.remove(&left);
-        self.taken.insert(found);
-    }
-
-    /// Reverts the units and places of a change of the busiest rank. The caller restores the state of the ranks.
-    fn undo(&mut self, change: Move, worst: u32) {
-        match change {
-            Move::To(i, _) => self.places[i] = worst,
-            Move::Swap(i, j) => self.places.swap(i, j),
-            Move::Split(i, _) => {
-                self.units[i].columns *= 2;
-                self.units.pop();
-                self.places.pop();
-            }
+        for i in self.units.len()..units.len() {
+            self.ranks.add(self.problem, &units[i], places[i]);
         }
-    }
-
-    fn relocate(&mut self, i: usize, place: u32) {
-        self.ranks.remove(self.problem, &self.units[i], self.places[i]);
-        self.ranks.add(self.problem, &self.units[i], place);
-        self.places[i] = place;
     }
 }
