@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wide_arrays_stand_on_one_line() {
+    fn wide_arrays_are_on_one_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("wide.json");
         let value = json!({"a": [1.5, 2.0, []], "b": {"c": [{"d": 1}, {}], "e": {}}, "f": "g"});

@@ -264,11 +264,11 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
     for table in tables {
         table.validate()?;
         if !names.insert(table.name.as_str()) {
-            let message = format!("table `{}` stands there twice", table.name);
+            let message = format!("table `{}` is listed twice", table.name);
             return Err(Error::invalid(message, "give every table a name of its own"));
         }
         if let Some(feature) = table.feature_names().find(|feature| !features.insert(*feature)) {
-            let message = format!("feature `{feature}` of table `{}` stands there twice", table.name);
+            let message = format!("feature `{feature}` of table `{}` is listed twice", table.name);
             return Err(Error::invalid(message, "a feature looks up one table, once"));
         }
     }
@@ -350,7 +350,7 @@ mod tests {
         twice.tables[1].name = "a".into();
         twice.store(&path).unwrap();
         let error = TableFile::load(&path).unwrap_err().to_string();
-        assert!(error.contains("tables.json`: table `a` stands there twice\n  hint: "), "{error}");
+        assert!(error.contains("tables.json`: table `a` is listed twice\n  hint: "), "{error}");
         assert!(
             TableFile::new(0, file.tables.clone())
                 .unwrap_err()
@@ -397,7 +397,7 @@ mod tests {
             tables[1].further_features[0].feature = twice.into();
             let error = validate_tables(&tables).unwrap_err().to_string();
             assert!(
-                error.contains(&format!("feature `{twice}` of table `items` stands there twice")),
+                error.contains(&format!("feature `{twice}` of table `items` is listed twice")),
                 "{error}"
             );
         }

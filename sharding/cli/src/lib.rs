@@ -79,7 +79,7 @@ pub fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn
             ModelChoice::Analytic if options.model.len() == 1 => {}
             ModelChoice::Analytic => {
                 return Err(Error::invalid(
-                    text![option("model").set_to("analytic"), " stands beside other models"],
+                    text![option("model").set_to("analytic"), " is given with other models"],
                     "give it alone: the formulas price ranks of every kind, by their memory bandwidths",
                 ));
             }

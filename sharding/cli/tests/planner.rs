@@ -335,7 +335,7 @@ fn ranks_of_two_kinds_of_hardware_are_planned_with_a_model_of_each() {
     assert!(error.contains("there is no cost model for `new`, which rank 3 is"), "{error}");
     let error = dir.fails(&format!("{plan} --model old.json --model analytic"));
     assert!(
-        error.contains("`--model analytic` stands beside other models\n  hint: give it alone"),
+        error.contains("`--model analytic` is given with other models\n  hint: give it alone"),
         "{error}"
     );
     let error = dir.fails(&format!("{plan} --model old.json --model old.json"));

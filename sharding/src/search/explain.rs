@@ -47,12 +47,12 @@ fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table
         .map(|(unit, place)| (*unit, *place))
         .collect();
     let whole = problem.whole(table);
-    let stands_whole = own.iter().any(|(unit, _)| *unit == whole);
+    let is_whole = own.iter().any(|(unit, _)| *unit == whole);
     let needed = problem.priced(&whole).bytes;
     // A whole table is one shard to request from.
     let others = placement.units.iter().filter(|unit| unit.table != table);
     let capacity = problem.capacity(others.chain([&whole]));
-    if !stands_whole && needed > capacity.most() {
+    if !is_whole && needed > capacity.most() {
         return format!(
             "{}: whole it needs {}, a rank has {}",
             how(&own),
@@ -69,12 +69,12 @@ fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table
     }
     let now = placement.cost_ms;
     match elsewhere {
-        None if stands_whole => {
+        None if is_whole => {
             format!("{}: no other rank has room for its {}", how(&own), format_bytes(needed))
         }
         None => format!("{}: no rank has room for all {} of it", how(&own), format_bytes(needed)),
         Some((rank, cost)) if cost > now * NOTABLE => {
-            let (other, more) = (if stands_whole { "on" } else { "whole on" }, 100.0 * (cost / now - 1.0));
+            let (other, more) = (if is_whole { "on" } else { "whole on" }, 100.0 * (cost / now - 1.0));
             format!("{}: {other} rank {rank} the plan would cost {more:.1} % more ({cost:.4} ms)", how(&own))
         }
         Some((rank, _)) => {
