@@ -381,7 +381,7 @@ fn tables_that_cannot_be_planned() {
             r#"{"name": "flat", "rows": 8, "dim": 0, "pooling_factor": 1}"#,
             &["tables.json", "table `flat`", "8 rows of dimension 0"],
         ),
-        (SMALL, &["tables.json", "table `small` stands there twice", "a name of its own"]),
+        (SMALL, &["tables.json", "table `small` is listed twice", "a name of its own"]),
         (
             r#"{"name": "nan", "rows": 8, "dim": 8, "pooling_factor": NaN}"#,
             &["tables.json", "expected value", "line 1"],
