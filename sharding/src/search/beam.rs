@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::search::Search;
-use crate::search::explain::reasons;
+use crate::search::explain::explained;
 use crate::search::greedy::Greedy;
 use crate::search::local::{Order, improve, improve_forms};
 use crate::search::packing::pack;
@@ -54,14 +54,9 @@ impl Search for Beam {
     ) -> Result<Plan> {
         let problem =
             Problem::new(tables, topology, cost_model, topology.samples_per_rank(global_batch_size))?;
-        let (mut plan, placement) = self.cheapest(&problem, |placement| {
-            let placed = problem.table_plans(&placement.units, &placement.places);
-            Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
-        })?;
-        for (table, reason) in plan.tables.iter_mut().zip(reasons(&problem, &placement)) {
-            table.reason = reason;
-        }
-        Ok(plan)
+        let predict = |placement: &Placement| placement.plan(&problem, self.id(), global_batch_size);
+        let (plan, placement) = self.cheapest(&problem, predict)?;
+        Ok(explained(&problem, &placement, plan))
     }
 }
 

@@ -3,27 +3,27 @@
 use std::cmp::Reverse;
 
 use onefold_base::units::format_bytes;
+use rayon::prelude::*;
 
-use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Capacity, Kind, Problem, Unit};
+use crate::Plan;
+use crate::search::local::cheapest_with;
+use crate::search::placement::Placement;
+use crate::search::problem::{Kind, Problem, Unit};
 
 /// The number of tables that are explained: the largest and the most expensive ones.
 const EXPLAINED: usize = 12;
-/// The number of ranks that are tried as another place for a table, the cheapest ones first.
-const ALTERNATIVES: usize = 8;
 
-/// Returns a sentence for each large or expensive table, indexed by table. It is `None` for the other tables, and if
-/// there is only one rank.
-pub(crate) fn reasons(problem: &Problem<'_>, placement: &Placement) -> Vec<Option<String>> {
-    let mut ranks = Ranks::of(problem, &placement.units, &placement.places);
-    let mut reasons = vec![None; problem.tables.len()];
-    if problem.ranks == 1 {
-        return reasons;
+/// Returns the plan of a placement with a sentence for each large or expensive table, if there are several ranks.
+pub(crate) fn explained(problem: &Problem<'_>, placement: &Placement, mut plan: Plan) -> Plan {
+    if problem.ranks > 1 {
+        let tables = chosen(problem);
+        let reasons: Vec<String> =
+            tables.par_iter().map(|table| reason(problem, placement, *table)).collect();
+        for (table, reason) in tables.into_iter().zip(reasons) {
+            plan.tables[table].reason = Some(reason);
+        }
     }
-    for table in chosen(problem) {
-        reasons[table] = Some(reason(problem, placement, &mut ranks, table));
-    }
-    reasons
+    plan
 }
 
 fn chosen(problem: &Problem<'_>) -> Vec<usize> {
@@ -38,35 +38,23 @@ fn chosen(problem: &Problem<'_>) -> Vec<usize> {
     chosen
 }
 
-fn reason(problem: &Problem<'_>, placement: &Placement, ranks: &mut Ranks, table: usize) -> String {
-    let own: Vec<(Unit, u32)> = placement
-        .units
-        .iter()
-        .zip(&placement.places)
-        .filter(|(unit, _)| unit.table == table)
-        .map(|(unit, place)| (*unit, *place))
-        .collect();
+fn reason(problem: &Problem<'_>, placement: &Placement, table: usize) -> String {
+    let placed = placement.units.iter().copied().zip(placement.places.iter().copied());
+    let (own, others): (Vec<_>, Vec<_>) = placed.partition(|(unit, _)| unit.table == table);
+    let (units, places): (Vec<Unit>, Vec<u32>) = others.into_iter().unzip();
     let whole = problem.whole(table);
     let is_whole = own.iter().any(|(unit, _)| *unit == whole);
     let needed = problem.priced(&whole).bytes;
     // A whole table is one shard to request from.
-    let others = placement.units.iter().filter(|unit| unit.table != table);
-    let capacity = problem.capacity(others.chain([&whole]));
-    if !is_whole && needed > capacity.most() {
-        return format!(
-            "{}: whole it needs {}, a rank has {}",
-            how(&own),
-            format_bytes(needed),
-            format_bytes(capacity.most())
-        );
+    let most = problem.capacity(units.iter().chain([&whole])).most();
+    if !is_whole && needed > most {
+        let (needed, most) = (format_bytes(needed), format_bytes(most));
+        return format!("{}: whole it needs {needed}, a rank has {most}", how(&own));
     }
-    for (unit, place) in &own {
-        ranks.remove(problem, unit, *place);
-    }
-    let elsewhere = best_elsewhere(problem, ranks, (&whole, capacity), &own);
-    for (unit, place) in &own {
-        ranks.add(problem, unit, *place);
-    }
+    let is_elsewhere =
+        |_: &[Unit], places: &[u32]| places.last().is_some_and(|place| !own.contains(&(whole, *place)));
+    let elsewhere = cheapest_with(problem, &[whole], (&units, &places), f64::INFINITY, &is_elsewhere);
+    let elsewhere = elsewhere.and_then(|other| Some((*other.places.last()?, other.cost_ms)));
     let now = placement.cost_ms;
     match elsewhere {
         None if is_whole => {
@@ -96,28 +84,4 @@ fn how(own: &[(Unit, u32)]) -> String {
         },
         _ => format!("{} column shards", own.len()),
     }
-}
-
-/// Returns the cheapest other rank for the whole table, and the cost of that plan in milliseconds.
-fn best_elsewhere(
-    problem: &Problem<'_>,
-    ranks: &mut Ranks,
-    (whole, capacity): (&Unit, Capacity<'_>),
-    own: &[(Unit, u32)],
-) -> Option<(u32, f64)> {
-    let mut places: Vec<u32> = (0..problem.topology.ranks)
-        .filter(|place| ranks.have_room(problem, whole, *place, capacity))
-        .filter(|place| !own.contains(&(*whole, *place)))
-        .collect();
-    places.sort_by(|a, b| ranks.compute_ms[*a as usize].total_cmp(&ranks.compute_ms[*b as usize]));
-    let mut best: Option<(u32, f64)> = None;
-    for place in places.into_iter().take(ALTERNATIVES) {
-        ranks.add(problem, whole, place);
-        let cost = ranks.most_ms(problem);
-        ranks.remove(problem, whole, place);
-        if best.is_none_or(|(_, least)| cost < least) {
-            best = Some((place, cost));
-        }
-    }
-    best
 }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use crate::cost::{RankLoad, Traffic};
 use crate::search::problem::{Capacity, Kind, Problem, Unit};
+use crate::{Plan, Result};
 
 /// The state of every rank, updated as units are added and removed.
 #[derive(Clone)]
@@ -151,6 +152,12 @@ impl Placement {
     pub(crate) fn new(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Self {
         let cost_ms = Ranks::of(problem, &units, &places).most_ms(problem);
         Self { units, places, cost_ms }
+    }
+
+    /// Returns the plan of the placement, with exact costs.
+    pub(crate) fn plan(&self, problem: &Problem<'_>, search: &str, global_batch_size: u64) -> Result<Plan> {
+        let placed = problem.table_plans(&self.units, &self.places);
+        Plan::predict(search, problem.tables, placed, problem.topology, problem.model, global_batch_size)
     }
 }
 

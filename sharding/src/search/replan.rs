@@ -8,7 +8,7 @@ use onefold_base::units::format_bytes;
 
 use crate::diff::moved;
 use crate::plan::row_shards;
-use crate::search::explain::reasons;
+use crate::search::explain::explained;
 use crate::search::local::{Order, cheapest_with, improve_forms};
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Kind, Problem, Unit};
@@ -73,10 +73,7 @@ pub fn replan(
     let allowed = |units: &[Unit], places: &[u32]| {
         search.moved_bytes(units, places).is_ok_and(|moved| moved <= budget_bytes)
     };
-    let predict = |placement: &Placement| {
-        let placed = problem.table_plans(&placement.units, &placement.places);
-        Plan::predict("replan", tables, placed, topology, cost_model, global_batch_size)
-    };
+    let predict = |placement: &Placement| placement.plan(&problem, "replan", global_batch_size);
     let (mut plan, mut best) = (predict(&start)?, start.clone());
     let kept_cost_ms = plan.max_cost_ms;
     for order in [Order::ByCost, Order::ByCostPerByte] {
@@ -92,10 +89,8 @@ pub fn replan(
     {
         (plan, best) = fresh;
     }
-    for (table, reason) in plan.tables.iter_mut().zip(reasons(&problem, &best)) {
-        table.reason = reason;
-    }
     let moved_bytes = search.moved_bytes(&best.units, &best.places)?;
+    let plan = explained(&problem, &best, plan);
     Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes })
 }
 
