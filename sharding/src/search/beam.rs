@@ -8,7 +8,7 @@ use crate::search::greedy::Greedy;
 use crate::search::local::{Order, improve, improve_forms};
 use crate::search::packing::pack;
 use crate::search::placement::{Placement, by_memory, grid_search};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Kind, Placed, Problem, Unit, units_of};
 use crate::search::torchrec::TorchrecDefault;
 use crate::{AnalyticCost, CostModel, Error, MAX_RANKS, Plan, Result, Table, Topology};
 
@@ -93,7 +93,10 @@ impl Beam {
         // If the greedy search finds no placement, it starts with the divisions of the packing by memory.
         let first = match grid_search(problem, &start, step) {
             Some(placement) => placement,
-            None => grid_search(problem, &memory.units, step).unwrap_or(memory),
+            None => {
+                let units: Vec<Unit> = units_of(&memory.placed).copied().collect();
+                grid_search(problem, &units, step).unwrap_or(memory)
+            }
         };
         let mut found = Self::Neuroshard.beam(problem, first.clone(), step);
         if self == Self::Neuroshard {
@@ -108,7 +111,7 @@ impl Beam {
         // The search over other forms of tables runs only if it takes no more effort than the beam search.
         if (problem.ranks as f64).powi(2) * FORM_TRIES <= EFFORT {
             let best = finalists.iter().cloned().reduce(better);
-            finalists.extend(best.map(|best| improve_forms(problem, best, Order::ByCost, &|_, _| true)));
+            finalists.extend(best.map(|best| improve_forms(problem, best, Order::ByCost, &|_| true)));
         }
         finalists.extend(baselines);
         Ok(finalists)
@@ -122,13 +125,13 @@ impl Beam {
         let mut idle = 0;
         for _ in 0..DEPTH {
             let mut next: Vec<Vec<Unit>> =
-                beam.iter().flat_map(|state| self.neighbours(problem, &state.units)).collect();
+                beam.iter().flat_map(|state| self.neighbours(problem, &state.placed)).collect();
             next.truncate(states);
             states -= next.len();
             let mut placed: Vec<Placement> =
                 next.par_iter().filter_map(|units| grid_search(problem, units, step)).collect();
             placed.sort_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms));
-            placed.dedup_by(|a, b| a.cost_ms == b.cost_ms && same_cuts(&a.units, &b.units));
+            placed.dedup_by(|a, b| a.cost_ms == b.cost_ms && same_cuts(&a.placed, &b.placed));
             placed.truncate(BEAM_WIDTH);
             let Some(leader) = placed.first() else { break };
             if leader.cost_ms < best.cost_ms {
@@ -149,13 +152,14 @@ impl Beam {
 
     /// Returns the neighbours of a state, with one division changed. The units with the most bytes and the most
     /// expensive units are each halved or, with [`Beam::Full`], placed in another form.
-    fn neighbours(self, problem: &Problem<'_>, units: &[Unit]) -> Vec<Vec<Unit>> {
+    fn neighbours(self, problem: &Problem<'_>, placed: &[Placed]) -> Vec<Vec<Unit>> {
+        let units: Vec<Unit> = units_of(placed).copied().collect();
         let mut states = Vec::new();
-        for i in candidates(problem, units) {
+        for i in candidates(problem, &units) {
             let unit = units[i];
             let pieces = units.iter().filter(|other| other.table == unit.table).count();
             if let Some([first, second]) = unit.halves().filter(|_| pieces < problem.ranks) {
-                let mut state = units.to_vec();
+                let mut state = units.clone();
                 state[i] = first;
                 state.push(second);
                 states.push(state);
@@ -192,9 +196,9 @@ fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
     chosen
 }
 
-fn same_cuts(a: &[Unit], b: &[Unit]) -> bool {
-    let sorted = |units: &[Unit]| {
-        let mut units: Vec<_> = units.iter().map(|unit| (unit.table, unit.kind, unit.columns)).collect();
+fn same_cuts(a: &[Placed], b: &[Placed]) -> bool {
+    let sorted = |placed: &[Placed]| {
+        let mut units: Vec<_> = units_of(placed).map(|unit| (unit.table, unit.kind, unit.columns)).collect();
         units.sort_unstable();
         units
     };
@@ -251,7 +255,8 @@ fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
     let mut found = Vec::new();
     for greedy in [Greedy::BySize, Greedy::ByDimension, Greedy::ByLookups, Greedy::BySizeTimesLookups] {
         if let Ok(places) = greedy.place(problem) {
-            found.push(Placement::new(problem, whole.clone(), places));
+            let placed = whole.iter().copied().zip(places).collect();
+            found.push(Placement::new(problem, placed));
         }
     }
     found.extend(TorchrecDefault.units(problem, (EFFORT / pass(problem)) as usize));
@@ -376,8 +381,8 @@ mod tests {
         let mut best = f64::INFINITY;
         for code in 0..problem.ranks.pow(units.len() as u32) {
             let place = |i: usize| (code / problem.ranks.pow(i as u32) % problem.ranks) as u32;
-            let places = (0..units.len()).map(place).collect();
-            best = best.min(Placement::new(problem, units.clone(), places).cost_ms);
+            let placed = units.iter().enumerate().map(|(i, unit)| (*unit, place(i))).collect();
+            best = best.min(Placement::new(problem, placed).cost_ms);
         }
         best
     }

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::Plan;
 use crate::search::local::cheapest_with;
 use crate::search::placement::Placement;
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Kind, Placed, Problem, units_of};
 
 /// The number of tables that are explained: the largest and the most expensive ones.
 const EXPLAINED: usize = 12;
@@ -39,22 +39,20 @@ fn chosen(problem: &Problem<'_>) -> Vec<usize> {
 }
 
 fn reason(problem: &Problem<'_>, placement: &Placement, table: usize) -> String {
-    let placed = placement.units.iter().copied().zip(placement.places.iter().copied());
-    let (own, others): (Vec<_>, Vec<_>) = placed.partition(|(unit, _)| unit.table == table);
-    let (units, places): (Vec<Unit>, Vec<u32>) = others.into_iter().unzip();
+    let placed = placement.placed.iter().copied();
+    let (own, others): (Vec<Placed>, Vec<Placed>) = placed.partition(|(unit, _)| unit.table == table);
     let whole = problem.whole(table);
     let is_whole = own.iter().any(|(unit, _)| *unit == whole);
     let needed = problem.priced(&whole).bytes;
     // A whole table is one shard to request from.
-    let most = problem.capacity(units.iter().chain([&whole])).most();
+    let most = problem.capacity(units_of(&others).chain([&whole])).most();
     if !is_whole && needed > most {
         let (needed, most) = (format_bytes(needed), format_bytes(most));
         return format!("{}: whole it needs {needed}, a rank has {most}", how(&own));
     }
-    let is_elsewhere =
-        |_: &[Unit], places: &[u32]| places.last().is_some_and(|place| !own.contains(&(whole, *place)));
-    let elsewhere = cheapest_with(problem, &[whole], (&units, &places), f64::INFINITY, &is_elsewhere);
-    let elsewhere = elsewhere.and_then(|other| Some((*other.places.last()?, other.cost_ms)));
+    let is_elsewhere = |placed: &[Placed]| placed.last().is_some_and(|whole| !own.contains(whole));
+    let elsewhere = cheapest_with(problem, &[whole], &others, f64::INFINITY, &is_elsewhere);
+    let elsewhere = elsewhere.and_then(|other| Some((other.placed.last()?.1, other.cost_ms)));
     let now = placement.cost_ms;
     match elsewhere {
         None if is_whole => {
@@ -74,7 +72,7 @@ fn reason(problem: &Problem<'_>, placement: &Placement, table: usize) -> String 
 /// The factor above which the cost of a plan differs notably from the cost of another one.
 const NOTABLE: f64 = 1.0005;
 
-fn how(own: &[(Unit, u32)]) -> String {
+fn how(own: &[Placed]) -> String {
     match own {
         [(unit, place)] => match unit.kind {
             Kind::Columns => format!("whole on rank {place}"),

@@ -72,7 +72,7 @@ impl<'a> Packing<'a> {
         let problem = self.problem;
         let capacity = problem.capacity(&self.units);
         let fits = self.units.len() <= MOST_UNITS && capacity.suffices_to_ask() && self.fill(capacity, tries);
-        fits.then(|| Placement::new(problem, self.units, self.places))
+        fits.then(|| Placement::new(problem, self.units.into_iter().zip(self.places).collect()))
     }
 
     /// Places the units that have no place yet. Without success, it restores the state.
@@ -185,7 +185,7 @@ mod tests {
         let topology = Topology { memory_bytes: all / 2 + 2_000, ..Topology::h100(2, 1 << 30).unwrap() };
         let problem = Problem::new(&tables, &topology, &AnalyticCost, 1).unwrap();
         let placement = pack(&problem).unwrap();
-        assert_eq!((placement.units.len(), placement.places.len()), (5, 5));
+        assert_eq!(placement.placed.len(), 5);
         Beam::Full.plan(&tables, &topology, &AnalyticCost, 2).unwrap();
     }
 }

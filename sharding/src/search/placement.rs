@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use crate::cost::{RankLoad, Traffic};
-use crate::search::problem::{Capacity, Kind, Problem, Unit};
+use crate::search::problem::{Capacity, Kind, Placed, Problem, Unit, units_of};
 use crate::{Plan, Result};
 
 /// The state of every rank, updated as units are added and removed.
@@ -21,18 +21,18 @@ pub(crate) struct Ranks {
 impl Ranks {
     /// Returns the ranks without units.
     pub(crate) fn new(problem: &Problem<'_>) -> Self {
-        Self::of(problem, &[], &[])
+        Self::of(problem, &[])
     }
 
     /// Returns the ranks with units at places.
-    pub(crate) fn of(problem: &Problem<'_>, units: &[Unit], places: &[u32]) -> Self {
+    pub(crate) fn of(problem: &Problem<'_>, placed: &[Placed]) -> Self {
         let mut ranks = Self {
             bytes: vec![0; problem.ranks],
             traffic: vec![Traffic::default(); problem.ranks],
             compute_ms: (0..problem.topology.ranks).map(|rank| problem.model.idle_ms(rank)).collect(),
             asking_ms: 0.0,
         };
-        units.iter().zip(places).for_each(|(unit, place)| ranks.add(problem, unit, *place));
+        placed.iter().for_each(|(unit, place)| ranks.add(problem, unit, *place));
         ranks
     }
 
@@ -141,22 +141,21 @@ struct SavedRank {
 /// Units and their places.
 #[derive(Debug, Clone)]
 pub(crate) struct Placement {
-    pub(crate) units: Vec<Unit>,
-    pub(crate) places: Vec<u32>,
+    pub(crate) placed: Vec<Placed>,
     /// The cost of the most expensive rank, in milliseconds.
     pub(crate) cost_ms: f64,
 }
 
 impl Placement {
     /// Returns a placement of units with its cost.
-    pub(crate) fn new(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Self {
-        let cost_ms = Ranks::of(problem, &units, &places).most_ms(problem);
-        Self { units, places, cost_ms }
+    pub(crate) fn new(problem: &Problem<'_>, placed: Vec<Placed>) -> Self {
+        let cost_ms = Ranks::of(problem, &placed).most_ms(problem);
+        Self { placed, cost_ms }
     }
 
     /// Returns the plan of the placement, with exact costs.
     pub(crate) fn plan(&self, problem: &Problem<'_>, search: &str, global_batch_size: u64) -> Result<Plan> {
-        let placed = problem.table_plans(&self.units, &self.places);
+        let placed = problem.table_plans(&self.placed);
         Plan::predict(search, problem.tables, placed, problem.topology, problem.model, global_batch_size)
     }
 }
@@ -202,16 +201,16 @@ fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) ->
         return None;
     }
     let mut ranks = Ranks::new(problem);
-    let mut places = vec![0; units.len()];
+    let mut placed: Vec<Placed> = units.iter().map(|unit| (*unit, 0)).collect();
     let mut taken = vec![Vec::new(); problem.tables.len()];
     for &i in order {
         let unit = &units[i];
         let place = best_place(problem, &ranks, unit, (capacity, most_sent), &taken[unit.table])?;
         ranks.add(problem, unit, place);
-        places[i] = place;
+        placed[i].1 = place;
         taken[unit.table].push(place);
     }
-    Some(Placement { units: units.to_vec(), places, cost_ms: ranks.most_ms(problem) })
+    Some(Placement { placed, cost_ms: ranks.most_ms(problem) })
 }
 
 /// Returns the place at which the slowest of the unit's ranks remains fastest. Two column shards of one table never
@@ -258,7 +257,7 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
     waiting.sort_by_key(|unit| (problem.priced(unit).bytes, Reverse(unit.table)));
     let mut ranks = Ranks::new(problem);
     let mut taken = vec![Vec::new(); problem.tables.len()];
-    let (mut placed, mut places): (Vec<Unit>, _) = (Vec::new(), Vec::new());
+    let mut placed: Vec<Placed> = Vec::new();
     let mut capacity = problem.capacity(&waiting);
     while let Some(unit) = waiting.pop() {
         let left = |place: u32| {
@@ -269,8 +268,7 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
         if let Some(place) = place.filter(|place| ranks.have_room(problem, &unit, *place, capacity)) {
             ranks.add(problem, &unit, place);
             taken[unit.table].push(place);
-            placed.push(unit);
-            places.push(place);
+            placed.push((unit, place));
             continue;
         }
         let rows = problem.form(unit.table, Kind::RowsOfAll);
@@ -282,16 +280,16 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
                 waiting.insert(at, half);
             }
             // The capacity decreases, because requests go to more shards.
-            capacity = problem.capacity(waiting.iter().chain(&placed));
+            capacity = problem.capacity(waiting.iter().chain(units_of(&placed)));
         } else if unit.kind == Kind::Columns && problem.get(&rows).is_some() {
             // The rows of the table replace all of its shards.
             waiting.retain(|other| other.table != unit.table);
-            for i in (0..placed.len()).rev().filter(|i| placed[*i].table == unit.table).collect::<Vec<_>>() {
-                ranks.remove(problem, &placed.remove(i), places.remove(i));
+            for (other, place) in placed.extract_if(.., |(other, _)| other.table == unit.table) {
+                ranks.remove(problem, &other, place);
             }
             taken[unit.table].clear();
             waiting.push(rows);
-            capacity = problem.capacity(waiting.iter().chain(&placed));
+            capacity = problem.capacity(waiting.iter().chain(units_of(&placed)));
         } else {
             let left = |rank: &usize| Reverse(problem.left(*rank, ranks.bytes[*rank]));
             let rank = (0..problem.ranks).min_by_key(left).unwrap_or_default();
@@ -299,9 +297,9 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
         }
     }
     match capacity.exceeded(&ranks.bytes) {
-        None => Ok(Placement::new(problem, placed, places)),
+        None => Ok(Placement::new(problem, placed)),
         // Units that were placed before others were divided no longer fit.
-        Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_of(rank as u32))),
+        Some(rank) => Err((placed[placed.len() - 1].0, rank as u32, problem.topology.memory_of(rank as u32))),
     }
 }
 
@@ -316,7 +314,8 @@ mod tests {
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();
         let problem = Problem::new(&tables, &topology, &model, 256).unwrap();
-        let mut ranks = Ranks::of(&problem, &problem.whole_tables(), &[0, 1, 2, 3]);
+        let mut ranks =
+            Ranks::of(&problem, &(0..4).map(|i| (problem.whole(i), i as u32)).collect::<Vec<_>>());
         let (before, unit) = (ranks.busy_ms(&problem), problem.whole(0));
         for place in 0..4 {
             let saved = ranks.saved(problem.ranks_of(&unit, place));

@@ -61,6 +61,14 @@ impl Unit {
     }
 }
 
+/// A unit and its place: a node for rows of a node, and a rank for columns.
+pub(crate) type Placed = (Unit, u32);
+
+/// Returns the units of a placement.
+pub(crate) fn units_of(placed: &[Placed]) -> impl Iterator<Item = &Unit> {
+    placed.iter().map(|(unit, _)| unit)
+}
+
 /// The costs and bytes that a unit adds to each of its ranks. For unequal row shards, bytes are those of the largest
 /// shard, and the work is that of the shard with the most lookups.
 #[derive(Debug, Clone)]
@@ -303,7 +311,7 @@ impl<'a> Problem<'a> {
         Error::does_not_fit(&self.tables[unit.table].name, self.priced(unit).bytes, room, splits)
     }
 
-    /// Returns the ranks of a unit at `place`. `place` is a node for rows of a node, and a rank for columns.
+    /// Returns the ranks of a unit at `place`.
     pub(crate) fn ranks_of(&self, unit: &Unit, place: u32) -> Range<usize> {
         let (place, per_node) = (place as usize, self.topology.ranks_per_node as usize);
         match unit.kind {
@@ -323,28 +331,26 @@ impl<'a> Problem<'a> {
     }
 
     /// Returns units at places as the tables of a plan, in table order.
-    pub(crate) fn table_plans(&self, units: &[Unit], places: &[u32]) -> Vec<TablePlan> {
-        let placed = self.placed(units, places);
+    pub(crate) fn table_plans(&self, placed: &[Placed]) -> Vec<TablePlan> {
+        let placed = self.by_table(placed);
         self.tables.iter().zip(placed).map(|(table, units)| self.table_plan(table, &units)).collect()
     }
 
     /// Returns the units of every table with their places, ordered by column.
-    pub(crate) fn placed(&self, units: &[Unit], places: &[u32]) -> Vec<Vec<(u32, Unit)>> {
-        let mut of_table: Vec<Vec<(u32, Unit)>> = vec![Vec::new(); self.tables.len()];
-        for (unit, place) in units.iter().zip(places) {
-            of_table[unit.table].push((*place, *unit));
-        }
-        of_table.iter_mut().for_each(|units| units.sort_by_key(|(_, unit)| unit.start));
+    pub(crate) fn by_table(&self, placed: &[Placed]) -> Vec<Vec<Placed>> {
+        let mut of_table: Vec<Vec<Placed>> = vec![Vec::new(); self.tables.len()];
+        placed.iter().for_each(|placed| of_table[placed.0.table].push(*placed));
+        of_table.iter_mut().for_each(|units| units.sort_by_key(|(unit, _)| unit.start));
         of_table
     }
 
     /// Returns the plan of a table with units at these places.
-    pub(crate) fn table_plan(&self, table: &Table, units: &[(u32, Unit)]) -> TablePlan {
+    pub(crate) fn table_plan(&self, table: &Table, units: &[Placed]) -> TablePlan {
         let (sharding_type, shards) = match units {
-            [(rank, unit)] if unit.kind == Kind::Columns => {
+            [(unit, rank)] if unit.kind == Kind::Columns => {
                 (ShardingType::TableWise, vec![Shard::whole(table, *rank)])
             }
-            [(place, unit)] => {
+            [(unit, place)] => {
                 let ranks = self.ranks_of(unit, *place);
                 let shards = match unit.kind {
                     Kind::Copies => ranks.map(|rank| Shard::whole(table, rank as u32)).collect(),
@@ -353,11 +359,8 @@ impl<'a> Problem<'a> {
                 (unit.kind.sharding_type(), shards)
             }
             _ => {
-                let shard = |(rank, unit): &(u32, Unit)| Shard {
-                    rank: *rank,
-                    rows: 0..table.rows,
-                    columns: unit.range(),
-                };
+                let shard =
+                    |(unit, rank): &Placed| Shard { rank: *rank, rows: 0..table.rows, columns: unit.range() };
                 (ShardingType::ColumnWise, units.iter().map(shard).collect())
             }
         };

@@ -1,7 +1,7 @@
 //! TorchRec's default planner as a baseline: its published formulas, proposers and greedy partitioner.
 
 use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Kind, Placed, Problem, Unit};
 use crate::{
     AnalyticCost, CostModel, Error, LinkBytes, Plan, RankLoad, Result, Search, ShardLoad, ShardingType,
     Table, Topology, Traffic,
@@ -51,7 +51,7 @@ impl Search for TorchrecDefault {
         let batch_size = topology.samples_per_rank(global_batch_size);
         let problem = Problem::new(&plain, topology, &TorchrecCost, batch_size)?;
         let best = propose(&problem, MAX_PROPOSALS).ok_or_else(|| does_not_fit(&problem))?;
-        let placed = problem.table_plans(&best.units, &best.places);
+        let placed = problem.table_plans(&best.placed);
         Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
     }
 }
@@ -64,7 +64,7 @@ impl TorchrecDefault {
         let plain: Vec<Table> = problem.tables.iter().map(Table::without_deduplication).collect();
         let own = Problem::new(&plain, problem.topology, &TorchrecCost, problem.batch_size).ok()?;
         let best = propose(&own, most_proposals.min(MAX_PROPOSALS))?;
-        Some(Placement::new(problem, best.units, best.places))
+        Some(Placement::new(problem, best.placed))
     }
 }
 
@@ -218,27 +218,26 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
     }
     let mut costs = vec![0.0; problem.ranks];
     let mut ranks = Ranks::new(problem);
-    let (mut units, mut places) = (Vec::new(), Vec::new());
+    let mut placed: Vec<Placed> = Vec::new();
     for table in order {
-        let first = places.len();
+        let first = placed.len();
         for unit in &proposal[table].units {
             let highest =
                 |place: u32| problem.ranks_of(unit, place).map(|rank| costs[rank]).fold(0.0, f64::max);
             let has_room = |place: &u32| ranks.have_room(problem, unit, *place, capacity);
             // Two column shards of one table on the same rank would be one wider shard.
-            let free = |place: &u32| !places[first..].contains(place);
+            let free = |place: &u32| placed[first..].iter().all(|(_, other)| other != place);
             let open = (0..problem.places(unit)).filter(has_room).filter(free);
             let place = open.min_by(|a, b| highest(*a).total_cmp(&highest(*b)))?;
             let priced = problem.priced(unit);
             let added: Vec<f64> = priced.ms_by_kind.iter().map(|ms| shard_ms(problem, unit, *ms)).collect();
             problem.ranks_of(unit, place).for_each(|rank| costs[rank] += added[problem.kinds[rank]]);
             ranks.add(problem, unit, place);
-            units.push(*unit);
-            places.push(place);
+            placed.push((*unit, place));
         }
     }
     let cost_ms = ranks.most_ms(problem);
-    Some(Placement { units, places, cost_ms })
+    Some(Placement { placed, cost_ms })
 }
 
 fn does_not_fit(problem: &Problem<'_>) -> Error {
