@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::Dedupe;
 use onefold_sharding::torchrec::Module;
@@ -225,8 +225,8 @@ pub(crate) struct ExportArguments {
     #[arg(long, value_name = "PATH[=TABLE,…]", value_parser = parse_module)]
     pub(crate) module: Vec<Module>,
     /// Device of the shards
-    #[arg(long, value_enum, default_value_t = Device::Cuda)]
-    pub(crate) device: Device,
+    #[arg(long, default_value = "cuda", value_parser = ["cuda", "cpu"])]
+    pub(crate) device: String,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }
@@ -239,22 +239,6 @@ fn parse_module(text: &str) -> Result<Module, String> {
         return Err(format!("`{text}` names a table without a name; write it like `sparse.ebc=user,item`"));
     }
     Ok(Module { path: path.to_owned(), tables })
-}
-
-/// A kind of device in TorchRec's placements.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Device {
-    Cuda,
-    Cpu,
-}
-
-impl Device {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Cuda => "cuda",
-            Self::Cpu => "cpu",
-        }
-    }
 }
 
 #[derive(Debug, Args)]
