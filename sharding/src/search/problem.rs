@@ -8,7 +8,9 @@ use rayon::prelude::*;
 use crate::cost::Traffic;
 use crate::plan::row_shards;
 use crate::table::{has_rows_for, row_blocks, validate_tables};
-use crate::{CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology};
+use crate::{
+    BufferBytes, CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology,
+};
 
 /// Column shards have a multiple of this number of columns: 16 bytes, as NeuroShard and FBGEMM require.
 pub(crate) const COLUMN_STEP: u64 = 4;
@@ -178,7 +180,11 @@ impl<'a> Problem<'a> {
 
     fn price(&self, unit: Unit) -> Result<Priced> {
         let table = &self.tables[unit.table];
-        let parts = self.row_parts(&unit);
+        // The number of blocks into which the unit's rows are divided.
+        let parts = match unit.kind {
+            Kind::RowsOfNode | Kind::RowsOfAll => self.ranks_of(&unit, 0).len() as u64,
+            Kind::Columns | Kind::Copies => 1,
+        };
         let shard = Shard { rank: 0, rows: table.busiest_block(parts), columns: 0..unit.columns };
         let load = ShardLoad {
             table,
@@ -194,43 +200,26 @@ impl<'a> Problem<'a> {
             several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
         };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
-        let serving = |load: &ShardLoad<'_>| load.reserved_buffers().serving;
-        let serving = self.of_blocks(&unit, &load, serving).into_iter().max().unwrap_or(0);
+        // Shards have equal lookups, unless their distribution over the rows is known.
+        let (shards, alike) = match table.has_even_lookups() {
+            true => (vec![shard.clone()], self.ranks_of(&unit, 0).len() as f64),
+            false => {
+                let shards = row_blocks(table.rows, parts).map(|rows| Shard { rows, ..shard.clone() });
+                (shards.collect(), 1.0)
+            }
+        };
+        let loads = || shards.iter().map(|shard| ShardLoad { shard, ..load });
+        let buffers: Vec<BufferBytes> = loads().map(|load| load.reserved_buffers()).collect();
+        let serving = buffers.iter().map(|buffers| buffers.serving).max().unwrap_or(0);
+        let asking = buffers.iter().map(|buffers| buffers.asking as f64).sum::<f64>() * alike;
         Ok(Priced {
             traffic: self.model.traffic(&load),
             bytes: weights.saturating_add(serving),
-            asking: self.over_blocks(&unit, &load, |load| load.reserved_buffers().asking as f64) as u64,
-            asking_ms: self.over_blocks(&unit, &load, |load| self.model.asking_ms(load)),
+            asking: asking as u64,
+            asking_ms: loads().map(|load| self.model.asking_ms(&load)).sum::<f64>() * alike,
             ms_by_kind,
             ms,
         })
-    }
-
-    /// Returns the number of blocks into which the unit's rows are divided.
-    fn row_parts(&self, unit: &Unit) -> u64 {
-        u64::from(match unit.kind {
-            Kind::RowsOfNode => self.topology.ranks_per_node,
-            Kind::RowsOfAll => self.topology.ranks,
-            Kind::Columns | Kind::Copies => 1,
-        })
-    }
-
-    /// Returns the sum of `of` over all shards of a unit, of which `load` is the one with the most lookups.
-    fn over_blocks(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> f64) -> f64 {
-        if load.table.has_even_lookups() {
-            return of(load) * self.ranks_of(unit, 0).len() as f64;
-        }
-        self.of_blocks(unit, load, of).into_iter().sum()
-    }
-
-    /// Applies `of` to each shard of a unit, of which `load` is the one with the most lookups. With even lookups, it
-    /// is applied to `load` only.
-    fn of_blocks<T>(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> T) -> Vec<T> {
-        if load.table.has_even_lookups() {
-            return vec![of(load)];
-        }
-        let of_rows = |rows| of(&ShardLoad { shard: &Shard { rows, ..load.shard.clone() }, ..*load });
-        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).collect()
     }
 
     /// Returns the computation that a shard adds to a rank of every kind.
