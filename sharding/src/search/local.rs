@@ -156,26 +156,23 @@ struct State<'a> {
     best: Placement,
 }
 
+/// Returns the pairs of a table and a rank that has a column shard of it.
+fn taken(placed: &[Placed]) -> HashSet<(usize, u32)> {
+    placed.iter().map(|(unit, place)| (unit.table, *place)).collect()
+}
+
 impl<'a> State<'a> {
     fn new(problem: &'a Problem<'a>, placement: Placement) -> Self {
         let ranks = Ranks::of(problem, &placement.placed);
-        let mut state = Self {
+        Self {
             problem,
             costs: ranks.busy_ms(problem),
             ranks,
             capacity: problem.capacity(units_of(&placement.placed)),
-            taken: HashSet::new(),
+            taken: taken(&placement.placed),
             placed: placement.placed.clone(),
             best: placement,
-        };
-        state.count();
-        state
-    }
-
-    /// Updates the capacity and the taken ranks after a change of the units.
-    fn count(&mut self) {
-        self.capacity = self.problem.capacity(units_of(&self.placed));
-        self.taken = self.placed.iter().map(|(unit, place)| (unit.table, *place)).collect();
+        }
     }
 
     /// Makes one change that reduces the cost. Returns false if there is none.
@@ -210,7 +207,8 @@ impl<'a> State<'a> {
                 && allowed(&placed)
             {
                 (self.costs, self.placed) = (costs, placed);
-                self.count();
+                self.capacity = self.problem.capacity(units_of(&self.placed));
+                self.taken = taken(&self.placed);
                 let cost_ms = self.ranks.most_ms(self.problem);
                 if cost_ms < self.best.cost_ms {
                     self.best = Placement { placed: self.placed.clone(), cost_ms };

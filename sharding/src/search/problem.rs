@@ -201,22 +201,22 @@ impl<'a> Problem<'a> {
         };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
         // Shards have equal lookups, unless their distribution over the rows is known.
-        let (shards, alike) = match table.has_even_lookups() {
+        let (shards, alike): (Vec<Shard>, f64) = match table.has_even_lookups() {
             true => (vec![shard.clone()], self.ranks_of(&unit, 0).len() as f64),
             false => {
                 let shards = row_blocks(table.rows, parts).map(|rows| Shard { rows, ..shard.clone() });
                 (shards.collect(), 1.0)
             }
         };
-        let loads = || shards.iter().map(|shard| ShardLoad { shard, ..load });
-        let buffers: Vec<BufferBytes> = loads().map(|load| load.reserved_buffers()).collect();
+        let loads: Vec<ShardLoad<'_>> = shards.iter().map(|shard| ShardLoad { shard, ..load }).collect();
+        let buffers: Vec<BufferBytes> = loads.iter().map(ShardLoad::reserved_buffers).collect();
         let serving = buffers.iter().map(|buffers| buffers.serving).max().unwrap_or(0);
         let asking = buffers.iter().map(|buffers| buffers.asking as f64).sum::<f64>() * alike;
         Ok(Priced {
             traffic: self.model.traffic(&load),
             bytes: weights.saturating_add(serving),
             asking: asking as u64,
-            asking_ms: loads().map(|load| self.model.asking_ms(&load)).sum::<f64>() * alike,
+            asking_ms: loads.iter().map(|load| self.model.asking_ms(load)).sum::<f64>() * alike,
             ms_by_kind,
             ms,
         })
