@@ -319,9 +319,8 @@ mod tests {
     fn the_model_that_ships_prices_what_the_trainer_does() {
         let file = ModelFile::shipped("cpu").unwrap();
         let cost = |table: &Table, sharding_type, ranks| {
-            let topology =
-                Topology { hardware: Some(file.machine.clone()), ..Topology::h100(ranks, 8 << 30).unwrap() };
-            let model = LearnedCosts::new(vec![file.clone()], &topology, false).unwrap();
+            let topology = Topology::h100(ranks, 8 << 30).unwrap();
+            let model = LearnedCost::new(file.clone());
             let shard = Shard::whole(table, 0);
             let whole = ShardLoad::table_wise(table, &shard, &topology, 8192);
             let load = ShardLoad { sharding_type, ..whole };
