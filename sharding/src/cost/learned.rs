@@ -369,7 +369,7 @@ mod tests {
             let network = model.file.network.as_ref().unwrap();
             network.correction_ms(&model.file.compute, &items)
         };
-        let (far, further) = (cost(1_000), cost(10_000));
+        let (far, further) = (cost(100), cost(1_000));
         assert!((further / far - 10.0).abs() < 0.01, "{further} {far}");
     }
 
