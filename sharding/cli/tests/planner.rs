@@ -58,7 +58,7 @@ fn with_task(dir: &Dir, tables: usize, memory_bytes: u64) {
 }
 
 /// Returns costs of a machine on which a table takes as long as its reads, plus launch costs that several tables
-/// share. A network can model this, and a linear regression cannot.
+/// share. A network can model this, and a linear model cannot.
 fn measured(samples: usize, noise: bool) -> Costs {
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     let mut shard = || {
@@ -131,6 +131,7 @@ fn a_model_is_trained_blessed_and_planned_with() {
     assert!(linear["reports"][0]["test"]["kendall_tau"].as_f64().unwrap() > 0.7, "{linear}");
     assert_eq!(linear["reports"][0].get("linear"), None);
     assert!(!fs_err::read_to_string(dir.path("linear.json")).unwrap().contains("network"));
+    assert_eq!(dir.run("pretrain costs.parquet --epochs 120 --out model.json").status.code(), Some(2));
     let train = "pretrain costs.parquet --network --epochs 120 --folds 3 --out model.json";
     let trained = dir.json(train);
     let compute = &trained["reports"][0];
