@@ -221,4 +221,4 @@ def replan(
     overwrite: bool = False,
     progress: _Progress = None,
 ) -> _Summary:
-    """Change the plan of a job that goes on, without moving much."""
+    """Change the plan of a running job, with few moves."""

@@ -2,7 +2,7 @@
 
 use crate::lookups::Lookups;
 use crate::table::ACTIVATION_BYTES;
-use crate::{Shard, ShardingType, Table, Topology};
+use crate::{ShardLoad, ShardingType};
 
 /// Bytes of a word in a request.
 pub(crate) const WORD_BYTES: f64 = 4.0;
@@ -29,7 +29,12 @@ impl BufferBytes {
     }
 }
 
-/// Returns the expected buffers of one shard of a table. A row shard receives the share of ids that fall on its rows.
+/// The number of standard deviations above the mean for which memory is reserved. A normally distributed size exceeds
+/// it in one of three million steps.
+pub(crate) const RESERVED_DEVIATIONS: f64 = 5.0;
+
+/// Returns the buffers of one shard for batches whose size is `deviations` standard deviations above the mean. A row
+/// shard receives the share of ids that fall on its rows.
 ///
 /// A request takes 8 bytes per id and per list: one word of the buffer that is sent or received, and one word of the
 /// lookup. Vectors and their gradients are sent in single precision. A list of a row-wise table gets a vector from
@@ -39,39 +44,8 @@ impl BufferBytes {
 /// row of the table. It sends their gradients to the ranks that sum them, and receives the sums for the rows of all
 /// ranks. TorchRec instead reduces the gradient of the whole table and needs a dense one. The result is the larger of
 /// the two. With a single rank, no buffers are needed.
-pub(crate) fn exchange_buffers(
-    table: &Table,
-    sharding_type: ShardingType,
-    shard: &Shard,
-    topology: &Topology,
-    batch_size: u64,
-) -> BufferBytes {
-    buffers_above(table, sharding_type, shard, topology, (batch_size, 0.0))
-}
-
-/// The number of standard deviations above the mean for which memory is reserved. A normally distributed size exceeds
-/// it in one of three million steps.
-const RESERVED_DEVIATIONS: f64 = 5.0;
-
-/// Returns the buffers of one shard for the largest expected batches. This is the memory to reserve.
-pub(crate) fn reserved_buffers(
-    table: &Table,
-    sharding_type: ShardingType,
-    shard: &Shard,
-    topology: &Topology,
-    batch_size: u64,
-) -> BufferBytes {
-    buffers_above(table, sharding_type, shard, topology, (batch_size, RESERVED_DEVIATIONS))
-}
-
-/// Returns the buffers for batches whose size is `deviations` standard deviations above the mean.
-fn buffers_above(
-    table: &Table,
-    sharding_type: ShardingType,
-    shard: &Shard,
-    topology: &Topology,
-    (batch_size, deviations): (u64, f64),
-) -> BufferBytes {
+pub(crate) fn buffers_above(load: &ShardLoad<'_>, deviations: f64) -> BufferBytes {
+    let ShardLoad { table, sharding_type, shard, topology, batch_size, .. } = *load;
     let others = f64::from(topology.ranks.saturating_sub(1));
     if others == 0.0 {
         return BufferBytes::default();
@@ -147,7 +121,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::Pooling;
+    use crate::{Pooling, Shard, Table, Topology};
 
     #[test]
     fn a_row_shard_is_asked_for_the_lists_that_have_its_rows() {
@@ -158,7 +132,8 @@ mod tests {
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let of = |table: &Table, kind, parts| {
             let shard = Shard { rank: 0, rows: 0..table.rows / parts, columns: 0..8 };
-            exchange_buffers(table, kind, &shard, &topology, 100)
+            let whole = ShardLoad::table_wise(table, &shard, &topology, 100);
+            ShardLoad { sharding_type: kind, ..whole }.buffers()
         };
         let table = Table::new("t", 1000, 8);
         let quarter = of(&table, ShardingType::RowWise, 4);
@@ -174,16 +149,9 @@ mod tests {
         assert!(few.serving.abs_diff(words * 4 + vectors * 32) <= 1 && few.asking == 0, "{few:?}");
         let many = of(&Table::new("many", 100_000, 8), ShardingType::DataParallel, 1);
         assert_eq!(many.serving, 100_000 * 32);
-        assert_eq!(
-            exchange_buffers(
-                &table,
-                ShardingType::RowWise,
-                &Shard::whole(&table, 0),
-                &Topology::h100(1, 9).unwrap(),
-                9
-            ),
-            BufferBytes::default()
-        );
+        let (shard, alone) = (Shard::whole(&table, 0), Topology::h100(1, 9).unwrap());
+        let alone = ShardLoad::table_wise(&table, &shard, &alone, 9);
+        assert_eq!(alone.buffers(), BufferBytes::default());
     }
 
     /// Compares random batches, with lists of random lengths of which some are repeated, with the predictions: on
@@ -218,8 +186,11 @@ mod tests {
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let quarter = Shard { rows: 0..250, ..Shard::whole(&table, 0) };
         let kinds = [(ShardingType::TableWise, Shard::whole(&table, 0)), (ShardingType::RowWise, quarter)];
-        let [whole, quarter] =
-            kinds.each_ref().map(|(kind, shard)| reserved_buffers(&table, *kind, shard, &topology, SAMPLES));
+        let loads = kinds.each_ref().map(|(kind, shard)| {
+            let whole = ShardLoad::table_wise(&table, shard, &topology, SAMPLES);
+            ShardLoad { sharding_type: *kind, ..whole }
+        });
+        let [whole, quarter] = loads.map(|load| load.reserved_buffers());
         let bytes = |[lists, ids]: [u64; 2]| (ids + lists) * 8 + 2 * lists * 8 * 4;
         let mut sums = [0; 2];
         for _ in 0..BATCHES {
@@ -233,9 +204,9 @@ mod tests {
             sums[0] += of_whole[0];
             sums[1] += bytes(first[0]);
         }
-        for ((kind, shard), sum) in kinds.iter().zip(sums) {
-            let mean = exchange_buffers(&table, *kind, shard, &topology, SAMPLES).asking as f64;
-            assert!((sum as f64 / BATCHES as f64 / mean - 1.0).abs() < 0.05, "{kind:?}: {sum} {mean}");
+        for (load, sum) in loads.iter().zip(sums) {
+            let mean = load.buffers().asking as f64;
+            assert!((sum as f64 / BATCHES as f64 / mean - 1.0).abs() < 0.05, "{load:?}: {sum} {mean}");
         }
     }
 
@@ -243,10 +214,9 @@ mod tests {
     fn what_does_not_vary_needs_no_reserve() {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let table = Table { first: crate::Lookups::of(3.0), ..Table::new("t", 1_000, 8) };
-        let of = |buffers: fn(&Table, ShardingType, &Shard, &Topology, u64) -> BufferBytes| {
-            buffers(&table, ShardingType::TableWise, &Shard::whole(&table, 0), &topology, 64)
-        };
-        assert_eq!(of(exchange_buffers), of(reserved_buffers));
+        let shard = Shard::whole(&table, 0);
+        let load = ShardLoad::table_wise(&table, &shard, &topology, 64);
+        assert_eq!(load.buffers(), load.reserved_buffers());
     }
 
     /// Draws lists of these lengths with evenly distributed ids. Returns the mean and the deviation of the lengths,
@@ -307,7 +277,7 @@ mod tests {
             };
             table.validate().unwrap();
             let shard = Shard::whole(&table, 0);
-            exchange_buffers(&table, ShardingType::TableWise, &shard, &topology, 100).asking
+            ShardLoad::table_wise(&table, &shard, &topology, 100).buffers().asking
         };
         let (id, vector) = (8, 2 * 8 * 4);
         assert_eq!(of(Pooling::Attention, 1.0), 1200 * (id + vector) + 100 * id);

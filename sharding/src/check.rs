@@ -33,7 +33,7 @@ impl Plan {
         let mut names = HashSet::new();
         for table in &self.tables {
             if !names.insert(table.name.as_str()) {
-                return Err(Error::plan(format!("table `{}` stands there twice", table.name)));
+                return Err(Error::plan(format!("table `{}` is listed twice", table.name)));
             }
             check_shards(table, self.topology.ranks)?;
         }
@@ -60,9 +60,10 @@ impl Plan {
                 topology.ranks, topology.ranks_per_node
             )));
         }
-        let loads = loads_by_rank(tables, &self.tables, topology)?;
-        let [needed, planned] = [topology.samples_per_rank(global_batch_size), self.samples_per_rank()]
-            .map(|batch_size| buffer_bytes(&loads, topology, batch_size));
+        let batch_size = topology.samples_per_rank(global_batch_size);
+        let loads = loads_by_rank(tables, &self.tables, topology, batch_size)?;
+        let needed = buffer_bytes(&loads);
+        let planned = buffer_bytes(&loads_by_rank(tables, &self.tables, topology, self.samples_per_rank())?);
         for (((prediction, loads), needed), planned) in self.ranks.iter().zip(&loads).zip(needed).zip(planned)
         {
             let shards = memory_bytes(loads)?;
@@ -126,7 +127,7 @@ impl Plan {
         for (rank, prediction) in (0..).zip(&self.ranks) {
             if prediction.rank != rank {
                 return Err(Error::plan(format!(
-                    "the prediction of rank {} stands in the place of rank {rank}",
+                    "the prediction of rank {} is in the place of rank {rank}",
                     prediction.rank
                 )));
             }
@@ -237,7 +238,7 @@ fn check_tiling(
         let range = range(shard);
         if range.start > covered {
             return Err(Error::plan(format!(
-                "{axis} {covered}..{} of table `{name}` stand in no shard",
+                "{axis} {covered}..{} of table `{name}` are in no shard",
                 range.start
             )));
         }
@@ -245,14 +246,14 @@ fn check_tiling(
             let twice = range.start..covered.min(range.end);
             let rank = shard.rank;
             return Err(Error::plan(format!(
-                "{axis} {twice:?} of table `{name}` stand in two shards, on ranks {other} and {rank}"
+                "{axis} {twice:?} of table `{name}` are in two shards, on ranks {other} and {rank}"
             )));
         }
         covered = range.end;
         before = Some(shard.rank);
     }
     if covered < extent {
-        return Err(Error::plan(format!("{axis} {covered}..{extent} of table `{name}` stand in no shard")));
+        return Err(Error::plan(format!("{axis} {covered}..{extent} of table `{name}` are in no shard")));
     }
     Ok(())
 }
@@ -331,10 +332,7 @@ mod tests {
     fn tables_must_be_there_exactly_once() {
         assert_fault(fault(|plan| drop(plan.tables.remove(1))), "it lacks table `item`");
         assert_fault(fault(|plan| plan.tables.clear()), "it lacks tables `user`, `item`, `city`");
-        assert_fault(
-            fault(|plan| plan.tables.push(plan.tables[0].clone())),
-            "table `user` stands there twice",
-        );
+        assert_fault(fault(|plan| plan.tables.push(plan.tables[0].clone())), "table `user` is listed twice");
         let extra = |plan: &mut Plan| plan.tables.push(TablePlan::table_wise(&Table::new("age", 3, 8), 0));
         assert_fault(fault(extra), "it places table `age`, which should not be there");
         let resized = |plan: &mut Plan| plan.tables[2] = TablePlan::table_wise(&Table::new("city", 20, 4), 0);
@@ -387,22 +385,22 @@ mod tests {
 
     #[test]
     fn gaps_and_overlaps_are_named() {
-        assert_fault(column_fault(&[0..4, 5..8]), "columns 4..5 of table `user` stand in no shard");
-        assert_fault(column_fault(&[4..6, 6..8]), "columns 0..4 of table `user` stand in no shard");
-        assert_fault(column_fault(&[0..2, 2..4]), "columns 4..8 of table `user` stand in no shard");
+        assert_fault(column_fault(&[0..4, 5..8]), "columns 4..5 of table `user` are in no shard");
+        assert_fault(column_fault(&[4..6, 6..8]), "columns 0..4 of table `user` are in no shard");
+        assert_fault(column_fault(&[0..2, 2..4]), "columns 4..8 of table `user` are in no shard");
         assert_fault(
             column_fault(&[0..5, 4..8]),
-            "columns 4..5 of table `user` stand in two shards, on ranks 0 and 1",
+            "columns 4..5 of table `user` are in two shards, on ranks 0 and 1",
         );
         assert_fault(
             column_fault(&[0..8, 2..3]),
-            "columns 2..3 of table `user` stand in two shards, on ranks 0 and 1",
+            "columns 2..3 of table `user` are in two shards, on ranks 0 and 1",
         );
         let rows = |plan: &mut Plan| {
             plan.tables[0].sharding_type = ShardingType::RowWise;
             plan.tables[0].shards = vec![Shard { rank: 0, rows: 0..39, columns: 0..8 }];
         };
-        assert_fault(fault(rows), "rows 39..40 of table `user` stand in no shard");
+        assert_fault(fault(rows), "rows 39..40 of table `user` are in no shard");
     }
 
     #[test]
@@ -425,7 +423,7 @@ mod tests {
         assert_fault(fault(|plan| plan.ranks.truncate(1)), "it has predictions for 1 ranks of 2");
         assert_fault(
             fault(|plan| plan.ranks.swap(0, 1)),
-            "the prediction of rank 1 stands in the place of rank 0",
+            "the prediction of rank 1 is in the place of rank 0",
         );
         assert_fault(fault(|plan| plan.ranks[1].compute_ms = f64::NAN), "`compute_ms` of rank 1 is NaN");
         assert!(fault(|plan| plan.max_cost_ms *= 1.01).contains("`max_cost_ms` is"));

@@ -1,12 +1,13 @@
 //! Reading and writing of the crate's JSON files, with a common version check and common error messages.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
 use onefold_base::fault::{option, text};
 use onefold_storage::commit;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::ser::{Formatter, PrettyFormatter};
 
 use crate::{Error, Result};
 
@@ -77,51 +78,31 @@ pub(crate) fn store_wide(path: &Path, value: &impl Serialize) -> Result<()> {
 
 /// A JSON formatter that indents objects and writes arrays without line breaks.
 #[derive(Default)]
-struct WideArrays {
-    depth: usize,
-    has_value: bool,
-}
+struct WideArrays(PrettyFormatter<'static>);
 
-impl WideArrays {
-    fn new_line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b"\n")?;
-        (0..self.depth).try_for_each(|_| writer.write_all(b"  "))
-    }
-}
-
-impl serde_json::ser::Formatter for WideArrays {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+impl Formatter for WideArrays {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
         if first { Ok(()) } else { writer.write_all(b", ") }
     }
 
-    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.depth += 1;
-        self.has_value = false;
-        writer.write_all(b"{")
+    fn begin_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object(writer)
     }
 
-    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.depth -= 1;
-        if self.has_value {
-            self.new_line(writer)?;
-        }
-        writer.write_all(b"}")
+    fn end_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object(writer)
     }
 
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            writer.write_all(b",")?;
-        }
-        self.new_line(writer)
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.0.begin_object_key(writer, first)
     }
 
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(writer)
     }
 
-    fn end_object_value<W: ?Sized + io::Write>(&mut self, _writer: &mut W) -> io::Result<()> {
-        self.has_value = true;
-        Ok(())
+    fn end_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object_value(writer)
     }
 }
 
@@ -155,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wide_arrays_stand_on_one_line() {
+    fn wide_arrays_are_on_one_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("wide.json");
         let value = json!({"a": [1.5, 2.0, []], "b": {"c": [{"d": 1}, {}], "e": {}}, "f": "g"});

@@ -56,7 +56,6 @@ pub use alternatives::Alternative;
 pub use buffers::BufferBytes;
 pub use cost::analytic::AnalyticCost;
 pub use cost::features::{AskedFeatures, ShardFeatures};
-pub use cost::learned::LearnedCost;
 pub use cost::model_file::{Fit, ModelFile, ModelReport, Repeated};
 pub use cost::several::LearnedCosts;
 pub use cost::{CostModel, LinkBytes, RankCost, RankLoad, ShardLoad, Traffic, Work};

@@ -216,9 +216,9 @@ impl Plan {
         global_batch_size: u64,
     ) -> Result<Self> {
         let batch_size = topology.samples_per_rank(global_batch_size);
-        let loads = loads_by_rank(tables, &placed, topology)?;
-        let costs = rank_costs(cost_model, &loads, topology, batch_size)?;
-        let buffers = buffer_bytes(&loads, topology, batch_size);
+        let loads = loads_by_rank(tables, &placed, topology, batch_size)?;
+        let costs = rank_costs(cost_model, &loads, topology)?;
+        let buffers = buffer_bytes(&loads);
         let mut ranks = Vec::with_capacity(loads.len());
         for (((rank, loads), cost), [buffer_bytes, reserve_bytes]) in
             (0..).zip(&loads).zip(costs).zip(buffers)
@@ -239,7 +239,7 @@ impl Plan {
             global_batch_size,
             topology: topology.clone(),
             max_cost_ms: ranks.iter().map(RankPrediction::cost_ms).fold(0.0, f64::max),
-            notes: cost_model.notes(&loads, topology, batch_size),
+            notes: cost_model.notes(&loads),
             ranks,
             tables: placed,
         })
@@ -273,7 +273,7 @@ impl Plan {
     /// [`Error::Invalid`] if a shard is on a rank that the plan's topology does not have, or belongs to none of
     /// `tables`.
     pub fn loads<'a>(&'a self, tables: &'a [Table]) -> Result<Vec<Vec<ShardLoad<'a>>>> {
-        loads_by_rank(tables, &self.tables, &self.topology)
+        loads_by_rank(tables, &self.tables, &self.topology, self.samples_per_rank())
     }
 
     /// Returns the largest number of samples of a step that a rank processes.
@@ -295,11 +295,12 @@ impl Plan {
     }
 }
 
-/// Returns the shards of every rank, in table order.
+/// Returns the shards of every rank, in table order, for steps of `batch_size` samples per rank.
 pub(crate) fn loads_by_rank<'a>(
     tables: &'a [Table],
     placed: &'a [TablePlan],
-    topology: &Topology,
+    topology: &'a Topology,
+    batch_size: u64,
 ) -> Result<Vec<Vec<ShardLoad<'a>>>> {
     let by_name: HashMap<&str, &Table> = tables.iter().map(|table| (table.name.as_str(), table)).collect();
     let mut loads = vec![Vec::new(); topology.ranks as usize];
@@ -316,7 +317,8 @@ pub(crate) fn loads_by_rank<'a>(
             let Some(rank) = loads.get_mut(shard.rank as usize) else {
                 return Err(no_such_rank(&plan.name, shard.rank, topology.ranks));
             };
-            rank.push(ShardLoad { table, sharding_type: plan.sharding_type, shard, within_node });
+            let sharding_type = plan.sharding_type;
+            rank.push(ShardLoad { table, sharding_type, shard, topology, batch_size, within_node });
         }
     }
     Ok(loads)
@@ -343,11 +345,7 @@ pub(crate) fn memory_bytes(loads: &[ShardLoad<'_>]) -> Result<u64> {
 /// Returns the buffer bytes of every rank: the average, and the additional bytes for batches above the mean. They
 /// include the buffers to serve the rank's own shards, and to request from all shards. A saturated sum exceeds every
 /// memory limit.
-pub(crate) fn buffer_bytes(
-    ranks: &[Vec<ShardLoad<'_>>],
-    topology: &Topology,
-    batch_size: u64,
-) -> Vec<[u64; 2]> {
+pub(crate) fn buffer_bytes(ranks: &[Vec<ShardLoad<'_>>]) -> Vec<[u64; 2]> {
     let sums = |of: &dyn Fn(&ShardLoad<'_>) -> BufferBytes| -> Vec<u64> {
         let of_rank =
             |loads: &Vec<ShardLoad<'_>>| loads.iter().map(of).fold(BufferBytes::default(), BufferBytes::plus);
@@ -355,8 +353,8 @@ pub(crate) fn buffer_bytes(
         let asking = of_ranks.iter().map(|rank| rank.asking).fold(0, u64::saturating_add);
         of_ranks.iter().map(|rank| rank.serving.saturating_add(asking)).collect()
     };
-    let mean = sums(&|load| load.buffers(topology, batch_size));
-    let reserved = sums(&|load| load.reserved_buffers(topology, batch_size));
+    let mean = sums(&|load| load.buffers());
+    let reserved = sums(&|load| load.reserved_buffers());
     mean.into_iter().zip(reserved).map(|(mean, reserved)| [mean, reserved.saturating_sub(mean)]).collect()
 }
 
@@ -373,17 +371,8 @@ mod tests {
             "per_shard"
         }
 
-        fn width(&self) -> usize {
-            1
-        }
-
-        fn contribution(&self, _: &ShardLoad<'_>, _: &Topology, _: u64, out: &mut [f64]) -> Result<()> {
-            out[0] = 1.0;
-            Ok(())
-        }
-
-        fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
-            sum[0] + added[0]
+        fn shard_ms(&self, _: &ShardLoad<'_>) -> Result<f64> {
+            Ok(1.0)
         }
 
         fn communication_ms(&self, ranks: &[crate::RankLoad], _: &Topology) -> Vec<f64> {

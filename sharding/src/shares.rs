@@ -256,8 +256,8 @@ mod tests {
         let (table, topology) = (table(&lookups), Topology::h100(4, 1 << 30).unwrap());
         let plan = by_rows(&table);
         let ids = |shard| {
-            let sharding_type = ShardingType::RowWise;
-            ShardLoad { table: &table, sharding_type, shard, within_node: true }.work(&topology, 1_000).ids
+            let whole = ShardLoad::table_wise(&table, shard, &topology, 1_000);
+            ShardLoad { sharding_type: ShardingType::RowWise, ..whole }.work().ids
         };
         let predicted: Vec<f64> = plan.shards.iter().map(ids).collect();
         assert!((predicted.iter().sum::<f64>() - 80_000.0).abs() < 1e-6, "{predicted:?}");

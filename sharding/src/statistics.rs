@@ -1,4 +1,4 @@
-//! Statistics of prediction errors, and the linear regression that a learned model must beat.
+//! Statistics of prediction errors, and the fit of linear cost models.
 
 /// Returns the mean squared error of `predicted` against `measured`, in the square of their unit.
 pub fn mean_squared_error(predicted: &[f64], measured: &[f64]) -> f64 {
@@ -33,39 +33,6 @@ pub fn normal_cdf(x: f64) -> f64 {
             + t * (-0.284_496_736 + t * (1.421_413_741 + t * (-1.453_152_027 + t * 1.061_405_429))));
     let tail = 0.5 * polynomial * (-z * z).exp();
     if x < 0.0 { tail } else { 1.0 - tail }
-}
-
-/// A linear regression by least squares, with a small ridge term for correlated features.
-#[derive(Debug, Clone)]
-pub(crate) struct Linear {
-    weights: Vec<f64>,
-}
-
-impl Linear {
-    /// Fits `targets` from rows of `features` and an intercept. The squared error of each row is multiplied by its
-    /// weight.
-    pub(crate) fn fit(features: &[Vec<f64>], targets: &[f64], weights: &[f64]) -> Self {
-        let width = features.first().map_or(0, Vec::len) + 1;
-        let mut normal = vec![vec![0.0; width + 1]; width];
-        for ((row, target), weight) in features.iter().zip(targets).zip(weights) {
-            let at = |i: usize| if i + 1 == width { 1.0 } else { row[i] };
-            for (i, equation) in normal.iter_mut().enumerate() {
-                for (j, cell) in equation.iter_mut().take(width).enumerate() {
-                    *cell += weight * at(i) * at(j);
-                }
-                equation[width] += weight * at(i) * target;
-            }
-        }
-        for (i, equation) in normal.iter_mut().enumerate() {
-            equation[i] += 1e-6 * (1.0 + equation[i]);
-        }
-        Self { weights: solve(normal) }
-    }
-
-    pub(crate) fn predict(&self, features: &[f64]) -> f64 {
-        let (intercept, weights) = self.weights.split_last().unwrap_or((&0.0, &[]));
-        features.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>() + intercept
-    }
 }
 
 /// Returns the standard deviation of Kendall's tau for `pairs` independent pairs (Kendall, 1938).
@@ -113,26 +80,6 @@ pub(crate) fn nonnegative_fit(rows: &[Vec<f64>], targets: &[f64], weights: &[f64
     solution.iter().zip(&scales).map(|(x, scale)| x / scale).collect()
 }
 
-/// Solves `[n, n + 1]` equations by Gaussian elimination with partial pivoting.
-fn solve(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
-    let n = rows.len();
-    for i in 0..n {
-        let pivot = (i..n).max_by(|a, b| rows[*a][i].abs().total_cmp(&rows[*b][i].abs())).unwrap_or(i);
-        rows.swap(i, pivot);
-        let above = rows[i].clone();
-        for row in rows.iter_mut().skip(i + 1) {
-            let factor = row[i] / above[i];
-            row.iter_mut().zip(&above).for_each(|(x, y)| *x -= factor * y);
-        }
-    }
-    let mut solution = vec![0.0; n];
-    for i in (0..n).rev() {
-        let known: f64 = (i + 1..n).map(|j| rows[i][j] * solution[j]).sum();
-        solution[i] = (rows[i][n] - known) / rows[i][i];
-    }
-    solution
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,13 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_found_through_points_on_it() {
-        let points: Vec<Vec<f64>> = (0..30).map(|i| vec![f64::from(i % 7), f64::from(i * i % 11)]).collect();
-        let targets: Vec<f64> = points.iter().map(|x| 3.0 * x[0] - 0.5 * x[1] + 2.0).collect();
-        let line = Linear::fit(&points, &targets, &vec![1.0; targets.len()]);
-        assert!((line.predict(&[10.0, 20.0]) - 22.0).abs() < 1e-3);
-        let predicted: Vec<f64> = points.iter().map(|x| line.predict(x)).collect();
-        assert!(mean_squared_error(&predicted, &targets) < 1e-6);
+    fn errors_are_squared() {
         assert_eq!(mean_squared_error(&[1.0, 5.0], &[2.0, 3.0]), 2.5);
     }
 }

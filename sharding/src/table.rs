@@ -264,11 +264,11 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
     for table in tables {
         table.validate()?;
         if !names.insert(table.name.as_str()) {
-            let message = format!("table `{}` stands there twice", table.name);
+            let message = format!("table `{}` is listed twice", table.name);
             return Err(Error::invalid(message, "give every table a name of its own"));
         }
         if let Some(feature) = table.feature_names().find(|feature| !features.insert(*feature)) {
-            let message = format!("feature `{feature}` of table `{}` stands there twice", table.name);
+            let message = format!("feature `{feature}` of table `{}` is listed twice", table.name);
             return Err(Error::invalid(message, "a feature looks up one table, once"));
         }
     }
@@ -278,8 +278,7 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffers::exchange_buffers;
-    use crate::{AccessBins, BufferBytes, Pooling, Shard, ShardingType, Topology};
+    use crate::{AccessBins, BufferBytes, Pooling, Shard, ShardLoad, Topology};
 
     #[test]
     fn optimizer_state_is_counted_as_torchrec_does() {
@@ -351,7 +350,7 @@ mod tests {
         twice.tables[1].name = "a".into();
         twice.store(&path).unwrap();
         let error = TableFile::load(&path).unwrap_err().to_string();
-        assert!(error.contains("tables.json`: table `a` stands there twice\n  hint: "), "{error}");
+        assert!(error.contains("tables.json`: table `a` is listed twice\n  hint: "), "{error}");
         assert!(
             TableFile::new(0, file.tables.clone())
                 .unwrap_err()
@@ -383,8 +382,8 @@ mod tests {
         // Weights are counted once, words and vectors for both features: 40 ids in two lists that are not pooled, and
         // eight ids that are pooled.
         let topology = Topology::h100(3, 1 << 30).unwrap();
-        let buffers =
-            exchange_buffers(&table, ShardingType::TableWise, &Shard::whole(&table, 0), &topology, 8);
+        let shard = Shard::whole(&table, 0);
+        let buffers = ShardLoad::table_wise(&table, &shard, &topology, 8).buffers();
         let asking = (40 + 2) * 8 + 2 * 40 * 16 + (8 + 8) * 8 + 2 * 8 * 16;
         assert_eq!(buffers, BufferBytes { serving: asking, asking });
         assert_eq!(table.memory_bytes().unwrap(), Table::new("items", 10, 4).memory_bytes().unwrap());
@@ -398,7 +397,7 @@ mod tests {
             tables[1].further_features[0].feature = twice.into();
             let error = validate_tables(&tables).unwrap_err().to_string();
             assert!(
-                error.contains(&format!("feature `{twice}` of table `items` stands there twice")),
+                error.contains(&format!("feature `{twice}` of table `items` is listed twice")),
                 "{error}"
             );
         }

@@ -1,11 +1,10 @@
 //! The machines for which a plan is made, and the file that describes them: `topology.json`.
 
-use std::fmt;
 use std::path::Path;
 
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::units;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 use crate::files::{self, FileKind};
@@ -203,16 +202,6 @@ impl Topology {
         self.ranks / self.ranks_per_node.max(1)
     }
 
-    /// Returns the bandwidth at which a rank exchanges data with all others: the bandwidth of the slowest link that
-    /// it uses.
-    pub fn exchange_bandwidth_bytes_per_second(&self) -> f64 {
-        if self.ranks > self.ranks_per_node {
-            self.inter_node_bandwidth_bytes_per_second
-        } else {
-            self.intra_node_bandwidth_bytes_per_second
-        }
-    }
-
     /// Checks the properties that deserialisation does not check.
     ///
     /// # Errors
@@ -290,65 +279,47 @@ fn check_bandwidth(name: &str, bandwidth: f64, place: &str) -> Result<()> {
     Ok(())
 }
 
+/// A value of one rank in a file.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number, or a size like \"32GiB\"")]
+enum Value {
+    Whole(u64),
+    Number(f64),
+    Text(String),
+    /// A list with one value per rank, for which the error says how to describe unequal ranks.
+    List(Vec<IgnoredAny>),
+}
+
+/// Returns the error for a list with one value per rank.
+fn unequal<E: de::Error>(values: &[IgnoredAny]) -> E {
+    let count = values.len();
+    E::custom(format!(
+        "these ranks are unequal: give one number here, in place of {count}, and what other ranks have in `groups`"
+    ))
+}
+
 fn some_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     bytes(deserializer).map(Some)
 }
 
 /// Deserialises a number of bytes, or a text that [`units::parse_bytes`] reads.
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    struct Bytes;
-    impl<'de> Visitor<'de> for Bytes {
-        type Value = u64;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number of bytes or a size like \"32GiB\"")
-        }
-
-        fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<u64, E> {
-            Ok(bytes)
-        }
-
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<u64, E> {
-            units::parse_bytes(text).map_err(E::custom)
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<u64, A::Error> {
-            Err(de::Error::custom(UNEQUAL))
-        }
+    match Value::deserialize(deserializer)? {
+        Value::Whole(bytes) => Ok(bytes),
+        Value::Text(text) => units::parse_bytes(&text).map_err(de::Error::custom),
+        Value::List(values) => Err(unequal(&values)),
+        Value::Number(_) => Err(de::Error::custom("expected a number of bytes or a size like \"32GiB\"")),
     }
-    deserializer.deserialize_any(Bytes)
 }
 
-/// The error for a list with one value per rank.
-const UNEQUAL: &str = "these ranks are unequal: give one number here, and what other ranks have in `groups`";
-
-/// Deserialises a number, and rejects a list with one value per rank.
+/// Deserialises a number of bytes per second.
 fn bandwidth<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    struct Bandwidth;
-    impl<'de> Visitor<'de> for Bandwidth {
-        type Value = f64;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number of bytes per second")
-        }
-
-        fn visit_f64<E: de::Error>(self, bandwidth: f64) -> Result<f64, E> {
-            Ok(bandwidth)
-        }
-
-        fn visit_u64<E: de::Error>(self, bandwidth: u64) -> Result<f64, E> {
-            Ok(bandwidth as f64)
-        }
-
-        fn visit_i64<E: de::Error>(self, bandwidth: i64) -> Result<f64, E> {
-            Ok(bandwidth as f64)
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<f64, A::Error> {
-            Err(de::Error::custom(UNEQUAL))
-        }
+    match Value::deserialize(deserializer)? {
+        Value::Whole(bandwidth) => Ok(bandwidth as f64),
+        Value::Number(bandwidth) => Ok(bandwidth),
+        Value::List(values) => Err(unequal(&values)),
+        Value::Text(_) => Err(de::Error::custom("expected a number of bytes per second")),
     }
-    deserializer.deserialize_any(Bandwidth)
 }
 
 #[cfg(test)]
@@ -430,6 +401,7 @@ mod tests {
             change(&mut topology);
             topology.validate().unwrap_err().to_string()
         };
+        assert!(Topology::h100(12, 1).is_err());
         assert!(refused(|topology| topology.ranks = 0).starts_with("`ranks` is 0\n  hint: "));
         assert!(refused(|topology| topology.ranks = u32::MAX).contains("give a number from 1 to 65536"));
         assert!(
@@ -449,12 +421,5 @@ mod tests {
         assert_eq!([6, 7, 0].map(|samples| topology.samples_per_rank(samples)), [2, 3, 0]);
         assert_eq!(topology.samples_per_rank(topology.global_batch_size(5)), 5);
         assert_eq!(topology.global_batch_size(u64::MAX), u64::MAX);
-    }
-
-    #[test]
-    fn ranks_of_one_machine_use_its_links_and_ranks_of_many_the_network() {
-        assert_eq!(Topology::h100(8, 1).unwrap().exchange_bandwidth_bytes_per_second(), 4.5e11);
-        assert_eq!(Topology::h100(16, 1).unwrap().exchange_bandwidth_bytes_per_second(), 5e10);
-        assert!(Topology::h100(12, 1).is_err());
     }
 }

@@ -396,7 +396,7 @@ mod tests {
         assert!(refused(r#""init_fn": 1"#).contains("unknown field `init_fn`"));
         let twice =
             load(&format!(r#"{{"global_batch_size": 64, "tables": [{BAG}}}, {BAG}}}]}}"#)).unwrap_err();
-        assert!(twice.to_string().contains("model.json`: table `t` stands there twice"), "{twice}");
+        assert!(twice.to_string().contains("model.json`: table `t` is listed twice"), "{twice}");
         let none = BAG.replace(r#"["f"]"#, "[]");
         let none = load(&format!(r#"{{"global_batch_size": 64, "tables": [{none}}}]}}"#)).unwrap_err();
         assert!(none.to_string().contains("table `t` has no feature"), "{none}");

@@ -27,10 +27,12 @@ pub fn processor_name() -> Option<String> {
 }
 
 /// Returns the name of this machine's processor with `threads` threads, as used in topologies and cost models:
-/// `AMD EPYC, 2 threads`.
+/// `AMD EPYC with AVX-512, 2 threads`. Clouds give processors of several generations one model name, so the name
+/// contains the widest vector instructions.
 pub fn hardware_name(threads: usize) -> String {
     let model = processor_name().unwrap_or_else(|| "unknown processor".to_owned());
-    format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+    let vectors = if std::is_x86_feature_detected!("avx512f") { " with AVX-512" } else { "" };
+    format!("{model}{vectors}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
 /// Returns the largest resident set of this process so far, in bytes, or `None` if the kernel does not report it.
@@ -89,6 +91,15 @@ mod tests {
         let caught = |panic: fn()| catch_unwind(panic).unwrap_err();
         assert_eq!(panic_text(&*caught(|| panic!("fixed"))), "fixed");
         assert_eq!(panic_text(&*caught(|| panic!("number {}", 7))), "number 7");
+    }
+
+    #[test]
+    fn hardware_is_named_with_its_vector_instructions() {
+        let flags = fs_err::read_to_string("/proc/cpuinfo").unwrap();
+        let name = hardware_name(2);
+        assert!(name.ends_with(", 2 threads"), "{name}");
+        assert_eq!(name.contains(" with AVX-512"), flags.contains(" avx512f"), "{name}");
+        assert!(hardware_name(1).ends_with(", 1 thread"));
     }
 
     #[test]

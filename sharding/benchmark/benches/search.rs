@@ -1,12 +1,10 @@
 //! Measures the time of plans and of predictions: all searches on one task of NeuroShard's largest setting, and the
-//! calls of the cost model that searches make most often.
+//! price of a shard.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use onefold_sharding::{
-    AnalyticCost, CostModel, LearnedCost, ModelFile, Shard, ShardLoad, ShardingType, searches,
-};
+use onefold_sharding::{AnalyticCost, CostModel, LearnedCosts, ModelFile, Shard, ShardLoad, searches};
 use onefold_sharding_benchmark::{Task, TaskOptions, tasks};
 
 /// Returns a task with 120 tables of dimensions up to 32 for 8 ranks.
@@ -19,7 +17,8 @@ fn task() -> Task {
 }
 
 fn models(task: &Task) -> Vec<(&'static str, Box<dyn CostModel>)> {
-    let learned = ModelFile::shipped("cpu").and_then(|file| LearnedCost::new(file, &task.topology, true));
+    let learned =
+        ModelFile::shipped("cpu").and_then(|file| LearnedCosts::new(vec![file], &task.topology, true));
     match learned {
         Ok(learned) => vec![("analytic", Box::new(AnalyticCost)), ("learned", Box::new(learned))],
         Err(error) => panic!("{error}"),
@@ -46,24 +45,17 @@ fn plans(criterion: &mut Criterion) {
     }
 }
 
-/// A contribution is computed once for every division of a table, and the time of a rank for every candidate.
+/// The time of a shard is computed once for every division of a table.
 fn prices(criterion: &mut Criterion) {
     let task = task();
     let mut group = criterion.benchmark_group("price");
     for (name, model) in models(&task) {
         let table = &task.tables.tables[0];
         let shard = Shard::whole(table, 0);
-        let load =
-            ShardLoad { table, sharding_type: ShardingType::TableWise, shard: &shard, within_node: true };
         let batch_size = task.topology.samples_per_rank(task.tables.global_batch_size);
-        let mut contribution = vec![0.0; model.width()];
-        group.bench_function(BenchmarkId::new("contribution", name), |bencher| {
-            bencher
-                .iter(|| model.contribution(black_box(&load), &task.topology, batch_size, &mut contribution));
-        });
-        let zeros = vec![0.0; model.width()];
-        group.bench_function(BenchmarkId::new("rank", name), |bencher| {
-            bencher.iter(|| model.compute_ms(0, black_box(&contribution), black_box(&zeros)));
+        let load = ShardLoad::table_wise(table, &shard, &task.topology, batch_size);
+        group.bench_function(BenchmarkId::new("shard", name), |bencher| {
+            bencher.iter(|| model.shard_ms(black_box(&load)));
         });
     }
 }

@@ -44,15 +44,8 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// The results of all searches on all tasks.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Comparison {
-    /// The results of each search, in the requested order.
-    pub methods: Vec<MethodFigures>,
-}
-
 /// Runs `searches` on `tasks`, checks every plan, and passes it to `keep`. `model` returns the cost model for the
-/// topology of a task.
+/// topology of a task. Returns the results of each search, in the given order.
 ///
 /// # Errors
 ///
@@ -64,7 +57,7 @@ pub fn compare(
     model: &dyn Fn(&Task) -> Result<Box<dyn CostModel>>,
     keep: &mut dyn FnMut(&Task, &Plan) -> Result<()>,
     reporter: &dyn Reporter,
-) -> Result<Comparison> {
+) -> Result<Vec<MethodFigures>> {
     let figures = |search: &dyn Search| MethodFigures {
         search: search.id().to_owned(),
         costs_ms: Vec::with_capacity(tasks.len()),
@@ -100,12 +93,12 @@ pub fn compare(
         reporter.go_on()?;
     }
     reporter.end();
-    Ok(Comparison { methods })
+    Ok(methods)
 }
 
 #[cfg(test)]
 mod tests {
-    use onefold_sharding::{AnalyticCost, Beam, LearnedCost, ModelFile, searches};
+    use onefold_sharding::{AnalyticCost, Beam, LearnedCosts, ModelFile, searches};
 
     use super::*;
     use crate::{TaskOptions, tasks};
@@ -122,9 +115,9 @@ mod tests {
             &onefold_base::progress::Silent,
         )
         .unwrap();
-        let ours = found.methods.last().unwrap();
+        let ours = found.last().unwrap();
         assert_eq!((ours.search.as_str(), ours.valid()), ("beam", 3));
-        for method in &found.methods[..7] {
+        for method in &found[..7] {
             let (theirs, ours) = method.common_means_ms(ours).unwrap_or((f64::INFINITY, 0.0));
             assert!(ours < theirs, "{} {ours} {theirs}", method.search);
         }
@@ -134,7 +127,8 @@ mod tests {
     fn plans_do_not_depend_on_threads() {
         let options = TaskOptions { max_dim: 64, ..TaskOptions::new(40..=40, 8, 1, 11) };
         let task = tasks(&options).unwrap().remove(0);
-        let learned = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &task.topology, true).unwrap();
+        let learned =
+            LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &task.topology, true).unwrap();
         for model in [&AnalyticCost as &dyn CostModel, &learned] {
             let planned = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

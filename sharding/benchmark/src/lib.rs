@@ -9,6 +9,6 @@ mod compare;
 mod pool;
 mod tasks;
 
-pub use compare::{Comparison, MethodFigures, compare};
+pub use compare::{MethodFigures, compare};
 pub use pool::{POOL_EMPTY_TABLES, POOL_POOLING, POOL_ROWS, POOL_TABLES, PoolTable, pool};
 pub use tasks::{TABLES_FILE, TOPOLOGY_FILE, Task, TaskOptions, tasks};

@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use onefold_sharding::{
-    Error, Lookups, Result, Shard, ShardLoad, ShardingType, Table, TableFile, TableOptimizer, Topology,
+    Error, Lookups, Result, Shard, ShardLoad, Table, TableFile, TableOptimizer, Topology,
 };
 
 use crate::pool::{PoolTable, pool};
@@ -141,9 +141,7 @@ fn draw(
             let source = &pool[rng.random_range(0..pool.len())];
             let table = table(i, source, dims[rng.random_range(0..dims.len())]);
             let shard = Shard::whole(&table, 0);
-            let sharding_type = ShardingType::TableWise;
-            let load = ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true };
-            let buffers = load.buffers(topology, batch_size);
+            let buffers = ShardLoad::table_wise(&table, &shard, topology, batch_size).buffers();
             let asking = u128::from(buffers.asking) * u128::from(topology.ranks);
             bytes += u128::from(table.memory_bytes()?) + u128::from(buffers.serving) + asking;
             tables.push(table);

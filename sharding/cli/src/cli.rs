@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::Dedupe;
 use onefold_sharding::torchrec::Module;
@@ -26,7 +26,7 @@ From a dataset to a plan:
   onefold-shard plan --tables tables.json --topology topology.json --out plan.json
   onefold-shard show plan.json --html plan.html
 
-A job that goes on with other tables or ranks:
+A job that continues with other tables or ranks:
   onefold-shard replan --plan plan.json --tables new.json --budget 10GiB --out new-plan.json";
 
 #[derive(Debug, Subcommand)]
@@ -38,12 +38,12 @@ pub(crate) enum Command {
     /// places the shards so that the most expensive rank is as cheap as can be found. A plan never exceeds the memory
     /// of a rank; if a table fits nowhere, nothing is written and the error says how much is missing.
     Plan(PlanArguments),
-    /// Change the plan of a job that goes on, without moving much
+    /// Change the plan of a running job, with few moves
     ///
-    /// Begins at the old plan, and moves what must move: shards of ranks that are gone, and shards that their ranks have no
-    /// room for. Then it moves, halves, divides and copies tables as long as the most expensive rank gets cheaper and no
-    /// more than `--budget` of weights and optimizer state goes to ranks that do not have it. Resume the training with the
-    /// new plan: it takes what it needs from the checkpoint's files.
+    /// Starts from the old plan. First it moves the shards of ranks that no longer exist, and shards for which their
+    /// ranks lack memory. Then it moves, halves, divides and copies tables while this makes the most expensive rank
+    /// cheaper, and while at most `--budget` bytes of weights and optimizer state move to ranks that do not have them.
+    /// Resume the training with the new plan: each rank reads its shards from the checkpoint's files.
     Replan(ReplanArguments),
     /// Describe the tables of a model, from its training configuration and dataset
     ///
@@ -53,13 +53,14 @@ pub(crate) enum Command {
     /// looked up, and which ones most, are counted in their first batches. With `--torchrec` the tables come
     /// from JSON with the fields of TorchRec's `EmbeddingBagConfig` instead.
     Tables(TablesArguments),
-    /// Train a cost model on measured costs
+    /// Fit a cost model to measured costs
     ///
-    /// Reads `costs.parquet` of `onefold-train-tools profile`, trains NeuroShard's networks (computation, and both directions
-    /// of exchange where they were measured), and reports their errors on held-out samples beside a line through the
-    /// same features. A model that does not beat the line is not written.
+    /// Reads `costs.parquet` of `onefold-train-tools profile`, fits linear models with weights of at least 0 (computation, and
+    /// each direction of exchange that was measured), and reports their errors on held-out samples. With `--network` a
+    /// network of NeuroShard corrects the model of the computation. If it does not beat the linear model, no model is
+    /// written.
     Pretrain(PretrainArguments),
-    /// Show a plan: its ranks, the bottleneck, and why large tables stand where they do
+    /// Show a plan: its ranks, the bottleneck, and the reasons for the places of large tables
     Show(ShowArguments),
     /// Show which tables two plans place differently
     Diff(DiffArguments),
@@ -67,15 +68,16 @@ pub(crate) enum Command {
     Export(ExportArguments),
     /// Describe the ranks that train together
     ///
-    /// Writes `topology.json`, to be edited. With `--measure` ranks are as this machine's processor; otherwise the
-    /// bandwidths default to GPUs of the H100 class: 3.35 TB/s of HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s
-    /// network port for each GPU. Ranks that are not alike are `groups` in the file, each with a number of ranks and what
-    /// they have.
+    /// Writes `topology.json`, which you can edit. With `--measure`, ranks are on this machine's processor. Otherwise
+    /// the default bandwidths are those of H100 GPUs: 3.35 TB/s of HBM3, 450 GB/s of NVLink in one direction, and one
+    /// 400 Gb/s network port per GPU. Describe ranks that differ as `groups` in the file, each with its number of ranks
+    /// and the values that differ.
     Topology(TopologyArguments),
     /// Check that a plan fits tables and a topology
     ///
-    /// Each table must be there exactly once, its shards must tile its rows and columns without a gap or an
-    /// overlap, and no rank may hold more than its memory. Exits with status 1 and the first fault otherwise.
+    /// Each table must occur exactly once, its shards must cover its rows and columns without a gap or an overlap, and
+    /// no rank may need more than its memory for the batch size of the tables, with a reserve for batches above the
+    /// mean. Otherwise the first fault is printed, and the exit status is 1.
     Check(CheckArguments),
 }
 
@@ -88,10 +90,10 @@ pub(crate) struct PlanArguments {
     /// The search: ours, NeuroShard's as published, or a baseline
     #[arg(long, default_value = "beam", value_parser = clap::builder::PossibleValuesParser::new(SEARCHES))]
     pub(crate) search: String,
-    /// Seed of the search `random`; the others take no chances
+    /// Seed of the search `random`; the other searches are deterministic
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Also print what the plan would cost if this table stood elsewhere; may be given several times
+    /// Also print the cost of the plan with this table in other places; may be given several times
     #[arg(long, value_name = "TABLE")]
     pub(crate) explain: Vec<String>,
     #[command(flatten)]
@@ -106,10 +108,11 @@ pub(crate) struct ReplanArguments {
     /// The tables as they are now (`onefold-shard tables` writes the file)
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: PathBuf,
-    /// The topology, if it is another one than the plan's
+    /// The topology, if it differs from that of the plan
     #[arg(long, value_name = "FILE")]
     pub(crate) topology: Option<PathBuf>,
-    /// Weights and optimizer state that may move to other ranks, at most; with 0 only what moves nothing is changed
+    /// Largest amount of weights and optimizer state that may move to other ranks; with 0, only new tables and rows are
+    /// placed
     #[arg(long, value_name = "SIZE", value_parser = parse_budget)]
     pub(crate) budget: u64,
     #[command(flatten)]
@@ -138,8 +141,8 @@ pub struct ModelOptions {
     /// names its hardware, else the formulas]; may be given several times, for ranks of several kinds of hardware
     #[arg(long, value_name = "MODEL", value_parser = parse_model)]
     pub(crate) model: Vec<ModelChoice>,
-    /// Take the model though it was trained on other hardware than the topology names; of several models, the first for
-    /// ranks whose hardware has none
+    /// Use the model although it was measured on other hardware than the topology names; of several models, the first
+    /// one is used for ranks without a model of their hardware
     #[arg(long, requires = "model")]
     pub(crate) any_hardware: bool,
 }
@@ -169,16 +172,20 @@ fn parse_model(text: &str) -> Result<ModelChoice, String> {
 pub(crate) struct PretrainArguments {
     /// Measured costs (`onefold-train-tools profile` writes the file)
     pub(crate) costs: PathBuf,
-    /// Passes over the training samples
-    #[arg(long, default_value_t = 300, value_parser = parse_count)]
+    /// Also train a network that corrects the linear model, for hardware such as GPUs, where time is not proportional to
+    /// work
+    #[arg(long)]
+    pub(crate) network: bool,
+    /// Passes of the network over the training samples
+    #[arg(long, requires = "network", default_value_t = 300, value_parser = parse_count)]
     pub(crate) epochs: usize,
-    /// Parts of the cross-validation that the report is of
+    /// Parts of the cross-validation
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = parse_count)]
     pub(crate) folds: usize,
-    /// Seed of the split, the initial weights and the order of samples
+    /// Seed of the split, and of the network's initial weights and order of samples
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Costs of some of the same sets measured again: the report then says how far measurements agree with themselves
+    /// Costs of some of the same sets, measured again: the report then contains the error of a repeated measurement
     #[arg(long, value_name = "FILE")]
     pub(crate) repeated: Option<PathBuf>,
     #[command(flatten)]
@@ -209,16 +216,17 @@ pub(crate) struct DiffArguments {
 pub(crate) struct ExportArguments {
     /// The plan (`plan.json`)
     pub(crate) plan: PathBuf,
-    /// Write what TorchRec reads; there is no other format yet
+    /// Write the format that TorchRec reads; there is no other format yet
     #[arg(long, required = true)]
     pub(crate) torchrec: bool,
-    /// Path of an embedding collection in the model, such as `sparse_arch.embedding_bag_collection`, and the tables that
-    /// it has; without tables all that no other module has. May be given several times [default: the model itself]
+    /// Path of an embedding collection in the model, such as `sparse_arch.embedding_bag_collection`, and its tables;
+    /// without tables, it has all tables that no other module has. May be given several times [default: the model
+    /// itself]
     #[arg(long, value_name = "PATH[=TABLE,…]", value_parser = parse_module)]
     pub(crate) module: Vec<Module>,
-    /// Where shards stand
-    #[arg(long, value_enum, default_value_t = Device::Cuda)]
-    pub(crate) device: Device,
+    /// Device of the shards
+    #[arg(long, default_value = "cuda", value_parser = ["cuda", "cpu"])]
+    pub(crate) device: String,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }
@@ -233,28 +241,12 @@ fn parse_module(text: &str) -> Result<Module, String> {
     Ok(Module { path: path.to_owned(), tables })
 }
 
-/// A kind of device in TorchRec's placements.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Device {
-    Cuda,
-    Cpu,
-}
-
-impl Device {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Cuda => "cuda",
-            Self::Cpu => "cpu",
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct TablesArguments {
     /// The training configuration (`train.toml`)
     #[arg(required_unless_present = "torchrec", conflicts_with = "torchrec", requires = "data")]
     pub(crate) config: Option<PathBuf>,
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     #[arg(long, value_name = "DATASET", requires = "config", conflicts_with = "torchrec")]
     pub(crate) data: Option<PathBuf>,
     /// Tables as JSON with TorchRec's field names, in place of a configuration and a dataset
@@ -263,23 +255,24 @@ pub(crate) struct TablesArguments {
     /// The number of the dataset's snapshot [default: with `--resume` that of the run, otherwise the newest]
     #[arg(long, value_name = "N", conflicts_with = "torchrec")]
     pub(crate) at: Option<u64>,
-    /// The run whose model will be trained further, as the training's own `--warm-start`: its tables keep their rows
+    /// The run whose model will be trained further, as in the training's option `--warm-start`: its tables keep their
+    /// rows
     #[arg(long, value_name = "RUN", conflicts_with = "torchrec")]
     pub(crate) warm_start: Option<PathBuf>,
-    /// The run that will go on, on other ranks or by another plan: its snapshot and its tables
+    /// The run that will be resumed on other ranks or with another plan: its snapshot and its tables are used
     #[arg(long, value_name = "RUN", conflicts_with_all = ["torchrec", "warm_start"])]
     pub(crate) resume: Option<PathBuf>,
     /// Dedupe factor of a feature group [default: as counted in the samples that are read]
     #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,
-    /// How the training deduplicates batches: its own option `--dedupe`
+    /// How the training deduplicates batches, as in its option `--dedupe`
     #[arg(long, value_enum, default_value_t = Dedupe::Window, conflicts_with = "torchrec")]
     pub(crate) dedupe: Dedupe,
     /// Samples to read, to count how often rows are looked up and how much is deduplicated; with 0 only the dataset's
     /// statistics are used
     #[arg(long, value_name = "N", default_value_t = onefold_sharding::ACCESS_BATCH, conflicts_with = "torchrec")]
     pub(crate) samples: u64,
-    /// Memory for counted ids: fewer samples are counted if theirs take more
+    /// Memory for counted ids; if the ids need more, fewer samples are counted
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "1GiB", conflicts_with = "torchrec")]
     pub(crate) memory_limit: u64,
     #[command(flatten)]
@@ -291,8 +284,8 @@ pub(crate) struct TopologyArguments {
     /// Number of ranks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub(crate) ranks: u32,
-    /// Memory of a rank for tables, their optimizer state and exchange buffers, like `60GiB`: what the device has, less
-    /// what activations, the dense model and the framework take
+    /// Memory of a rank for tables, their optimizer state and exchange buffers, such as `60GiB`: the memory of the
+    /// device without that of activations, the dense model and the framework
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) memory: u64,
     /// Measure this machine, for ranks on its processor: the bandwidths of its memory and of messages between its ranks,

@@ -19,8 +19,8 @@ use anyhow::{Context, Result};
 use onefold_base::fault::{Explainer, explained, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_sharding::{
-    Alternative, AnalyticCost, CostModel, Error, LearnedCost, LearnedCosts, ModelFile, Plan, Replanned,
-    TableFile, Topology, claim_output, replan, searches,
+    Alternative, AnalyticCost, CostModel, Error, LearnedCosts, ModelFile, Plan, Replanned, TableFile,
+    Topology, claim_output, replan, searches,
 };
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ pub fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn
             ModelChoice::Analytic if options.model.len() == 1 => {}
             ModelChoice::Analytic => {
                 return Err(Error::invalid(
-                    text![option("model").set_to("analytic"), " stands beside other models"],
+                    text![option("model").set_to("analytic"), " is given with other models"],
                     "give it alone: the formulas price ranks of every kind, by their memory bandwidths",
                 ));
             }
@@ -90,10 +90,9 @@ pub fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn
     if options.model.is_empty() {
         files = shipped_for(topology)?;
     }
-    Ok(match files.len() {
-        0 => Box::new(AnalyticCost),
-        1 => Box::new(LearnedCost::new(files.swap_remove(0), topology, options.any_hardware)?),
-        _ => Box::new(LearnedCosts::new(files, topology, options.any_hardware)?),
+    Ok(match files.is_empty() {
+        true => Box::new(AnalyticCost),
+        false => Box::new(LearnedCosts::new(files, topology, options.any_hardware)?),
     })
 }
 

@@ -148,7 +148,7 @@ fn elements(feature: &Feature) -> impl Iterator<Item = i64> + Clone {
 
 #[cfg(test)]
 mod tests {
-    use onefold_sharding::{DataType, Pooling, Shard, ShardLoad, ShardingType, Table, Topology};
+    use onefold_sharding::{DataType, Pooling, Shard, ShardLoad, Table, Topology};
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
@@ -177,21 +177,20 @@ mod tests {
             ..Table::new("f", 1024, 64)
         };
         let (topology, shard) = (Topology::h100(2, 1 << 30).unwrap(), Shard::whole(&table, 0));
-        let sharding_type = ShardingType::TableWise;
-        let load = ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true };
-        let work = load.work(&topology, 1024);
+        let load = ShardLoad::table_wise(&table, &shard, &topology, 1024);
+        let work = load.work();
         for (found, expected) in [(work.lists, 1025.0), (work.ids, 2024.0), (work.vectors, 1025.0)] {
             assert!((found - expected).abs() < 1e-6, "{found} {expected}");
         }
         // Each of two ranks has half of the samples: one requests, the other serves.
-        let buffers = load.buffers(&topology, 1024);
+        let buffers = load.buffers();
         let half = ((2024 + 1025) * 8 + 2 * 1025 * 64 * 4) / 2;
         assert!(buffers.serving == 0 && buffers.asking.abs_diff(half) <= 1, "{buffers:?}");
         // If all lists had the same length, 506 times fewer lists would be expected.
         let alike =
             Table { first: Lookups { list_dedupe_factor: None, ..table.first.clone() }, ..table.clone() };
         let load = ShardLoad { table: &alike, ..load };
-        assert!(load.work(&topology, 1024).lists < 5.0);
+        assert!(load.work().lists < 5.0);
     }
 
     fn config(pooling: Pooling, rows: u64, ids: IdPolicy) -> FeatureConfig {
@@ -237,9 +236,7 @@ mod tests {
             ..Table::new("f", 16, 64)
         };
         let (topology, shard) = (Topology::h100(1, 1 << 30).unwrap(), Shard::whole(&table, 0));
-        let sharding_type = ShardingType::TableWise;
-        let work =
-            ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true }.work(&topology, 5);
+        let work = ShardLoad::table_wise(&table, &shard, &topology, 5).work();
         for (found, expected) in [(work.lists, 3.0), (work.ids, 5.0), (work.vectors, 5.0)] {
             assert!((found - expected).abs() < 1e-9, "{found} {expected}");
         }

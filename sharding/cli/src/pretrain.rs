@@ -17,7 +17,8 @@ pub(crate) fn pretrain_command(arguments: &PretrainArguments, printer: &Printer)
     let out = &arguments.output.out;
     claim_output(out, arguments.output.overwrite)?;
     let costs = Costs::load(&arguments.costs)?;
-    let options = PretrainOptions { epochs: arguments.epochs, seed: arguments.seed, folds: arguments.folds };
+    let PretrainArguments { network, epochs, seed, folds, .. } = *arguments;
+    let options = PretrainOptions { network, epochs, seed, folds };
     let repeated = match &arguments.repeated {
         None => None,
         Some(path) => Some(repeatability(&costs, &Costs::load(path)?).ok_or_else(|| {
@@ -47,7 +48,7 @@ pub(crate) fn pretrain_command(arguments: &PretrainArguments, printer: &Printer)
 
 fn table(file: &ModelFile) -> String {
     let mut text = format!(
-        "Measured on {}, kernels {}; every sample is predicted by networks that have not seen it\n\n",
+        "Measured on {}, kernels {}; every sample is predicted by models that were not fitted to it\n\n",
         file.machine, file.kernel_version
     );
     let _ = writeln!(
@@ -70,10 +71,11 @@ fn table(file: &ModelFile) -> String {
         };
         let (trained, tested) = (report.train_samples, Some(report.test_samples));
         line("", trained, tested, &report.test);
-        line(", a line", trained, tested, &report.linear);
-        if let Some([network, linear]) = &report.deduplicated {
-            line(" of deduplicated sets", trained, None, network);
-            line(" of these, a line", trained, None, linear);
+        if let Some(linear) = &report.linear {
+            line(", without the network", trained, tested, linear);
+        }
+        if let Some(deduplicated) = &report.deduplicated {
+            line(" of deduplicated sets", trained, None, deduplicated);
         }
         if let Some(repeated) = &report.repeated {
             line(", measured again", 0, Some(repeated.samples), &repeated.fit);

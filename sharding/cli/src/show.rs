@@ -91,7 +91,7 @@ pub(crate) fn export(arguments: &ExportArguments, printer: &Printer) -> Result<(
         [] => vec![Module::of_all("")],
         given => given.to_vec(),
     };
-    let exported = torchrec::export(&plan, &modules, arguments.device.name())?;
+    let exported = torchrec::export(&plan, &modules, &arguments.device)?;
     let copied = plan.tables.iter().filter(|table| table.sharding_type == ShardingType::DataParallel);
     let copied: Vec<&str> = copied.map(|table| table.name.as_str()).collect();
     if !copied.is_empty() {

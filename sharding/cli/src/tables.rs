@@ -1,6 +1,5 @@
 //! `onefold-shard tables`: describes the tables to place.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -140,9 +139,28 @@ impl<'a> Training<'a> {
             }
             return Ok(self.configs.iter().map(table_of).collect());
         }
-        let in_data = || format!("`{}`", self.data.display());
-        let counts = Counts::of(self.data, &self.snapshot, &self.filter).with_context(in_data)?;
-        self.configs.iter().map(|config| counts.table(config)).collect::<Result<_, _>>().with_context(in_data)
+        let in_config = || format!("`{}`", self.config_path.display());
+        let samples = self.snapshot.chosen_samples(&self.filter).with_context(in_config)?;
+        let (data, all) = (self.data, &self.snapshot.statistics);
+        if samples == 0 {
+            let message = format!("`{}` has no samples, so the ids per sample are not known", data.display());
+            return Err(Error::invalid(message, "build it from logs that have some").into());
+        }
+        let features = match samples == all.samples {
+            true => all.features.clone(),
+            false => load_statistics(data, &self.snapshot, &self.filter)?.features,
+        };
+        let table = |config: &FeatureConfig| {
+            let name = &config.feature;
+            let Some(found) = features.get(name) else {
+                let message = format!("the statistics of `{}` lack the feature `{name}`", data.display());
+                return Err(Error::invalid(message, "build the dataset again with `onefold-ingest build`"));
+            };
+            let mut table = table_of(config);
+            table.first.pooling_factor = found.values as f64 / samples as f64;
+            Ok(table)
+        };
+        Ok(self.configs.iter().map(table).collect::<Result<_, _>>()?)
     }
 
     /// Reads batches as the training does, and counts the values that the statistics do not contain.
@@ -223,54 +241,6 @@ fn dedupe_factors<'a>(
 fn factor_of(feature: &str, factors: &[(&FeatureGroup, f64)]) -> Option<f64> {
     let holds = |group: &FeatureGroup| group.features.iter().any(|member| member.name == feature);
     factors.iter().find(|(group, _)| holds(group)).map(|(_, factor)| *factor)
-}
-
-/// The numbers of samples and ids in the partitions for the training.
-struct Counts {
-    samples: u64,
-    /// The number of ids of each feature.
-    values: BTreeMap<String, u64>,
-}
-
-impl Counts {
-    fn of(data: &Path, snapshot: &Snapshot, filter: &PartitionFilter) -> Result<Self> {
-        let chosen = snapshot.matching(filter)?;
-        let all = chosen.len() == snapshot.partitions.len();
-        let statistics = &snapshot.statistics;
-        let samples = if all { statistics.samples } else { chosen.iter().map(|part| part.samples).sum() };
-        if samples == 0 {
-            let (message, hint) = if filter.to_string().is_empty() {
-                ("the dataset has no samples".to_owned(), "build it from logs that have some")
-            } else {
-                (
-                    format!("no partition with samples fits `{filter}`"),
-                    "correct `train` under `[data]`, or build the dataset with such partitions",
-                )
-            };
-            return Err(
-                Error::invalid(format!("{message}, so the ids per sample are not known"), hint).into()
-            );
-        }
-        let features = match all {
-            true => statistics.features.clone(),
-            false => load_statistics(data, snapshot, filter)?.features,
-        };
-        let values = features.into_iter().map(|(name, found)| (name, found.values)).collect();
-        Ok(Self { samples, values })
-    }
-
-    /// Returns a table of the configured size with the counted number of ids per sample.
-    fn table(&self, config: &FeatureConfig) -> Result<Table, Error> {
-        let name = &config.feature;
-        let Some(values) = self.values.get(name) else {
-            let message = format!("the dataset's statistics lack the feature `{name}`");
-            return Err(Error::invalid(message, "build the dataset again with `onefold-ingest build`"));
-        };
-        let pooling_factor = *values as f64 / self.samples as f64;
-        let mut table = table_of(config);
-        table.first.pooling_factor = pooling_factor;
-        Ok(table)
-    }
 }
 
 /// Lists the tables in which one of four equal blocks of rows has more than half of a feature's lookups.

@@ -492,8 +492,8 @@ fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
         dir.run(&format!("{TABLES} --overwrite")).failed()
     };
     let error = refused("split=other");
-    assert!(error.contains("no partition with samples fits `split=other`"), "{error}");
-    assert!(error.contains("\n  hint: correct `train` under `[data]`"), "{error}");
+    assert!(error.contains("`train.toml`: ") && error.contains("`split=other`"), "{error}");
+    assert!(error.contains("no partition matches\n  hint: the dataset holds `split=holdout`, "), "{error}");
     assert!(refused("region=eu").contains("there is no partition column `region`"));
 }
 

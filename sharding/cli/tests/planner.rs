@@ -58,7 +58,7 @@ fn with_task(dir: &Dir, tables: usize, memory_bytes: u64) {
 }
 
 /// Returns costs of a machine on which a table takes as long as its reads, plus launch costs that several tables
-/// share. A network can model this, and a linear regression cannot.
+/// share. A network can model this, and a linear model cannot.
 fn measured(samples: usize, noise: bool) -> Costs {
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     let mut shard = || {
@@ -126,9 +126,16 @@ fn measured(samples: usize, noise: bool) -> Costs {
 fn a_model_is_trained_blessed_and_planned_with() {
     let dir = Dir::new();
     measured(600, false).store(&dir.path("costs.parquet")).unwrap();
-    let train = "pretrain costs.parquet --epochs 120 --folds 3 --out model.json";
+    // By default, the model is linear.
+    let linear = dir.json("pretrain costs.parquet --folds 3 --out linear.json");
+    assert!(linear["reports"][0]["test"]["kendall_tau"].as_f64().unwrap() > 0.7, "{linear}");
+    assert_eq!(linear["reports"][0].get("linear"), None);
+    assert!(!fs_err::read_to_string(dir.path("linear.json")).unwrap().contains("network"));
+    assert_eq!(dir.run("pretrain costs.parquet --epochs 120 --out model.json").status.code(), Some(2));
+    let train = "pretrain costs.parquet --network --epochs 120 --folds 3 --out model.json";
     let trained = dir.json(train);
     let compute = &trained["reports"][0];
+    assert_eq!(compute["linear"], linear["reports"][0]["test"]);
     let figure = |fit: &str, key: &str| compute[fit][key].as_f64().unwrap();
     assert!(figure("test", "mse") < 0.5 * figure("linear", "mse"), "{compute}");
     assert!(figure("test", "kendall_tau") > 0.9, "{compute}");
@@ -144,8 +151,9 @@ fn a_model_is_trained_blessed_and_planned_with() {
         "plan --tables tasks/task-000/tables.json --topology tasks/task-000/topology.json --out plan.json";
     let error = dir.fails(&format!("{plan} --model model.json"));
     assert!(
-        error.contains("the cost model was trained on `a test machine`, and the topology does not say what hardware it is of")
-            && error.contains("hint: set \"hardware\": \"a test machine\""),
+        error.contains(
+            "the topology does not say what hardware rank 0 is of; the cost models are of `a test machine`"
+        ) && error.contains("hint: set \"hardware\" in the topology"),
         "{error}"
     );
     let planned = dir.json(&format!("{plan} --model model.json --any-hardware"));
@@ -156,7 +164,8 @@ fn a_model_is_trained_blessed_and_planned_with() {
     topology.store(&dir.path("other.json")).unwrap();
     let other = plan.replace("tasks/task-000/topology.json", "other.json").replace("plan.json", "p.json");
     assert!(
-        dir.fails(&format!("{other} --model model.json")).contains("the topology is of `another machine`")
+        dir.fails(&format!("{other} --model model.json"))
+            .contains("there is no cost model for `another machine`, which rank 0 is")
     );
     topology.hardware = Some("a test machine".into());
     topology.store(&dir.path("other.json")).unwrap();
@@ -171,14 +180,14 @@ fn measurements_are_compared_with_their_repetition() {
     let mut again = measured(30, false);
     again.compute.iter_mut().for_each(|sample| sample.ms *= 1.1);
     again.store(&dir.path("again.parquet")).unwrap();
-    let pretrain = "pretrain costs.parquet --epochs 60 --folds 2 --out model.json";
+    let pretrain = "pretrain costs.parquet --network --epochs 60 --folds 2 --out model.json";
     let trained = dir.json(&format!("{pretrain} --repeated again.parquet"));
     let compute = &trained["reports"][0];
     let repeated = &compute["repeated"];
     assert_eq!(repeated["samples"], 30);
     assert!((repeated["fit"]["relative_error"].as_f64().unwrap() - 0.1 / 1.1).abs() < 1e-9, "{repeated}");
     let text = dir.succeeds(&format!("{pretrain} --overwrite"));
-    for line in ["compute, a line", "compute of deduplicated sets", "compute of these, a line"] {
+    for line in ["compute, without the network", "compute of deduplicated sets", "backward"] {
         assert!(text.contains(line), "{text}");
     }
     let mut other = measured(60, false);
@@ -194,9 +203,9 @@ fn measurements_are_compared_with_their_repetition() {
 fn a_model_that_learned_nothing_is_not_blessed() {
     let dir = Dir::new();
     measured(400, true).store(&dir.path("costs.parquet")).unwrap();
-    let error = dir.fails("pretrain costs.parquet --epochs 100 --folds 2 --out model.json");
+    let error = dir.fails("pretrain costs.parquet --folds 2 --out model.json");
     assert!(
-        error.contains("the compute model learned nothing: Kendall's tau of what it predicts is "),
+        error.contains("the compute model learned nothing: Kendall's tau of its predictions is "),
         "{error}"
     );
     assert!(!dir.path("model.json").exists());
@@ -210,7 +219,7 @@ fn a_model_that_learned_nothing_is_not_blessed() {
     let rank = |i: u32| ExchangeRank { bytes: f64::from(i) * 1e5, start_ms: 0.0, ms: f64::from(i) };
     let one = ExchangeSample { direction: Direction::Forward, ranks: (1..65).map(rank).collect() };
     Costs { exchanges: vec![one], ..measured(600, false) }.store(&dir.path("one.parquet")).unwrap();
-    let error = dir.fails("pretrain one.parquet --epochs 120 --folds 3 --out model.json");
+    let error = dir.fails("pretrain one.parquet --folds 3 --out model.json");
     assert!(error.contains("too few sets of samples for the forward model were measured"), "{error}");
     for folds in [1, 41] {
         let error = dir.fails(&format!("pretrain costs.parquet --folds {folds} --out model.json"));
@@ -226,9 +235,12 @@ fn a_damaged_model_is_refused() {
         fs_err::write(dir.path("broken.json"), text.replacen(from, to, 1)).unwrap();
         ModelFile::load(&dir.path("broken.json")).unwrap_err().to_string()
     };
-    assert!(refused("\"format_version\": 7", "\"format_version\": 8").contains("format version 8"));
+    assert!(refused("\"format_version\": 8", "\"format_version\": 9").contains("format version 9"));
     assert!(refused("\"work\": [", "\"work\": [-1.0, ").contains("its work is not 44 weights of at least 0"));
-    assert!(refused("\"inputs\": 128", "\"inputs\": 127").contains("broken.json`: the model `compute`: "));
+    assert!(
+        refused("\"asked\": [", "\"asked\": [0.0, ")
+            .contains("broken.json`: the model `compute`: its weights of")
+    );
     assert!(refused("\"machine\"", "\"maschine\"").contains("unknown field `maschine`"));
 }
 
@@ -321,10 +333,10 @@ fn ranks_of_two_kinds_of_hardware_are_planned_with_a_model_of_each() {
     let inputs = "--tables tasks/task-000/tables.json --topology topology.json";
     let plan = format!("plan {inputs} --out plan.json --overwrite");
     let error = dir.fails(&format!("{plan} --model old.json"));
-    assert!(error.contains("are of `new`, for which there is no model"), "{error}");
+    assert!(error.contains("there is no cost model for `new`, which rank 3 is"), "{error}");
     let error = dir.fails(&format!("{plan} --model old.json --model analytic"));
     assert!(
-        error.contains("`--model analytic` stands beside other models\n  hint: give it alone"),
+        error.contains("`--model analytic` is given with other models\n  hint: give it alone"),
         "{error}"
     );
     let error = dir.fails(&format!("{plan} --model old.json --model old.json"));

@@ -4,20 +4,20 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use onefold_base::units::count_of;
-use onefold_sharding::{Plan, searches};
-use onefold_sharding_benchmark::{Comparison, MethodFigures, Task, compare};
+use onefold_sharding::{Error, Plan, searches};
+use onefold_sharding_benchmark::{MethodFigures, Task, compare};
 use onefold_sharding_cli::cost_model;
 use onefold_terminal::Printer;
 use serde_json::{Value, json};
 
 use crate::cli::CompareArguments;
-use crate::staged::Staged;
+use crate::tasks::new_directory;
 
 pub(crate) fn compare_command(arguments: &CompareArguments, printer: &Printer) -> Result<()> {
     let tasks = Task::load_all(&arguments.tasks)?;
     let model = |task: &Task| cost_model(&arguments.model, &task.topology);
     let searches = searches(arguments.seed);
-    let plans = arguments.plans.as_deref().map(Staged::new).transpose()?;
+    let plans = arguments.plans.as_deref().map(new_directory).transpose()?;
     let mut keep = |task: &Task, plan: &Plan| match &plans {
         None => Ok(()),
         Some(plans) => {
@@ -26,15 +26,14 @@ pub(crate) fn compare_command(arguments: &CompareArguments, printer: &Printer) -
             plan.store(&folder.join(format!("{}.json", plan.search)))
         }
     };
-    let comparison = compare(&tasks, &searches, &model, &mut keep, printer)?;
-    let json = json!({
+    let methods = compare(&tasks, &searches, &model, &mut keep, printer)?;
+    let mut json = json!({
         "tasks": tasks.len(),
-        "methods": comparison.methods.iter().map(|method| figures(method, tasks.len())).collect::<Vec<_>>(),
+        "methods": methods.iter().map(|method| figures(method, tasks.len())).collect::<Vec<_>>(),
     });
-    let mut json = json;
-    let mut text = table(&comparison, tasks.len());
+    let mut text = table(&methods, tasks.len());
     if let (Some(plans), Some(out)) = (plans, &arguments.plans) {
-        plans.commit()?;
+        plans.commit().map_err(Error::from)?;
         let _ = write!(text, "\n\nPlans written to `{}`", out.display());
         json["plans"] = json!(out);
     }
@@ -54,15 +53,15 @@ fn figures(method: &MethodFigures, tasks: usize) -> Value {
 
 /// Returns a text with one line per search. If a search has no plan for some tasks, its mean covers fewer tasks, so
 /// each line also compares it with the last search over the tasks for which both have plans.
-fn table(comparison: &Comparison, tasks: usize) -> String {
+fn table(methods: &[MethodFigures], tasks: usize) -> String {
     let mut text = format!("{}\n\n", count_of(tasks as u64, "task"));
-    let Some(ours) = comparison.methods.last() else { return text };
+    let Some(ours) = methods.last() else { return text };
     let _ = writeln!(
         text,
         "{:<30} {:>6} {:>12} {:>16} {:>10} {:>10}",
         "search", "valid", "cost ms", "same tasks, ours", "seconds", "at most"
     );
-    for method in &comparison.methods {
+    for method in methods {
         let mean = method.mean_ms().map_or("-".to_owned(), |ms| format!("{ms:.4}"));
         let common = method.common_means_ms(ours).map_or("-".to_owned(), |(theirs, ours)| {
             format!("{ours:.4} ({:+.1} %)", 100.0 * (ours / theirs - 1.0))

@@ -3,7 +3,6 @@
 
 mod cli;
 mod compare;
-mod staged;
 mod tasks;
 
 use std::process::ExitCode;

@@ -1,17 +1,20 @@
 //! `tasks`: writes random tasks to a directory.
 
+use std::path::Path;
+
 use anyhow::Result;
 use onefold_base::units::count_of;
-use onefold_sharding_benchmark::{TaskOptions, tasks};
+use onefold_sharding::Error;
+use onefold_sharding_benchmark::{TABLES_FILE, TaskOptions, tasks};
+use onefold_storage::commit::StagedDirectory;
 use onefold_terminal::Printer;
 use serde_json::json;
 
 use crate::cli::TasksArguments;
-use crate::staged::Staged;
 
 pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Result<()> {
     let out = &arguments.out;
-    let staged = Staged::new(out)?;
+    let staged = new_directory(out)?;
     let options = TaskOptions {
         max_dim: arguments.max_dim,
         memory_bytes: arguments.memory,
@@ -22,7 +25,7 @@ pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Re
     for task in &drawn {
         task.store(staged.path())?;
     }
-    staged.commit()?;
+    staged.commit().map_err(Error::from)?;
     let count: usize = drawn.iter().map(|task| task.tables.tables.len()).sum();
     let text = format!(
         "{} of {:.1} tables on average for {}, written to `{}`",
@@ -33,4 +36,10 @@ pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Re
     );
     let json = json!({ "tasks": out, "count": drawn.len(), "ranks": options.ranks, "tables": count });
     Ok(printer.summary(&text, &json)?)
+}
+
+/// Prepares a directory that must not exist yet, for folders of tasks. It appears as a whole.
+pub(crate) fn new_directory(out: &Path) -> Result<StagedDirectory, Error> {
+    // No directory of folders has this file, so none is replaced.
+    Ok(StagedDirectory::create(out, TABLES_FILE, false)?)
 }

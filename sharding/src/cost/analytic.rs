@@ -66,23 +66,25 @@ impl CostModel for AnalyticCost {
         "analytic_v2"
     }
 
-    fn width(&self) -> usize {
-        1
-    }
-
-    fn contribution(
-        &self,
-        load: &ShardLoad<'_>,
-        topology: &Topology,
-        batch_size: u64,
-        out: &mut [f64],
-    ) -> Result<()> {
-        out[0] = shard_compute_ms(load, topology, batch_size);
-        Ok(())
-    }
-
-    fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
-        sum[0] + added[0]
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        let work = load.work();
+        let columns = load.shard.column_count();
+        let weight_bytes = load.table.dtype.bytes() as f64;
+        let output_bytes = work.vectors * columns as f64 * 4.0;
+        let (read_columns, penalty, extra_bytes) = match load.sharding_type {
+            ShardingType::TableWise | ShardingType::ColumnWise => {
+                (columns.max(MIN_BLOCK), block_penalty(columns), 0.0)
+            }
+            ShardingType::RowWise => (columns, 1.0, BATCHED_COPY_FACTOR * output_bytes),
+            ShardingType::DataParallel => {
+                let table_bytes = load.table.rows as f64 * columns as f64 * weight_bytes;
+                (columns, 1.0, ELEMENTWISE_FACTOR * table_bytes)
+            }
+        };
+        let forward_bytes =
+            (work.ids * ID_BYTES + work.ids * read_columns as f64 * weight_bytes + output_bytes) * penalty;
+        let ms = |bytes: f64| bytes / load.topology.memory_bandwidth_of(load.shard.rank) * MS_PER_SECOND;
+        Ok(ms(forward_bytes) * (1.0 + BACKWARD_MULTIPLIER) + ms(extra_bytes))
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
@@ -98,27 +100,6 @@ pub(crate) fn link_ms(bytes: LinkBytes, topology: &Topology) -> f64 {
     let seconds = bytes.intra / topology.intra_node_bandwidth_bytes_per_second
         + bytes.inter / topology.inter_node_bandwidth_bytes_per_second;
     seconds * MS_PER_SECOND
-}
-
-fn shard_compute_ms(load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> f64 {
-    let work = load.work(topology, batch_size);
-    let columns = load.shard.column_count();
-    let weight_bytes = load.table.dtype.bytes() as f64;
-    let output_bytes = work.vectors * columns as f64 * 4.0;
-    let (read_columns, penalty, extra_bytes) = match load.sharding_type {
-        ShardingType::TableWise | ShardingType::ColumnWise => {
-            (columns.max(MIN_BLOCK), block_penalty(columns), 0.0)
-        }
-        ShardingType::RowWise => (columns, 1.0, BATCHED_COPY_FACTOR * output_bytes),
-        ShardingType::DataParallel => {
-            let table_bytes = load.table.rows as f64 * columns as f64 * weight_bytes;
-            (columns, 1.0, ELEMENTWISE_FACTOR * table_bytes)
-        }
-    };
-    let forward_bytes =
-        (work.ids * ID_BYTES + work.ids * read_columns as f64 * weight_bytes + output_bytes) * penalty;
-    let ms = |bytes: f64| bytes / topology.memory_bandwidth_of(load.shard.rank) * MS_PER_SECOND;
-    ms(forward_bytes) * (1.0 + BACKWARD_MULTIPLIER) + ms(extra_bytes)
 }
 
 fn block_penalty(columns: u64) -> f64 {
@@ -150,8 +131,13 @@ mod tests {
 
     fn placed(table: &Table, sharding_type: ShardingType, shard: Shard, topology: &Topology) -> RankCost {
         let within_node = topology.nodes() == 1 || sharding_type == ShardingType::TableWise;
-        let load = ShardLoad { table, sharding_type, shard: &shard, within_node };
-        rank_costs(&AnalyticCost, &[vec![load]], topology, 512).unwrap()[0]
+        let whole = ShardLoad::table_wise(table, &shard, topology, 512);
+        let load = ShardLoad { sharding_type, within_node, ..whole };
+        rank_costs(&AnalyticCost, &[vec![load]], topology).unwrap()[0]
+    }
+
+    fn total_ms(cost: RankCost) -> f64 {
+        cost.compute_ms + cost.communication_ms
     }
 
     fn cost(table: &Table, topology: &Topology) -> RankCost {
@@ -179,7 +165,7 @@ mod tests {
             first: crate::Lookups { pooling: Pooling::Attention, ..crate::Lookups::default() },
             ..Table::new("table_0", 128, 32)
         };
-        assert_close(cost(&table, &torchrec(2)).total_ms(), 0.001880471390093715);
+        assert_close(total_ms(cost(&table, &torchrec(2))), 0.001880471390093715);
     }
 
     #[test]
@@ -255,14 +241,10 @@ mod tests {
     fn a_rank_costs_the_sum_of_its_shards_and_an_idle_one_nothing() {
         let table = Table::new("t", 1000, 128);
         let shard = Shard::whole(&table, 0);
-        let load = ShardLoad {
-            table: &table,
-            sharding_type: ShardingType::TableWise,
-            shard: &shard,
-            within_node: true,
-        };
-        let costs = rank_costs(&AnalyticCost, &[vec![load, load], vec![]], &torchrec(2), 512).unwrap();
-        assert_close(costs[0].total_ms(), 2.0 * cost(&table, &torchrec(2)).total_ms());
+        let topology = torchrec(2);
+        let load = ShardLoad::table_wise(&table, &shard, &topology, 512);
+        let costs = rank_costs(&AnalyticCost, &[vec![load, load], vec![]], &topology).unwrap();
+        assert_close(total_ms(costs[0]), 2.0 * total_ms(cost(&table, &topology)));
         assert_eq!(costs[1], RankCost::default());
     }
 
@@ -292,13 +274,9 @@ mod tests {
         // With two machines of two ranks, only half of the bytes use the network if the table is within one machine.
         let two = Topology { ranks_per_node: 2, ..topology };
         let half = Shard { rank: 0, rows: 0..500, columns: 0..64 };
-        let load = ShardLoad {
-            table: &table,
-            sharding_type: ShardingType::RowWise,
-            shard: &half,
-            within_node: true,
-        };
-        let inside = rank_costs(&AnalyticCost, &[vec![load]], &two, 512).unwrap()[0];
+        let whole = ShardLoad::table_wise(&table, &half, &two, 512);
+        let load = ShardLoad { sharding_type: ShardingType::RowWise, ..whole };
+        let inside = rank_costs(&AnalyticCost, &[vec![load]], &two).unwrap()[0];
         assert_close(inside.communication_ms, 2.0 * (output / 1e6 + output / 2.0 / 1e5));
         let across = placed(&table, ShardingType::RowWise, quarter, &two);
         assert_close(across.communication_ms, 2.0 * output / 1e5);

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 use crate::table::ACTIVATION_BYTES;
-use crate::{Error, Result, ShardLoad, ShardingType, Topology};
+use crate::{Error, Result, ShardLoad, ShardingType};
 
 /// A shard and its work in a step, as `onefold-train-tools profile` measures it and a learned model takes it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ShardFeatures {
     /// The number of rows of the shard.
     pub rows: f64,
@@ -39,7 +41,7 @@ pub struct ShardFeatures {
 
 /// The work of a rank in a step to request vectors from shards, on any rank, for its own samples. It excludes tables
 /// that the rank looks up locally. All ranks have the same amount of work, apart from these tables.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AskedFeatures {
     /// The number of ids to process, counted once for every shard of their table.
     pub ids: f64,
@@ -54,12 +56,8 @@ pub struct AskedFeatures {
 impl ShardFeatures {
     /// Returns the features of a shard on a rank, once for every feature of its table, as if each feature had a table
     /// of its own.
-    pub fn of<'a>(
-        load: &'a ShardLoad<'a>,
-        topology: &'a Topology,
-        batch_size: u64,
-    ) -> impl Iterator<Item = Self> + 'a {
-        let ShardLoad { table, shard, .. } = *load;
+    pub fn of<'a>(load: &'a ShardLoad<'a>) -> impl Iterator<Item = Self> + 'a {
+        let ShardLoad { table, shard, topology, .. } = *load;
         let ranks = f64::from(topology.ranks);
         let copies = if load.sharding_type == ShardingType::DataParallel { ranks } else { 1.0 };
         // The owner of a whole table looks it up locally. If a table is divided, a rank also sends requests to its
@@ -69,9 +67,9 @@ impl ShardFeatures {
             false if load.is_whole() => ranks - 1.0,
             false => ranks,
         };
-        let samples = load.samples(topology, batch_size);
+        let samples = load.samples();
         table.lookups().map(move |lookups| {
-            let served = load.served_of(lookups, topology, batch_size);
+            let served = load.served_of(lookups);
             Self {
                 rows: shard.row_count() as f64,
                 columns: shard.column_count() as f64,
@@ -138,16 +136,17 @@ impl AskedFeatures {
     pub(crate) const COUNT: usize = 4;
 
     /// Returns the requests of one rank to one shard.
-    pub fn of(load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Self {
+    pub fn of(load: &ShardLoad<'_>) -> Self {
+        let topology = load.topology;
         if topology.ranks == 1 || load.sharding_type == ShardingType::DataParallel {
             return Self::default();
         }
         let ranks = f64::from(topology.ranks);
         let mut sum = Self::default();
         for lookups in load.table.lookups() {
-            let [lists, ids] = lookups.distinct(batch_size as f64);
+            let [lists, ids] = lookups.distinct(load.batch_size as f64);
             let ids = lookups.elements(ids);
-            let vectors = load.served_of(lookups, topology, batch_size).vectors / ranks;
+            let vectors = load.served_of(lookups).vectors / ranks;
             let bytes = vectors * load.shard.column_count() as f64 * ACTIVATION_BYTES;
             sum.add(&Self { ids, lists, bytes, requests: 1.0 });
         }
@@ -156,13 +155,13 @@ impl AskedFeatures {
 
     /// Returns the requests of each rank to all shards. `loads` are ordered by rank. A rank does not request from
     /// tables that it holds whole, because it looks them up locally.
-    pub fn by_rank(loads: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<Self> {
+    pub fn by_rank(loads: &[Vec<ShardLoad<'_>>]) -> Vec<Self> {
         let mut of_parts = Self::default();
         let mut of_whole = vec![Self::default(); loads.len()];
         for (loads, of_whole) in loads.iter().zip(&mut of_whole) {
             for load in loads {
                 let sum = if load.is_whole() { &mut *of_whole } else { &mut of_parts };
-                sum.add(&Self::of(load, topology, batch_size));
+                sum.add(&Self::of(load));
             }
         }
         let asked_by = |rank: usize| {
@@ -295,7 +294,7 @@ impl ShardFeatures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DataType, Shard, ShardingType, Table, TableOptimizer};
+    use crate::{DataType, Shard, ShardingType, Table, TableOptimizer, Topology};
 
     #[test]
     fn features_are_named_and_follow_from_the_shard() {
@@ -305,13 +304,9 @@ mod tests {
         };
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let shard = Shard { rank: 0, rows: 0..500, columns: 0..32 };
-        let load = ShardLoad {
-            table: &table,
-            sharding_type: ShardingType::RowWise,
-            shard: &shard,
-            within_node: true,
-        };
-        let features = ShardFeatures::of(&load, &topology, 100).next().unwrap();
+        let whole = ShardLoad::table_wise(&table, &shard, &topology, 100);
+        let load = ShardLoad { sharding_type: ShardingType::RowWise, ..whole };
+        let features = ShardFeatures::of(&load).next().unwrap();
         let encoded = features.encoded();
         let value =
             |name: &str| encoded[ShardFeatures::names().iter().position(|other| other == name).unwrap()];
@@ -337,7 +332,7 @@ mod tests {
         assert_eq!([work[0], work[12]].map(|place| names[place].as_str()), ["lists", "askers"]);
         let amounts = ShardFeatures::amounts();
         assert_eq!([names[amounts.start].as_str(), names[amounts.end - 1].as_str()], ["dim", "copies"]);
-        let asked = AskedFeatures::of(&load, &topology, 100);
+        let asked = AskedFeatures::of(&load);
         assert_eq!(asked.values(), [150.0, 25.0, lists / 2.0 * 128.0, 1.0]);
         assert_eq!(value("askers"), 2.0);
     }
@@ -350,8 +345,8 @@ mod tests {
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let features = |sharding_type| {
             let shard = Shard::whole(&table, 0);
-            let load = ShardLoad { table: &table, sharding_type, shard: &shard, within_node: true };
-            ShardFeatures::of(&load, &topology, 50).next().unwrap()
+            let whole = ShardLoad::table_wise(&table, &shard, &topology, 50);
+            ShardFeatures::of(&ShardLoad { sharding_type, ..whole }).next().unwrap()
         };
         let value = |features: &ShardFeatures, name: &str| {
             features.encoded()[ShardFeatures::names().iter().position(|other| other == name).unwrap()]

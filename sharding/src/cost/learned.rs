@@ -1,75 +1,32 @@
-//! Learned cost models: NeuroShard's networks, trained on measured costs.
-
-use onefold_base::fault::{option, text};
+//! Learned cost models, fitted to measured costs.
 
 use crate::buffers::{WORD_BYTES, told_words};
 use crate::cost::analytic::link_ms;
 use crate::cost::features::{AskedFeatures, ShardFeatures};
-use crate::cost::model_file::{KIND, ModelFile};
-use crate::cost::set_model::{SetModel, exchange_features, waiting_ms};
+use crate::cost::linear::{LinearModel, exchange_features, waiting_ms};
+use crate::cost::model_file::ModelFile;
 use crate::cost::{LinkBytes, RankLoad, Traffic};
 use crate::table::ACTIVATION_BYTES;
-use crate::{CostModel, Error, Result, ShardLoad, ShardingType, Topology};
+use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
 
-/// A learned cost model in the form that searches use.
-///
-/// The first layer of the head is linear, so it can be applied to the code of every shard instead of the sum of the
-/// codes. A contribution consists of `W1·code(shard)`, the work of the shard, and the requests that the shard's rank
-/// does not have to send. The cost of a rank is `w2·relu(Σ contributions + b1) + b2 + Σ work - Σ requests not sent`.
-/// This is the same function, but a candidate in a search costs only a few dozen additions.
+/// The learned cost model of one kind of hardware.
 #[derive(Debug, Clone)]
-pub struct LearnedCost {
+pub(crate) struct LearnedCost {
     id: String,
     pub(crate) file: ModelFile,
-    bias: Vec<f64>,
-    output: Vec<f64>,
-    output_bias: f64,
 }
 
 impl LearnedCost {
-    /// Prepares the model in a file for a topology.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] if a rank of the topology does not have the hardware on which the model was trained, unless
-    /// `any_hardware`.
-    pub fn new(file: ModelFile, topology: &Topology, any_hardware: bool) -> Result<Self> {
-        let other = (0..topology.ranks).map(|rank| topology.hardware_of(rank));
-        let other = other.into_iter().find(|hardware| *hardware != Some(file.machine.as_str()));
-        if let Some(other) = other.filter(|_| !any_hardware) {
-            let machine = &file.machine;
-            let other = match other {
-                Some(hardware) if !topology.groups.is_empty() => {
-                    format!("ranks of the topology are of `{hardware}`, for which there is no model")
-                }
-                Some(hardware) => format!("the topology is of `{hardware}`"),
-                None => "the topology does not say what hardware it is of".to_owned(),
-            };
-            return Err(Error::invalid(
-                format!("the cost model was trained on `{machine}`, and {other}"),
-                text![
-                    format!(
-                        "set \"hardware\": \"{machine}\" in the topology if it is, train a model for it, "
-                    ),
-                    "or accept wrong costs with ",
-                    option("any_hardware")
-                ],
-            ));
-        }
-        let id = format!("learned_v3 ({}, kernels {})", file.machine, file.kernel_version);
-        let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
-        let [first, last] = &file.compute.head.layers[..] else {
-            return Err(Error::invalid("the cost model's head is not of two layers", KIND.hint));
-        };
-        let (bias, output) = (wide(&first.bias), wide(&last.weights));
-        let output_bias = last.bias.first().copied().map_or(0.0, f64::from);
-        Ok(Self { id, bias, output, output_bias, file })
+    /// Prepares the model in a file.
+    pub(crate) fn new(file: ModelFile) -> Self {
+        let id = format!("learned_v4 ({}, kernels {})", file.machine, file.kernel_version);
+        Self { id, file }
     }
 
-    /// Returns the time of an exchange for every rank if all ranks begin together, predicted by the network or,
-    /// without one, as bytes ÷ bandwidth.
+    /// Returns the time of an exchange for every rank if all ranks begin together, predicted by the model or, without
+    /// one, as bytes ÷ bandwidth.
     fn together_ms(
-        model: Option<&SetModel>,
+        model: Option<&LinearModel>,
         bytes: impl Iterator<Item = LinkBytes>,
         topology: &Topology,
     ) -> Vec<f64> {
@@ -82,36 +39,80 @@ impl LearnedCost {
         features.map(|features| model.predict_ms(&[features], &asked)).collect()
     }
 
-    /// Returns the time of the backward exchange of every rank, including the gather after it.
-    fn back_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        let backward = ranks.iter().map(|rank| rank.traffic.backward);
-        let mut back_ms = Self::together_ms(self.file.backward.as_ref(), backward, topology);
+    /// Returns the times of the forward and of the backward exchange of every rank, the latter including the gather
+    /// after it.
+    fn exchanges_ms(&self, ranks: &[RankLoad], topology: &Topology) -> [Vec<f64>; 2] {
+        if ranks.len() == 1 {
+            return [vec![0.0], vec![0.0]];
+        }
+        let of = |model: &Option<LinearModel>, bytes: fn(&Traffic) -> LinkBytes| {
+            Self::together_ms(model.as_ref(), ranks.iter().map(|rank| bytes(&rank.traffic)), topology)
+        };
+        let out_ms = of(&self.file.forward, |traffic| traffic.forward);
+        let mut back_ms = of(&self.file.backward, |traffic| traffic.backward);
         // Without data-parallel tables there is nothing to gather.
-        let gathered = ranks.iter().map(|rank| rank.traffic.gather);
-        if gathered.clone().any(|bytes| bytes.sum() > 0.0) {
-            let gather_ms = Self::together_ms(self.file.gather.as_ref(), gathered, topology);
+        if ranks.iter().any(|rank| rank.traffic.gather.sum() > 0.0) {
+            let gather_ms = of(&self.file.gather, |traffic| traffic.gather);
             back_ms.iter_mut().zip(gather_ms).for_each(|(back, gather)| *back += gather);
         }
-        back_ms
+        [out_ms, back_ms]
     }
 
-    fn out_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        let forward = ranks.iter().map(|rank| rank.traffic.forward);
-        Self::together_ms(self.file.forward.as_ref(), forward, topology)
-    }
-
-    /// Returns the number of ranks whose prediction is faster than any measurement, and the longest predicted
-    /// computation of a rank in milliseconds. The arguments are the features of every rank's shards, and every rank's
-    /// requests.
-    fn extremes(&self, ranks: &[Vec<Vec<f64>>], asked: &[AskedFeatures]) -> (usize, f64) {
-        let model = &self.file.compute;
-        let (mut faster, mut longest) = (0, 0.0f64);
-        for (shards, asked) in ranks.iter().zip(asked) {
-            let (output, work) = model.output(shards);
-            faster += usize::from(!shards.is_empty() && output < model.least_output * work);
-            longest = longest.max(model.ms((output, work), asked));
+    /// Returns a note about shards whose features are beyond the measured ones.
+    fn shards_beyond<'a>(&self, encoded: impl Iterator<Item = &'a Vec<f64>>) -> Option<String> {
+        let names = ShardFeatures::names();
+        let mut counts = vec![0; names.len()];
+        let mut shards = 0;
+        for features in encoded {
+            let outside = self.file.compute.beyond(features);
+            shards += usize::from(!outside.is_empty());
+            outside.into_iter().for_each(|i| counts[i] += 1);
         }
-        (faster, longest)
+        let listed = names.iter().zip(counts).filter(|(_, count)| *count > 0);
+        let listed: Vec<String> = listed.map(|(name, count)| format!("{name} ({count})")).collect();
+        (shards > 0).then(|| {
+            format!(
+                "Extrapolated: {shards} shards have features beyond those measured: {}",
+                listed.join(", ")
+            )
+        })
+    }
+
+    /// Returns notes about ranks whose time or number of shards is beyond the measured ones. The arguments are the
+    /// features of every rank's shards, and every rank's requests.
+    fn ranks_beyond(&self, ranks: &[Vec<Vec<f64>>], asked: &[AskedFeatures]) -> Vec<String> {
+        let (model, mut notes) = (&self.file.compute, Vec::new());
+        let (mut faster, mut longest_ms) = (0, 0.0f64);
+        for (shards, asked) in ranks.iter().zip(asked) {
+            let mut ms = model.predict_ms(shards, asked);
+            if let Some(network) = &self.file.network {
+                let [correction_ms, least_ms] = network.corrections_ms(model, shards);
+                faster += usize::from(correction_ms < least_ms);
+                ms += correction_ms.max(least_ms);
+            }
+            longest_ms = longest_ms.max(ms);
+        }
+        if faster > 0 {
+            notes.push(format!(
+                "Extrapolated: the model predicts {faster} ranks to be faster than any measured set with as much to \
+                 do; the least measured time for that is taken"
+            ));
+        }
+        if longest_ms > model.most_ms {
+            notes.push(format!(
+                "Extrapolated: a rank is predicted to compute for {longest_ms:.1} ms, and sets of at most {:.1} ms \
+                 were measured",
+                model.most_ms
+            ));
+        }
+        let fullest = ranks.iter().map(Vec::len).max().unwrap_or(0);
+        if fullest > model.most_items {
+            notes.push(format!(
+                "Extrapolated: a rank holds {fullest} shards, and sets of at most {} were measured",
+                model.most_items
+            ));
+        }
+        notes
     }
 }
 
@@ -120,53 +121,39 @@ impl CostModel for LearnedCost {
         &self.id
     }
 
-    fn width(&self) -> usize {
-        self.bias.len() + 2
-    }
-
-    fn contribution(
-        &self,
-        load: &ShardLoad<'_>,
-        topology: &Topology,
-        batch_size: u64,
-        out: &mut [f64],
-    ) -> Result<()> {
-        out.fill(0.0);
-        for features in ShardFeatures::of(load, topology, batch_size) {
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        let mut ms = 0.0;
+        for features in ShardFeatures::of(load) {
             features.validate().map_err(|error| error.within(&format!("table `{}`", load.table.name)))?;
-            let features = features.encoded();
-            let mut outputs = Vec::new();
-            self.file.compute.encode(&features, &mut outputs);
-            out[self.bias.len()] += self.file.compute.added_work(&features);
-            let (Some(code), Some(first)) = (outputs.last(), self.file.compute.head.layers.first()) else {
-                continue;
-            };
-            for (code, row) in code.iter().zip(first.weights.chunks_exact(first.outputs)) {
-                out.iter_mut().zip(row).for_each(|(out, w)| *out += f64::from(*code) * f64::from(*w));
-            }
+            ms += self.file.compute.work_ms(&features.encoded());
         }
-        // The model assumes that every rank sends requests to every shard. The owner of a whole table does not, so
-        // this is subtracted.
-        if load.is_whole() {
-            let asked = AskedFeatures::of(load, topology, batch_size);
-            out[self.bias.len() + 1] = self.file.compute.asked_work(&asked);
-        }
-        Ok(())
+        // Every rank is taken to send requests to every shard. The owner of a whole table does not, so this is
+        // subtracted.
+        Ok(if load.is_whole() { ms - self.asking_ms(load) } else { ms })
     }
 
-    fn asking_ms(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> f64 {
-        let asked = AskedFeatures::of(load, topology, batch_size);
-        self.file.compute.asked_work(&asked) * self.file.compute.scale_ms
+    fn idle_ms(&self, _: u32) -> f64 {
+        self.file.compute.fixed
+    }
+
+    fn correction_ms(&self, _: u32, shards: &[ShardLoad<'_>]) -> f64 {
+        let network = self.file.network.as_ref();
+        network.map_or(0.0, |network| network.correction_ms(&self.file.compute, &encoded(shards)))
+    }
+
+    fn asking_ms(&self, load: &ShardLoad<'_>) -> f64 {
+        self.file.compute.asked_ms(&AskedFeatures::of(load))
     }
 
     /// Returns the bytes that the trainer sends: requests to the owner, vectors from the owner and their gradients
     /// back, all of them counted for the owner's link. For a data-parallel table, each rank tells all other ranks
     /// which rows its batch uses, with at most one bit per row of the table. The gradients are sent to the ranks that
     /// sum them, and the sums for the rows of all ranks are sent to every rank.
-    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
+    fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
+        let topology = load.topology;
         let others = f64::from(topology.ranks) - 1.0;
         let mut sum = Traffic::default();
-        for features in ShardFeatures::of(load, topology, batch_size) {
+        for features in ShardFeatures::of(load) {
             let vector_bytes = features.columns * ACTIVATION_BYTES;
             let share = others / f64::from(topology.ranks);
             let (words, answers, gradients, sums) = if load.sharding_type == ShardingType::DataParallel {
@@ -186,34 +173,8 @@ impl CostModel for LearnedCost {
         sum
     }
 
-    fn compute_ms(&self, _: u32, sum: &[f64], added: &[f64]) -> f64 {
-        // Four independent sums avoid waiting for the previous addition. The width of the head is a multiple of four.
-        const LANES: usize = 4;
-        let mut lanes = [0.0; LANES];
-        let hidden = self.bias.len();
-        let [work, not_asked] = [hidden, hidden + 1].map(|i| sum[i] + added[i]);
-        let beyond = self.file.compute.beyond_measured(work);
-        let part = 1.0 / beyond;
-        let blocks = sum[..hidden].chunks_exact(LANES).zip(added[..hidden].chunks_exact(LANES));
-        let weights = self.bias.chunks_exact(LANES).zip(self.output.chunks_exact(LANES));
-        for ((sum, added), (bias, weight)) in blocks.zip(weights) {
-            for k in 0..LANES {
-                let unit = (sum[k] + added[k]) * part + bias[k];
-                lanes[k] += if unit > 0.0 { unit * weight[k] } else { 0.0 };
-            }
-        }
-        let correction = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + self.output_bias;
-        let output = correction * beyond + work;
-        let least = self.file.compute.least_output * work;
-        (output.max(least).max(0.0) - not_asked + self.file.compute.fixed) * self.file.compute.scale_ms
-    }
-
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        if ranks.len() == 1 {
-            return vec![0.0];
-        }
-        let back_ms = self.back_ms(ranks, topology);
-        let mut out_ms = self.out_ms(ranks, topology);
+        let [mut out_ms, back_ms] = self.exchanges_ms(ranks, topology);
         if self.file.forward.is_some() {
             // As in NeuroShard, ranks synchronise in the forward exchange after unequal work.
             let starts: Vec<f64> =
@@ -224,14 +185,11 @@ impl CostModel for LearnedCost {
     }
 
     fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        if ranks.len() == 1 {
-            return vec![0.0];
-        }
-        let out_ms = self.out_ms(ranks, topology);
-        self.back_ms(ranks, topology).iter().zip(out_ms).map(|(back, out)| back + out).collect()
+        let [out_ms, back_ms] = self.exchanges_ms(ranks, topology);
+        back_ms.iter().zip(out_ms).map(|(back, out)| back + out).collect()
     }
 
-    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<String> {
+    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
         let mut notes = Vec::new();
         if ranks.len() > 1 && (self.file.forward.is_none() || self.file.backward.is_none()) {
             notes.push(
@@ -239,56 +197,17 @@ impl CostModel for LearnedCost {
                     .to_owned(),
             );
         }
-        let model = &self.file.compute;
-        let names = ShardFeatures::names();
-        let mut beyond: Vec<(String, usize)> = Vec::new();
-        let mut shards = 0;
-        let of_rank = |loads: &Vec<ShardLoad<'_>>| -> Vec<Vec<f64>> {
-            let features = loads.iter().flat_map(|load| ShardFeatures::of(load, topology, batch_size));
-            features.map(|features| features.encoded()).collect()
-        };
-        let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(of_rank).collect();
-        for features in encoded.iter().flatten() {
-            let outside = model.beyond(features);
-            shards += usize::from(!outside.is_empty());
-            for i in outside {
-                match beyond.iter_mut().find(|(name, _)| *name == names[i]) {
-                    Some((_, count)) => *count += 1,
-                    None => beyond.push((names[i].clone(), 1)),
-                }
-            }
-        }
-        if shards > 0 {
-            let listed: Vec<String> =
-                beyond.iter().map(|(name, count)| format!("{name} ({count})")).collect();
-            notes.push(format!(
-                "Extrapolated: {shards} shards have features beyond those measured: {}",
-                listed.join(", ")
-            ));
-        }
-        let (faster, longest) = self.extremes(&encoded, &AskedFeatures::by_rank(ranks, topology, batch_size));
-        if faster > 0 {
-            notes.push(format!(
-                "Extrapolated: the model predicts {faster} ranks to be faster than any measured set with as much to \
-                 do; the least measured time for that is taken"
-            ));
-        }
-        if longest > model.most_ms {
-            notes.push(format!(
-                "Extrapolated: a rank is predicted to compute for {longest:.1} ms, and sets of at most {:.1} ms were \
-                 measured",
-                model.most_ms
-            ));
-        }
-        let fullest = ranks.iter().map(Vec::len).max().unwrap_or(0);
-        if fullest > model.most_items {
-            notes.push(format!(
-                "Extrapolated: a rank holds {fullest} shards, and sets of at most {} were measured",
-                model.most_items
-            ));
-        }
+        let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(|shards| encoded(shards)).collect();
+        notes.extend(self.shards_beyond(encoded.iter().flatten()));
+        let asked = AskedFeatures::by_rank(ranks);
+        notes.extend(self.ranks_beyond(&encoded, &asked));
         notes
     }
+}
+
+/// Returns the features of shards as models take them, once for every feature that looks up the shard's table.
+fn encoded(shards: &[ShardLoad<'_>]) -> Vec<Vec<f64>> {
+    shards.iter().flat_map(ShardFeatures::of).map(|features| features.encoded()).collect()
 }
 
 #[cfg(test)]
@@ -299,11 +218,11 @@ mod tests {
     use crate::cost::model_file::MODELS;
     use crate::cost::rank_costs;
     use crate::{
-        AccessBins, ComputeSample, Costs, DataType, FeatureLookups, Pooling, PretrainOptions, Shard,
-        ShardingType, Table, TableOptimizer, pretrain,
+        AccessBins, ComputeSample, Costs, DataType, FeatureLookups, LearnedCosts, Pooling, PretrainOptions,
+        Shard, ShardingType, Table, TableOptimizer, pretrain,
     };
 
-    fn model() -> LearnedCost {
+    fn model(network: bool) -> LearnedCost {
         let sample = |i: usize| {
             let shard = |j: usize| ShardFeatures {
                 rows: 100.0 * (1 + (i * 7 + j) % 13) as f64,
@@ -337,14 +256,18 @@ mod tests {
             compute: (0..200).map(sample).collect(),
             exchanges: vec![],
         };
-        let options = PretrainOptions { epochs: 300, ..PretrainOptions::default() };
-        let file = pretrain(&costs, &options, &onefold_base::progress::Silent).unwrap();
-        LearnedCost::new(file, &Topology::h100(2, 1 << 30).unwrap(), true).unwrap()
+        let options = PretrainOptions { network, ..PretrainOptions::default() };
+        LearnedCost::new(pretrain(&costs, &options, &onefold_base::progress::Silent).unwrap())
     }
 
     #[test]
-    fn sums_of_contributions_cost_what_the_networks_say() {
-        let model = model();
+    fn ranks_cost_what_the_model_says() {
+        for network in [false, true] {
+            ranks_cost_what_it_says(&model(network));
+        }
+    }
+
+    fn ranks_cost_what_it_says(model: &LearnedCost) {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let tables = prop::collection::vec((1u64..5000, 1u64..16, 0.0..8.0f64), 1..6);
@@ -369,23 +292,18 @@ mod tests {
             let loads: Vec<ShardLoad<'_>> = tables
                 .iter()
                 .zip(&shards)
-                .map(|(table, shard)| ShardLoad {
-                    table,
-                    sharding_type: ShardingType::TableWise,
-                    shard,
-                    within_node: true,
-                })
+                .map(|(table, shard)| ShardLoad::table_wise(table, shard, &topology, 64))
                 .collect();
-            let items: Vec<Vec<f64>> = loads
-                .iter()
-                .flat_map(|load| ShardFeatures::of(load, &topology, 64))
-                .map(|features| features.encoded())
-                .collect();
+            let items: Vec<Vec<f64>> =
+                loads.iter().flat_map(ShardFeatures::of).map(|features| features.encoded()).collect();
             let ranks = [loads, vec![]];
-            let asked = AskedFeatures::by_rank(&ranks, &topology, 64);
-            let expected = model.file.compute.predict_ms(&items, &asked[0]);
-            let idle = model.file.compute.predict_ms(&[], &asked[1]);
-            let found = rank_costs(&model, &ranks, &topology, 64).unwrap();
+            let asked = AskedFeatures::by_rank(&ranks);
+            let linear = &model.file.compute;
+            let correction_ms =
+                model.file.network.as_ref().map(|network| network.correction_ms(linear, &items));
+            let expected = linear.predict_ms(&items, &asked[0]) + correction_ms.unwrap_or(0.0);
+            let idle = linear.predict_ms(&[], &asked[1]);
+            let found = rank_costs(model, &ranks, &topology).unwrap();
             prop_assert!(
                 (found[0].compute_ms - expected).abs() < 1e-4 * (1.0 + expected),
                 "{found:?} {expected}"
@@ -401,12 +319,12 @@ mod tests {
     fn the_model_that_ships_prices_what_the_trainer_does() {
         let file = ModelFile::shipped("cpu").unwrap();
         let cost = |table: &Table, sharding_type, ranks| {
-            let topology =
-                Topology { hardware: Some(file.machine.clone()), ..Topology::h100(ranks, 8 << 30).unwrap() };
-            let model = LearnedCost::new(file.clone(), &topology, false).unwrap();
+            let topology = Topology::h100(ranks, 8 << 30).unwrap();
+            let model = LearnedCost::new(file.clone());
             let shard = Shard::whole(table, 0);
-            let load = ShardLoad { table, sharding_type, shard: &shard, within_node: true };
-            rank_costs(&model, &[vec![load], vec![]], &topology, 8192).unwrap()[0]
+            let whole = ShardLoad::table_wise(table, &shard, &topology, 8192);
+            let load = ShardLoad { sharding_type, ..whole };
+            rank_costs(&model, &[vec![load], vec![]], &topology).unwrap()[0]
         };
         let table = Table { first: crate::Lookups::of(20.0), ..Table::new("t", 100_000, 64) };
         let with = |optimizer| Table { optimizer, ..table.clone() };
@@ -425,7 +343,7 @@ mod tests {
     #[test]
     fn ranks_wait_for_the_last_one_before_the_forward_exchange() {
         let topology = Topology::h100(3, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap());
         let bytes = LinkBytes { intra: 3e6, inter: 0.0 };
         let traffic = Traffic { forward: bytes, backward: bytes, gather: LinkBytes::default() };
         let load = |compute_ms| RankLoad { compute_ms, traffic };
@@ -441,25 +359,28 @@ mod tests {
     /// Outside of the measured range, ten times the work of the same kind takes ten times as long.
     #[test]
     fn more_work_than_was_measured_costs_in_proportion() {
-        let model = model();
+        let model = model(true);
         let topology = Topology::h100(2, 1 << 30).unwrap();
-        let cost = |samples| {
-            let table = Table { first: crate::Lookups::of(4.0), ..Table::new("t", 500, 32) };
-            let shard = Shard::whole(&table, 0);
-            let load = ShardLoad {
-                table: &table,
-                sharding_type: ShardingType::TableWise,
-                shard: &shard,
-                within_node: true,
-            };
-            // The contribution is scaled, so that features that do not grow with the samples keep their values.
-            let mut sum = vec![0.0; model.width()];
-            model.contribution(&load, &topology, 64, &mut sum).unwrap();
-            sum.iter_mut().for_each(|x| *x *= samples);
-            model.compute_ms(0, &sum, &vec![0.0; sum.len()])
+        let table = Table { first: crate::Lookups::of(4.0), ..Table::new("t", 500, 32) };
+        let shard = Shard::whole(&table, 0);
+        let load = ShardLoad::table_wise(&table, &shard, &topology, 64);
+        let cost = |shards: usize| {
+            let items = encoded(&vec![load; shards]);
+            let network = model.file.network.as_ref().unwrap();
+            network.correction_ms(&model.file.compute, &items)
         };
-        let far = 1e4;
-        assert!((cost(10.0 * far) / cost(far) - 10.0).abs() < 1e-6, "{} {}", cost(10.0 * far), cost(far));
+        let (far, further) = (cost(100), cost(1_000));
+        assert!((further / far - 10.0).abs() < 0.01, "{further} {far}");
+    }
+
+    /// A rank that holds no shard still takes the constant time of a step.
+    #[test]
+    fn an_idle_rank_takes_the_time_of_a_step() {
+        let topology = Topology::h100(2, 1 << 30).unwrap();
+        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap());
+        assert!(model.file.compute.fixed > 0.0);
+        let idle = rank_costs(&model, &[vec![], vec![]], &topology).unwrap();
+        assert!(idle.iter().all(|rank| rank.compute_ms == model.file.compute.fixed), "{idle:?}");
     }
 
     #[test]
@@ -467,15 +388,11 @@ mod tests {
         assert_eq!(MODELS.map(|(name, _)| name), ModelFile::SHIPPED);
         for name in ModelFile::SHIPPED {
             let file = ModelFile::shipped(name).unwrap();
-            let report = &file.reports[0];
-            assert!(report.test.relative_error < report.linear.relative_error, "{report:?}");
-            assert!(report.test.kendall_tau > report.linear.kendall_tau, "{report:?}");
-            assert!(report.test_samples >= 1_000 && report.repeated.is_some(), "{report:?}");
             let topology = Topology::h100(2, 1 << 30).unwrap();
-            let refused = LearnedCost::new(file.clone(), &topology, false).unwrap_err().to_string();
+            let refused = LearnedCosts::new(vec![file.clone()], &topology, false).unwrap_err().to_string();
             assert!(refused.contains(&file.machine), "{refused}");
             let here = Topology { hardware: Some(file.machine.clone()), ..topology };
-            assert!(LearnedCost::new(file, &here, false).is_ok());
+            assert!(LearnedCosts::new(vec![file], &here, false).is_ok());
         }
         let unknown = ModelFile::shipped("tpu").unwrap_err().to_string();
         assert!(unknown.contains("no cost model `tpu`") && unknown.ends_with("there are: cpu"), "{unknown}");

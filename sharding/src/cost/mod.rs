@@ -3,11 +3,12 @@
 pub(crate) mod analytic;
 pub(crate) mod features;
 pub(crate) mod learned;
+pub(crate) mod linear;
 pub(crate) mod model_file;
-pub(crate) mod set_model;
+pub(crate) mod network;
 pub(crate) mod several;
 
-use crate::buffers::{exchange_buffers, reserved_buffers, shared_lists};
+use crate::buffers::{RESERVED_DEVIATIONS, buffers_above, shared_lists};
 use crate::table::ACTIVATION_BYTES;
 use crate::{BufferBytes, Lookups, Result, Shard, ShardingType, Table, Topology};
 
@@ -20,6 +21,10 @@ pub struct ShardLoad<'a> {
     pub sharding_type: ShardingType,
     /// The part of the table, and its rank, which determines the speed and hardware.
     pub shard: &'a Shard,
+    /// The ranks.
+    pub topology: &'a Topology,
+    /// The number of samples per rank and step.
+    pub batch_size: u64,
     /// Whether all shards of the table are on one machine.
     pub within_node: bool,
 }
@@ -36,17 +41,22 @@ pub struct Work {
     pub vectors: f64,
 }
 
-impl ShardLoad<'_> {
-    /// Returns the numbers of lists, ids and vectors of the shard in a step of `batch_size` samples per rank, summed
-    /// over all features of its table.
+impl<'a> ShardLoad<'a> {
+    /// Returns a table that is whole on one rank.
+    pub fn table_wise(table: &'a Table, shard: &'a Shard, topology: &'a Topology, batch_size: u64) -> Self {
+        let sharding_type = ShardingType::TableWise;
+        Self { table, sharding_type, shard, topology, batch_size, within_node: true }
+    }
+
+    /// Returns the numbers of lists, ids and vectors of the shard in a step, summed over all features of its table.
     ///
     /// A row shard receives the share of ids that fall on its rows, and returns a partial sum for every list. A
     /// data-parallel table serves only the samples of its own rank. One dedupe factor gives the number of distinct
     /// lists, the other one the number of their ids.
-    pub fn work(&self, topology: &Topology, batch_size: u64) -> Work {
+    pub fn work(&self) -> Work {
         let mut sum = Work { lists: 0.0, ids: 0.0, vectors: 0.0 };
         for lookups in self.table.lookups() {
-            let Work { lists, ids, vectors } = self.work_of(lookups, topology, batch_size);
+            let Work { lists, ids, vectors } = self.work_of(lookups);
             sum = Work { lists: sum.lists + lists, ids: sum.ids + ids, vectors: sum.vectors + vectors };
         }
         sum
@@ -54,15 +64,14 @@ impl ShardLoad<'_> {
 
     /// Returns the number of samples in a step whose lists the shard serves: the samples of its rank if every rank
     /// has a copy, else all samples.
-    pub(crate) fn samples(&self, topology: &Topology, batch_size: u64) -> f64 {
-        let ranks =
-            if self.sharding_type == ShardingType::DataParallel { 1.0 } else { f64::from(topology.ranks) };
-        batch_size as f64 * ranks
+    pub(crate) fn samples(&self) -> f64 {
+        let ranks = if self.sharding_type == ShardingType::DataParallel { 1 } else { self.topology.ranks };
+        self.batch_size as f64 * f64::from(ranks)
     }
 
     /// Returns the [`work`](Self::work) for one feature.
-    pub(crate) fn work_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
-        let [lists, ids] = lookups.distinct(self.samples(topology, batch_size));
+    pub(crate) fn work_of(&self, lookups: &Lookups) -> Work {
+        let [lists, ids] = lookups.distinct(self.samples());
         let ids = lookups.looked_up(ids * lookups.share_of(&self.shard.rows, self.table.rows));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
@@ -70,10 +79,10 @@ impl ShardLoad<'_> {
 
     /// Returns the lookups of the trainer for one feature. Unlike [`work_of`](Self::work_of), it counts only lists
     /// with at least one row in the shard.
-    pub(crate) fn served_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
-        let Work { ids, .. } = self.work_of(lookups, topology, batch_size);
+    pub(crate) fn served_of(&self, lookups: &Lookups) -> Work {
+        let Work { ids, .. } = self.work_of(lookups);
         let part = lookups.share_of(&self.shard.rows, self.table.rows);
-        let [all_lists, all_ids] = lookups.distinct(self.samples(topology, batch_size));
+        let [all_lists, all_ids] = lookups.distinct(self.samples());
         let lists = shared_lists(all_lists, all_ids, lookups.deviation(), part);
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
@@ -90,23 +99,24 @@ impl ShardLoad<'_> {
     }
 
     /// Returns the expected buffers in which ranks exchange ids, vectors and gradients of the shard.
-    pub fn buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
-        exchange_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
+    pub fn buffers(&self) -> BufferBytes {
+        buffers_above(self, 0.0)
     }
 
     /// Returns the buffers with a reserve for batches above the mean.
-    pub fn reserved_buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
-        reserved_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
+    pub fn reserved_buffers(&self) -> BufferBytes {
+        buffers_above(self, RESERVED_DEVIATIONS)
     }
 
-    /// Returns the bytes that the shard's rank sends for it in a step of `batch_size` samples per rank.
+    /// Returns the bytes that the shard's rank sends for it in a step.
     ///
     /// The forward pass sends pooled vectors, the backward pass their gradients. The bytes follow TorchRec's
     /// formulas, which assign all of them to the slowest link in use, with one difference: the partial sums of a
     /// row-wise table on one of several machines are added over the links within the machine, and the bytes for other
     /// machines are divided among the ranks of the machine. A data-parallel table all-reduces its gradient on a ring,
     /// in which each of W ranks sends 2 (W - 1) / W times the gradient's bytes (Patarasuk and Yuan 2009).
-    pub fn traffic(&self, topology: &Topology, batch_size: u64) -> Traffic {
+    pub fn traffic(&self) -> Traffic {
+        let topology = self.topology;
         if topology.ranks == 1 {
             return Traffic::default();
         }
@@ -116,7 +126,7 @@ impl ShardLoad<'_> {
             let reduced = self.gradient_bytes() * 2.0 * (ranks - 1.0) / ranks;
             return Traffic { backward: LinkBytes::slowest(topology, reduced), ..Traffic::default() };
         }
-        let sent = self.work(topology, batch_size).vectors * columns * ACTIVATION_BYTES;
+        let sent = self.work().vectors * columns * ACTIVATION_BYTES;
         let in_node = self.sharding_type == ShardingType::RowWise && self.within_node && nodes > 1;
         let bytes = if in_node {
             LinkBytes { intra: sent, inter: sent / f64::from(topology.ranks_per_node) }
@@ -213,57 +223,44 @@ pub struct RankCost {
     pub communication_ms: f64,
 }
 
-impl RankCost {
-    /// Returns the sum of computation and communication, in milliseconds.
-    pub fn total_ms(&self) -> f64 {
-        self.compute_ms + self.communication_ms
-    }
-}
-
 /// A model that predicts the cost of ranks.
 ///
-/// A rank is priced as a whole, because a fused lookup of several tables is cheaper than the sum of separate lookups.
-/// To make this fast, every shard has a **contribution**, a vector that depends on the shard alone, and the
-/// computation of a rank is a function of the **sum** of its shards' contributions (Zaheer et al., *Deep Sets*, 2017;
-/// NeuroShard's model has this form). A search computes the contribution of a shard once, and then only adds and
-/// subtracts vectors.
+/// The computation of a rank is that of a rank without shards, and the sum over its shards. A search computes the
+/// time of a shard once, and then only adds and subtracts. A model may correct the sum for a rank as a whole; the
+/// correction is used to choose among the plans that a search has found.
 pub trait CostModel: Send + Sync {
     /// Returns the name of the model, which is stored in plans. The name contains a version, which changes with the
     /// formulas.
     fn id(&self) -> &str;
 
-    /// Returns the length of a contribution.
-    fn width(&self) -> usize;
-
-    /// Writes the contribution of a shard to its rank, `[width]`, in a step of `batch_size` samples per rank. It is
-    /// the same on all ranks with the same hardware and memory bandwidth.
+    /// Returns the computation that a shard adds to its rank, in milliseconds per step. It is the same on all ranks
+    /// with the same hardware and memory bandwidth.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`](crate::Error::Invalid) if the shard's features are not finite.
-    fn contribution(
-        &self,
-        load: &ShardLoad<'_>,
-        topology: &Topology,
-        batch_size: u64,
-        out: &mut [f64],
-    ) -> Result<()>;
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64>;
 
-    /// Returns the bytes that the shard's rank sends for it in a step of `batch_size` samples per rank.
-    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
-        load.traffic(topology, batch_size)
-    }
-
-    /// Returns the milliseconds that every rank spends in a step on requests for the shard's vectors. If a rank holds
-    /// a whole table, it looks it up locally, and its computation in [`compute_ms`](Self::compute_ms) is reduced by
-    /// this time.
-    fn asking_ms(&self, _load: &ShardLoad<'_>, _topology: &Topology, _batch_size: u64) -> f64 {
+    /// Returns the computation of a rank without shards, in milliseconds per step.
+    fn idle_ms(&self, _rank: u32) -> f64 {
         0.0
     }
 
-    /// Returns the computation of `rank` in milliseconds per step. The contributions of its shards sum to
-    /// `sum + added`, both `[width]`.
-    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64;
+    /// Returns the correction of the computation of a rank with these shards, in milliseconds per step.
+    fn correction_ms(&self, _rank: u32, _shards: &[ShardLoad<'_>]) -> f64 {
+        0.0
+    }
+
+    /// Returns the bytes that the shard's rank sends for it in a step.
+    fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
+        load.traffic()
+    }
+
+    /// Returns the milliseconds that every rank spends in a step on requests for the shard's vectors. If a rank holds
+    /// a whole table, it looks it up locally, and the table's [`shard_ms`](Self::shard_ms) is reduced by this time.
+    fn asking_ms(&self, _load: &ShardLoad<'_>) -> f64 {
+        0.0
+    }
 
     /// Returns the communication of every rank, in milliseconds per step, including the time that it waits for other
     /// ranks.
@@ -276,7 +273,7 @@ pub trait CostModel: Send + Sync {
     }
 
     /// Returns caveats about a prediction for these ranks, for example that they are outside of the measured range.
-    fn notes(&self, _ranks: &[Vec<ShardLoad<'_>>], _topology: &Topology, _batch_size: u64) -> Vec<String> {
+    fn notes(&self, _ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
         Vec::new()
     }
 }
@@ -286,23 +283,16 @@ pub(crate) fn rank_costs(
     model: &dyn CostModel,
     ranks: &[Vec<ShardLoad<'_>>],
     topology: &Topology,
-    batch_size: u64,
 ) -> Result<Vec<RankCost>> {
-    let width = model.width();
-    let (zeros, mut contribution) = (vec![0.0; width], vec![0.0; width]);
+    let asking_ms: f64 = ranks.iter().flatten().map(|shard| model.asking_ms(shard)).sum();
     let mut loads = Vec::with_capacity(ranks.len());
-    let asking = |shard: &ShardLoad<'_>| model.asking_ms(shard, topology, batch_size);
-    let asking_ms: f64 = ranks.iter().flatten().map(asking).sum();
     for (rank, shards) in (0..).zip(ranks) {
-        let mut sum = vec![0.0; width];
-        let mut load = RankLoad::default();
+        let compute_ms = asking_ms + model.idle_ms(rank) + model.correction_ms(rank, shards);
+        let mut load = RankLoad { compute_ms, ..RankLoad::default() };
         for shard in shards {
-            model.contribution(shard, topology, batch_size, &mut contribution)?;
-            sum.iter_mut().zip(&contribution).for_each(|(sum, part)| *sum += part);
-            load.traffic.add(model.traffic(shard, topology, batch_size));
+            load.compute_ms += model.shard_ms(shard)?;
+            load.traffic.add(model.traffic(shard));
         }
-        load.compute_ms =
-            asking_ms + if shards.is_empty() { 0.0 } else { model.compute_ms(rank, &sum, &zeros) };
         loads.push(load);
     }
     let communication = model.communication_ms(&loads, topology);

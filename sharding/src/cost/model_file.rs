@@ -1,21 +1,22 @@
-//! The file of a learned cost model: its networks and their errors.
+//! The file of a learned cost model: its weights and their errors.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cost::features::ShardFeatures;
-use crate::cost::set_model::{EXCHANGE_FEATURES, SetModel};
+use crate::cost::linear::{EXCHANGE_FEATURES, LinearModel};
+use crate::cost::network::Network;
 use crate::files::{self, FileKind};
 use crate::{Error, Result};
 
 pub(crate) const KIND: FileKind =
-    FileKind { version: 7, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
+    FileKind { version: 8, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
 
 /// The models that are part of the program, by [name](ModelFile::SHIPPED).
 pub(crate) const MODELS: [(&str, &str); 1] = [("cpu", include_str!("../../models/cpu.json"))];
 
-/// A model file: networks, the hardware on which they were trained, and their errors.
+/// A model file: linear models, the hardware on which they were measured, and their errors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelFile {
@@ -25,34 +26,38 @@ pub struct ModelFile {
     pub machine: String,
     /// The version of the measured kernels.
     pub kernel_version: String,
-    /// The errors of the networks on held-out samples.
+    /// The errors of the models on held-out samples.
     pub reports: Vec<ModelReport>,
-    pub(crate) compute: SetModel,
-    pub(crate) forward: Option<SetModel>,
-    pub(crate) backward: Option<SetModel>,
-    pub(crate) gather: Option<SetModel>,
+    pub(crate) compute: LinearModel,
+    /// A network that corrects `compute`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) network: Option<Network>,
+    pub(crate) forward: Option<LinearModel>,
+    pub(crate) backward: Option<LinearModel>,
+    pub(crate) gather: Option<LinearModel>,
 }
 
-/// The errors of a network on held-out samples, compared with a linear regression on the same features.
+/// The errors of a model on held-out samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelReport {
-    /// The network: `compute`, `forward`, `backward` or `gather`.
+    /// The model: `compute`, `forward`, `backward` or `gather`.
     pub model: String,
-    /// The number of samples on which the network was trained.
+    /// The number of samples on which the model was fitted.
     pub train_samples: usize,
-    /// The number of folds of the cross-validation. Each fold was predicted by networks that were trained, in the
-    /// same way, on the other folds.
+    /// The number of folds of the cross-validation. Each fold was predicted by a model that was fitted, in the same
+    /// way, to the other folds.
     pub folds: usize,
-    /// The number of samples that were predicted by networks that were not trained on them.
+    /// The number of samples that were predicted by models that were not fitted to them.
     pub test_samples: usize,
-    /// The errors of the network on the test samples.
+    /// The errors of the model on the test samples.
     pub test: Fit,
-    /// The errors of the linear regression.
-    pub linear: Fit,
-    /// The errors of the network and of the linear regression on the test samples with deduplicated tables.
+    /// The errors of the model without its network, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deduplicated: Option<[Fit; 2]>,
+    pub linear: Option<Fit>,
+    /// The errors of the model on the test samples with deduplicated tables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deduplicated: Option<Fit>,
     /// The errors of a first measurement as a prediction of a second one, if samples were measured twice. No model
     /// can be more accurate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +91,7 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the file is missing, malformed or of another version, or if its networks do not fit
+    /// [`Error::Fault`] if the file is missing, malformed or of another version, or if its weights do not fit
     /// together.
     pub fn load(path: &Path) -> Result<Self> {
         let file: Self = files::load(path, &KIND)?;
@@ -117,7 +122,7 @@ impl ModelFile {
     /// AVX-512.
     pub const SHIPPED: [&str; 1] = ["cpu"];
 
-    /// Returns the problem if the networks do not fit together.
+    /// Returns the problem if the weights do not fit together.
     fn fault(&self) -> Option<String> {
         let models = [
             ("compute", Some(&self.compute), ShardFeatures::names().len()),
@@ -125,8 +130,12 @@ impl ModelFile {
             ("backward", self.backward.as_ref(), EXCHANGE_FEATURES),
             ("gather", self.gather.as_ref(), EXCHANGE_FEATURES),
         ];
-        models.into_iter().find_map(|(name, model, features)| {
+        let of_models = models.into_iter().find_map(|(name, model, features)| {
             model?.fault(features).map(|fault| format!("the model `{name}`: {fault}"))
+        });
+        of_models.or_else(|| {
+            let fault = self.network.as_ref()?.fault(ShardFeatures::names().len())?;
+            Some(format!("the network: {fault}"))
         })
     }
 
@@ -142,18 +151,10 @@ impl ModelFile {
     pub(crate) fn new(
         (machine, kernel_version): (String, String),
         reports: Vec<ModelReport>,
-        compute: SetModel,
-        [forward, backward, gather]: [Option<SetModel>; 3],
+        (compute, network): (LinearModel, Option<Network>),
+        [forward, backward, gather]: [Option<LinearModel>; 3],
     ) -> Self {
-        Self {
-            format_version: KIND.version,
-            machine,
-            kernel_version,
-            reports,
-            compute,
-            forward,
-            backward,
-            gather,
-        }
+        let format_version = KIND.version;
+        Self { format_version, machine, kernel_version, reports, compute, network, forward, backward, gather }
     }
 }

@@ -1,14 +1,14 @@
-//! Learned cost models of several kinds of hardware, for ranks that are not alike.
+//! The learned cost models of the hardware of all ranks.
 
 use onefold_base::fault::{option, text};
 
+use crate::cost::learned::LearnedCost;
 use crate::cost::{RankLoad, Traffic};
-use crate::{CostModel, Error, LearnedCost, ModelFile, Result, ShardLoad, Topology};
+use crate::{CostModel, Error, ModelFile, Result, ShardLoad, Topology};
 
-/// A set of learned models, one per kind of hardware.
+/// Learned cost models, one for each kind of hardware of a topology.
 ///
-/// The contribution of a shard is computed by the model of its rank, and padded with zeros to the width of the widest
-/// model. The exchange of each rank is predicted by the rank's own model.
+/// The computation and the exchange of each rank are predicted by the rank's own model.
 #[derive(Debug, Clone)]
 pub struct LearnedCosts {
     id: String,
@@ -49,8 +49,7 @@ impl LearnedCosts {
         let used: Vec<usize> = (0..files.len()).filter(|model| of_rank.contains(model)).collect();
         of_rank.iter_mut().for_each(|model| *model = used.partition_point(|other| other < model));
         let files = files.into_iter().enumerate().filter(|(number, _)| used.contains(number));
-        let models = files.map(|(_, file)| LearnedCost::new(file, topology, true));
-        let models = models.collect::<Result<Vec<_>>>()?;
+        let models: Vec<LearnedCost> = files.map(|(_, file)| LearnedCost::new(file)).collect();
         let id = models.iter().map(CostModel::id).collect::<Vec<_>>().join(" and ");
         Ok(Self { id, models, of_rank })
     }
@@ -95,38 +94,26 @@ impl CostModel for LearnedCosts {
         &self.id
     }
 
-    fn width(&self) -> usize {
-        self.models.iter().map(CostModel::width).max().unwrap_or(0)
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        self.model(load.shard.rank).shard_ms(load)
     }
 
-    fn contribution(
-        &self,
-        load: &ShardLoad<'_>,
-        topology: &Topology,
-        batch_size: u64,
-        out: &mut [f64],
-    ) -> Result<()> {
-        let model = self.model(load.shard.rank);
-        let (own, beyond) = out.split_at_mut(model.width());
-        beyond.fill(0.0);
-        model.contribution(load, topology, batch_size, own)
+    fn idle_ms(&self, rank: u32) -> f64 {
+        self.model(rank).idle_ms(rank)
+    }
+
+    fn correction_ms(&self, rank: u32, shards: &[ShardLoad<'_>]) -> f64 {
+        self.model(rank).correction_ms(rank, shards)
     }
 
     /// Returns the time on the slowest hardware: every rank sends requests, and a step lasts until all ranks are
     /// done.
-    fn asking_ms(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> f64 {
-        let of_model = |model: &LearnedCost| model.asking_ms(load, topology, batch_size);
-        self.models.iter().map(of_model).fold(0.0, f64::max)
+    fn asking_ms(&self, load: &ShardLoad<'_>) -> f64 {
+        self.models.iter().map(|model| model.asking_ms(load)).fold(0.0, f64::max)
     }
 
-    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
-        self.model(load.shard.rank).traffic(load, topology, batch_size)
-    }
-
-    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64 {
-        let model = self.model(rank);
-        let width = model.width();
-        model.compute_ms(rank, &sum[..width], &added[..width])
+    fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
+        self.model(load.shard.rank).traffic(load)
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
@@ -137,14 +124,17 @@ impl CostModel for LearnedCosts {
         self.of_own_model(|model| model.exchange_ms(ranks, topology))
     }
 
-    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<String> {
+    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
         let mut notes = Vec::new();
         for (number, model) in self.models.iter().enumerate() {
             let own = ranks.iter().zip(&self.of_rank);
             let own = own.map(|(loads, of)| if *of == number { loads.clone() } else { Vec::new() });
             let own: Vec<Vec<ShardLoad<'_>>> = own.collect();
-            let said = model.notes(&own, topology, batch_size).into_iter();
-            notes.extend(said.map(|note| format!("{}: {note}", model.file.machine)));
+            let of_hardware = |note: String| match self.models.len() {
+                1 => note,
+                _ => format!("{}: {note}", model.file.machine),
+            };
+            notes.extend(model.notes(&own).into_iter().map(of_hardware));
         }
         notes
     }
@@ -153,13 +143,15 @@ impl CostModel for LearnedCosts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::linear::LinearModel;
     use crate::{Beam, RankGroup, Search, Table};
 
     /// Returns the shipped model, and the same model for hardware that takes three times as long.
     fn files() -> [ModelFile; 2] {
         let fast = ModelFile::shipped("cpu").unwrap();
         let mut slow = ModelFile { machine: "slow".into(), ..fast.clone() };
-        slow.compute.scale_ms *= 3.0;
+        let LinearModel { work, asked, fixed, .. } = &mut slow.compute;
+        work.iter_mut().chain(asked).chain([fixed]).for_each(|weight| *weight *= 3.0);
         [fast, slow]
     }
 
@@ -185,16 +177,16 @@ mod tests {
         let loads = plan.loads(&tables).unwrap();
         assert!(loads[0].len() < loads[1].len() && !loads[0].is_empty(), "{plan:?}");
         for (rank, file) in [slow, fast.clone()].into_iter().enumerate() {
-            let alone = LearnedCost::new(file, &topology, true).unwrap();
-            let own = crate::cost::rank_costs(&alone, &loads, &topology, 4096).unwrap()[rank].compute_ms;
+            let alone = LearnedCost::new(file);
+            let own = crate::cost::rank_costs(&alone, &loads, &topology).unwrap()[rank].compute_ms;
             // All ranks spend as long on requests as the slowest one.
             let asking = |model: &dyn CostModel| -> f64 {
-                loads.iter().flatten().map(|load| model.asking_ms(load, &topology, 4096)).sum()
+                loads.iter().flatten().map(|load| model.asking_ms(load)).sum()
             };
             let own = own - asking(&alone) + asking(&model);
             assert!((plan.ranks[rank].compute_ms / own - 1.0).abs() < 1e-9, "{own} {plan:?}");
         }
-        assert!(plan.cost_model.contains(") and learned_v3 (slow"), "{}", plan.cost_model);
+        assert!(plan.cost_model.contains(") and learned_v4 (slow"), "{}", plan.cost_model);
         assert!(plan.notes.iter().any(|note| note.starts_with("slow: ")), "{:?}", plan.notes);
     }
 
@@ -218,8 +210,6 @@ mod tests {
         let error = refused(vec![slow.clone(), slow.clone()], &unknown);
         assert!(error.starts_with("two cost models were trained on `slow`"), "{error}");
         assert!(refused(vec![], &unknown).starts_with("there is no cost model"));
-        let error = LearnedCost::new(slow.clone(), &unknown, false).unwrap_err().to_string();
-        assert!(error.contains("ranks of the topology are of `new`, for which there is no model"), "{error}");
         // The first model is used instead, and the other one is dropped.
         let model = LearnedCosts::new(vec![slow.clone(), fast.clone()], &unknown, true).unwrap();
         assert_eq!((model.of_rank.as_slice(), model.models.len()), (&[0, 0][..], 1));

@@ -3,12 +3,12 @@
 use rayon::prelude::*;
 
 use crate::search::Search;
-use crate::search::explain::reasons;
+use crate::search::explain::explained;
 use crate::search::greedy::Greedy;
 use crate::search::local::{Order, improve, improve_forms};
 use crate::search::packing::pack;
 use crate::search::placement::{Placement, by_memory, grid_search};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Kind, Placed, Problem, Unit, units_of};
 use crate::search::torchrec::TorchrecDefault;
 use crate::{AnalyticCost, CostModel, Error, MAX_RANKS, Plan, Result, Table, Topology};
 
@@ -54,14 +54,9 @@ impl Search for Beam {
     ) -> Result<Plan> {
         let problem =
             Problem::new(tables, topology, cost_model, topology.samples_per_rank(global_batch_size))?;
-        let (mut plan, placement) = self.cheapest(&problem, |placement| {
-            let placed = problem.table_plans(&placement.units, &placement.places);
-            Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
-        })?;
-        for (table, reason) in plan.tables.iter_mut().zip(reasons(&problem, &placement)) {
-            table.reason = reason;
-        }
-        Ok(plan)
+        let predict = |placement: &Placement| placement.plan(&problem, self.id(), global_batch_size);
+        let (plan, placement) = self.cheapest(&problem, predict)?;
+        Ok(explained(&problem, &placement, plan))
     }
 }
 
@@ -98,7 +93,10 @@ impl Beam {
         // If the greedy search finds no placement, it starts with the divisions of the packing by memory.
         let first = match grid_search(problem, &start, step) {
             Some(placement) => placement,
-            None => grid_search(problem, &memory.units, step).unwrap_or(memory),
+            None => {
+                let units: Vec<Unit> = units_of(&memory.placed).copied().collect();
+                grid_search(problem, &units, step).unwrap_or(memory)
+            }
         };
         let mut found = Self::Neuroshard.beam(problem, first.clone(), step);
         if self == Self::Neuroshard {
@@ -113,7 +111,7 @@ impl Beam {
         // The search over other forms of tables runs only if it takes no more effort than the beam search.
         if (problem.ranks as f64).powi(2) * FORM_TRIES <= EFFORT {
             let best = finalists.iter().cloned().reduce(better);
-            finalists.extend(best.map(|best| improve_forms(problem, best, Order::ByCost, &|_, _| true)));
+            finalists.extend(best.map(|best| improve_forms(problem, best, Order::ByCost, &|_| true)));
         }
         finalists.extend(baselines);
         Ok(finalists)
@@ -127,13 +125,13 @@ impl Beam {
         let mut idle = 0;
         for _ in 0..DEPTH {
             let mut next: Vec<Vec<Unit>> =
-                beam.iter().flat_map(|state| self.neighbours(problem, &state.units)).collect();
+                beam.iter().flat_map(|state| self.neighbours(problem, &state.placed)).collect();
             next.truncate(states);
             states -= next.len();
             let mut placed: Vec<Placement> =
                 next.par_iter().filter_map(|units| grid_search(problem, units, step)).collect();
             placed.sort_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms));
-            placed.dedup_by(|a, b| a.cost_ms == b.cost_ms && same_cuts(&a.units, &b.units));
+            placed.dedup_by(|a, b| a.cost_ms == b.cost_ms && same_cuts(&a.placed, &b.placed));
             placed.truncate(BEAM_WIDTH);
             let Some(leader) = placed.first() else { break };
             if leader.cost_ms < best.cost_ms {
@@ -154,13 +152,14 @@ impl Beam {
 
     /// Returns the neighbours of a state, with one division changed. The units with the most bytes and the most
     /// expensive units are each halved or, with [`Beam::Full`], placed in another form.
-    fn neighbours(self, problem: &Problem<'_>, units: &[Unit]) -> Vec<Vec<Unit>> {
+    fn neighbours(self, problem: &Problem<'_>, placed: &[Placed]) -> Vec<Vec<Unit>> {
+        let units: Vec<Unit> = units_of(placed).copied().collect();
         let mut states = Vec::new();
-        for i in candidates(problem, units) {
+        for i in candidates(problem, &units) {
             let unit = units[i];
             let pieces = units.iter().filter(|other| other.table == unit.table).count();
             if let Some([first, second]) = unit.halves().filter(|_| pieces < problem.ranks) {
-                let mut state = units.to_vec();
+                let mut state = units.clone();
                 state[i] = first;
                 state.push(second);
                 states.push(state);
@@ -187,7 +186,7 @@ fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
         (0..units.len()).filter(|i| seen.insert(Unit { start: 0, ..units[*i] })).collect();
     order.sort_by_key(|i| std::cmp::Reverse(problem.priced(&units[*i]).bytes));
     let mut chosen: Vec<usize> = order.iter().take(CANDIDATES).copied().collect();
-    let cost = |i: &usize| problem.priced(&units[*i]).alone_ms;
+    let cost = |i: &usize| problem.priced(&units[*i]).ms;
     order.sort_by(|a, b| cost(b).total_cmp(&cost(a)).then(a.cmp(b)));
     for i in order.into_iter().take(CANDIDATES) {
         if !chosen.contains(&i) {
@@ -197,9 +196,9 @@ fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
     chosen
 }
 
-fn same_cuts(a: &[Unit], b: &[Unit]) -> bool {
-    let sorted = |units: &[Unit]| {
-        let mut units: Vec<_> = units.iter().map(|unit| (unit.table, unit.kind, unit.columns)).collect();
+fn same_cuts(a: &[Placed], b: &[Placed]) -> bool {
+    let sorted = |placed: &[Placed]| {
+        let mut units: Vec<_> = units_of(placed).map(|unit| (unit.table, unit.kind, unit.columns)).collect();
         units.sort_unstable();
         units
     };
@@ -255,8 +254,9 @@ fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
     let whole = problem.whole_tables();
     let mut found = Vec::new();
     for greedy in [Greedy::BySize, Greedy::ByDimension, Greedy::ByLookups, Greedy::BySizeTimesLookups] {
-        if let Ok(places) = greedy.place(problem.tables, problem.topology, problem.batch_size) {
-            found.push(Placement::new(problem, whole.clone(), places));
+        if let Ok(places) = greedy.place(problem) {
+            let placed = whole.iter().copied().zip(places).collect();
+            found.push(Placement::new(problem, placed));
         }
     }
     found.extend(TorchrecDefault.units(problem, (EFFORT / pass(problem)) as usize));
@@ -381,8 +381,8 @@ mod tests {
         let mut best = f64::INFINITY;
         for code in 0..problem.ranks.pow(units.len() as u32) {
             let place = |i: usize| (code / problem.ranks.pow(i as u32) % problem.ranks) as u32;
-            let places = (0..units.len()).map(place).collect();
-            best = best.min(Placement::new(problem, units.clone(), places).cost_ms);
+            let placed = units.iter().enumerate().map(|(i, unit)| (*unit, place(i))).collect();
+            best = best.min(Placement::new(problem, placed).cost_ms);
         }
         best
     }

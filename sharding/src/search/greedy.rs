@@ -1,15 +1,10 @@
 //! The baselines: whole tables, placed by one property of the tables or at random.
 
-use std::cmp::Reverse;
-
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::buffers::reserved_buffers;
-use crate::table::validate_tables;
-use crate::{
-    BufferBytes, CostModel, Error, Plan, Result, Search, Shard, ShardingType, Table, TablePlan, Topology,
-};
+use crate::search::problem::Problem;
+use crate::{CostModel, Plan, Result, Search, Table, TablePlan, Topology};
 
 /// A greedy baseline. It takes the tables in descending order of one property, and places each whole table on the
 /// rank with the smallest sum of the property, among the ranks with enough memory. Ties go to the first table and
@@ -52,7 +47,8 @@ impl Search for Greedy {
         cost_model: &dyn CostModel,
         global_batch_size: u64,
     ) -> Result<Plan> {
-        let ranks = self.place(tables, topology, topology.samples_per_rank(global_batch_size))?;
+        let batch_size = topology.samples_per_rank(global_batch_size);
+        let ranks = self.place(&Problem::new(tables, topology, cost_model, batch_size)?)?;
         let placed =
             tables.iter().zip(ranks).map(|(table, rank)| TablePlan::table_wise(table, rank)).collect();
         Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
@@ -72,69 +68,53 @@ impl Greedy {
         })
     }
 
-    /// Returns the rank of each table, in table order, for steps of `batch_size` samples per rank.
-    pub(crate) fn place(self, tables: &[Table], topology: &Topology, batch_size: u64) -> Result<Vec<u32>> {
-        validate_tables(tables)?;
-        topology.validate()?;
-        let mut order = Vec::with_capacity(tables.len());
-        for (i, table) in tables.iter().enumerate() {
-            order.push((self.figure(table)?, i));
+    /// Returns the rank of each table, in table order.
+    pub(crate) fn place(self, problem: &Problem<'_>) -> Result<Vec<u32>> {
+        let units = problem.whole_tables();
+        let mut order = Vec::with_capacity(units.len());
+        for (table, unit) in problem.tables.iter().zip(&units) {
+            order.push((self.figure(table)?, unit));
         }
-        order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.table.cmp(&b.1.table)));
 
         let mut random = match self {
             Self::Random { seed } => Some(ChaCha8Rng::seed_from_u64(seed)),
             _ => None,
         };
-        let buffers: Vec<BufferBytes> =
-            tables.iter().map(|table| whole_buffers(table, topology, batch_size)).collect();
         // Every rank sends requests for every table.
-        let asking = buffers.iter().map(|buffers| buffers.asking).fold(0, u64::saturating_add);
-        if let Some(error) = topology.cannot_ask(asking) {
+        let capacity = problem.capacity(&units);
+        if let Some(error) = problem.topology.cannot_ask(capacity.asking) {
             return Err(error);
         }
-        let memory: Vec<u64> = (0..topology.ranks).map(|rank| topology.memory_of(rank)).collect();
-        let mut used = vec![asking; topology.ranks as usize];
-        let mut sums = vec![0.0f64; used.len()];
-        let mut placed = vec![0; tables.len()];
-        for (figure, i) in order {
-            let table = &tables[i];
-            let needed = table.memory_bytes()?.saturating_add(buffers[i].serving);
-            let fits: Vec<usize> =
-                (0..used.len()).filter(|rank| used[*rank].saturating_add(needed) <= memory[*rank]).collect();
+        let mut used = vec![0u64; problem.ranks];
+        let mut sums = vec![0.0f64; problem.ranks];
+        let mut placed = vec![0; units.len()];
+        for (figure, unit) in order {
+            let needed = problem.priced(unit).bytes;
+            let has_room = |rank: &usize| used[*rank].saturating_add(needed) <= capacity.of(*rank);
+            let fits: Vec<usize> = (0..problem.ranks).filter(has_room).collect();
             let chosen = match &mut random {
                 Some(rng) if !fits.is_empty() => Some(fits[rng.random_range(0..fits.len())]),
                 // `min_by` returns the first of equal ranks.
                 _ => fits.into_iter().min_by(|a, b| sums[*a].total_cmp(&sums[*b])),
             };
-            let Some(rank) = chosen else {
-                return Err(does_not_fit(table, needed, &used, topology));
-            };
+            let rank = chosen.ok_or_else(|| problem.does_not_fit(unit, capacity, &used, false))?;
             used[rank] += needed;
             sums[rank] += figure;
-            placed[i] = rank as u32;
+            placed[unit.table] = rank as u32;
         }
         Ok(placed)
     }
-}
-
-fn whole_buffers(table: &Table, topology: &Topology, batch_size: u64) -> BufferBytes {
-    reserved_buffers(table, ShardingType::TableWise, &Shard::whole(table, 0), topology, batch_size)
-}
-
-fn does_not_fit(table: &Table, needed: u64, used: &[u64], topology: &Topology) -> Error {
-    let left = |(rank, used): (u32, &u64)| (topology.memory_of(rank).saturating_sub(*used), rank);
-    let most = (0..).zip(used).map(left).min_by_key(|(left, rank)| (Reverse(*left), *rank));
-    let (left_bytes, rank) = most.unwrap_or_default();
-    Error::does_not_fit(&table.name, needed, (rank, left_bytes, topology.memory_of(rank)), false)
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use std::cmp::Reverse;
+
     use super::*;
-    use crate::AnalyticCost;
+    use crate::{AnalyticCost, BufferBytes, Error, Shard, ShardLoad};
 
     fn ranks(plan: &Plan) -> Vec<u32> {
         plan.tables.iter().map(|table| table.shards[0].rank).collect()
@@ -242,7 +222,9 @@ mod tests {
     fn by_definition(tables: &[Table], topology: &Topology) -> Option<Vec<u32>> {
         let mut order: Vec<usize> = (0..tables.len()).collect();
         order.sort_by_key(|i| Reverse(tables[*i].memory_bytes().unwrap()));
-        let buffers = |table: &Table| whole_buffers(table, topology, 64);
+        let buffers = |table: &Table| -> BufferBytes {
+            ShardLoad::table_wise(table, &Shard::whole(table, 0), topology, 64).reserved_buffers()
+        };
         let asking: u64 = tables.iter().map(|table| buffers(table).asking).sum();
         let mut used = vec![asking; topology.ranks as usize];
         let mut sizes = vec![0; used.len()];

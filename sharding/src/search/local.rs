@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Capacity, Kind, Problem, Unit};
+use crate::search::problem::{Capacity, Kind, Placed, Problem, Unit, units_of};
 
 /// The largest number of rounds. Each round changes the placement once.
 const MAX_ROUNDS: usize = 400;
@@ -34,7 +34,7 @@ enum Move {
 /// unit, or is halved and shared, whichever reduces the higher cost of the two ranks most. The search ends when no
 /// change helps. The cost of a rank excludes the time that it waits for other ranks.
 pub(crate) fn improve(problem: &Problem<'_>, placement: Placement) -> Placement {
-    improve_within(problem, placement, Order::ByCost, &|_, _| true)
+    improve_within(problem, placement, Order::ByCost, &|_| true)
 }
 
 /// The order in which changes are tried.
@@ -52,7 +52,7 @@ pub(crate) fn improve_forms(
     problem: &Problem<'_>,
     placement: Placement,
     order: Order,
-    allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+    allowed: &dyn Fn(&[Placed]) -> bool,
 ) -> Placement {
     let mut best = improve_within(problem, placement, order, allowed);
     for _ in 0..FORMS {
@@ -67,23 +67,22 @@ pub(crate) fn improve_forms(
 fn other_form(
     problem: &Problem<'_>,
     now: &Placement,
-    allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+    allowed: &dyn Fn(&[Placed]) -> bool,
 ) -> Option<Placement> {
-    let costs = Ranks::of(problem, &now.units, &now.places).busy_ms(problem);
+    let costs = Ranks::of(problem, &now.placed).busy_ms(problem);
     let worst = (0..costs.len()).reduce(|a, b| if costs[b] > costs[a] { b } else { a })?;
-    let is_on_worst = |i: &usize| problem.ranks_of(&now.units[*i], now.places[*i]).contains(&worst);
-    let mut tables: Vec<usize> =
-        (0..now.units.len()).filter(is_on_worst).map(|i| now.units[i].table).collect();
-    let alone = |table: usize| problem.priced(&problem.whole(table)).alone_ms;
+    let is_on_worst = |(unit, place): &&Placed| problem.ranks_of(unit, *place).contains(&worst);
+    let mut tables: Vec<usize> = now.placed.iter().filter(is_on_worst).map(|(unit, _)| unit.table).collect();
+    let alone = |table: usize| problem.priced(&problem.whole(table)).ms;
     tables.sort_by(|a, b| alone(*b).total_cmp(&alone(*a)).then(a.cmp(b)));
     tables.dedup();
     let mut best: Option<Placement> = None;
     for table in tables.into_iter().take(TABLES) {
-        let kept = (0..now.units.len()).filter(|i| now.units[*i].table != table);
-        let (units, places): (Vec<Unit>, Vec<u32>) = kept.map(|i| (now.units[i], now.places[i])).unzip();
+        let kept = now.placed.iter().filter(|(unit, _)| unit.table != table);
+        let kept: Vec<Placed> = kept.copied().collect();
         let least = best.as_ref().map_or(now.cost_ms, |best| best.cost_ms) * (1.0 - GAIN);
         let forms: Vec<Unit> = std::iter::once(problem.whole(table)).chain(problem.forms(table)).collect();
-        best = cheapest_with(problem, &forms, (&units, &places), least, allowed).or(best);
+        best = cheapest_with(problem, &forms, &kept, least, allowed).or(best);
     }
     best
 }
@@ -94,16 +93,16 @@ fn other_form(
 pub(crate) fn cheapest_with(
     problem: &Problem<'_>,
     candidates: &[Unit],
-    (units, places): (&[Unit], &[u32]),
+    others: &[Placed],
     mut below: f64,
-    allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+    allowed: &dyn Fn(&[Placed]) -> bool,
 ) -> Option<Placement> {
-    let mut ranks = Ranks::of(problem, units, places);
+    let mut ranks = Ranks::of(problem, others);
     let mut best = None;
     let mut least_own = f64::INFINITY;
     for unit in candidates {
-        let capacity = problem.capacity(units.iter().chain([unit]));
-        let of_table = units.iter().zip(places).filter(|(other, _)| other.table == unit.table);
+        let capacity = problem.capacity(units_of(others).chain([unit]));
+        let of_table = others.iter().filter(|(other, _)| other.table == unit.table);
         let taken: Vec<u32> = of_table.map(|(_, place)| *place).collect();
         for place in (0..problem.places(unit)).filter(|place| !taken.contains(place)) {
             let saved = ranks.saved(problem.ranks_of(unit, place));
@@ -118,10 +117,10 @@ pub(crate) fn cheapest_with(
             if !has_room || !is_better {
                 continue;
             }
-            let (units, places) = ([units, &[*unit]].concat(), [places, &[place]].concat());
-            if allowed(&units, &places) {
+            let placed = [others, &[(*unit, place)]].concat();
+            if allowed(&placed) {
                 (below, least_own) = (cost_ms, own);
-                best = Some(Placement { units, places, cost_ms });
+                best = Some(Placement { placed, cost_ms });
             }
         }
     }
@@ -133,7 +132,7 @@ fn improve_within(
     problem: &Problem<'_>,
     placement: Placement,
     order: Order,
-    allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+    allowed: &dyn Fn(&[Placed]) -> bool,
 ) -> Placement {
     let mut state = State::new(problem, placement);
     for _ in 0..MAX_ROUNDS {
@@ -146,8 +145,7 @@ fn improve_within(
 
 struct State<'a> {
     problem: &'a Problem<'a>,
-    units: Vec<Unit>,
-    places: Vec<u32>,
+    placed: Vec<Placed>,
     ranks: Ranks,
     /// The cost of every rank, without the time that it waits for others.
     costs: Vec<f64>,
@@ -158,24 +156,27 @@ struct State<'a> {
     best: Placement,
 }
 
+/// Returns the pairs of a table and a rank that has a column shard of it.
+fn taken(placed: &[Placed]) -> HashSet<(usize, u32)> {
+    placed.iter().map(|(unit, place)| (unit.table, *place)).collect()
+}
+
 impl<'a> State<'a> {
     fn new(problem: &'a Problem<'a>, placement: Placement) -> Self {
-        let ranks = Ranks::of(problem, &placement.units, &placement.places);
-        let taken = placement.units.iter().zip(&placement.places);
+        let ranks = Ranks::of(problem, &placement.placed);
         Self {
             problem,
             costs: ranks.busy_ms(problem),
             ranks,
-            capacity: problem.capacity(&placement.units),
-            taken: taken.map(|(unit, place)| (unit.table, *place)).collect(),
-            units: placement.units.clone(),
-            places: placement.places.clone(),
+            capacity: problem.capacity(units_of(&placement.placed)),
+            taken: taken(&placement.placed),
+            placed: placement.placed.clone(),
             best: placement,
         }
     }
 
     /// Makes one change that reduces the cost. Returns false if there is none.
-    fn round(&mut self, order: Order, allowed: &dyn Fn(&[Unit], &[u32]) -> bool) -> bool {
+    fn round(&mut self, order: Order, allowed: &dyn Fn(&[Placed]) -> bool) -> bool {
         let Some(worst) =
             (0..self.costs.len()).reduce(|a, b| if self.costs[b] > self.costs[a] { b } else { a })
         else {
@@ -191,26 +192,29 @@ impl<'a> State<'a> {
         moves.truncate(TRIED);
         for (_, change) in moves {
             let target = self.target(change);
+            let placed = self.changed(change);
             let saved = self.ranks.saved([worst, target]);
-            self.apply(change);
+            self.move_ranks(&placed);
             let costs = self.ranks.busy_ms(self.problem);
             let most = costs.iter().copied().fold(0.0, f64::max);
+            // A split adds a shard, and thus request buffers on all ranks.
+            let has_room = || self.problem.capacity(units_of(&placed)).exceeded(&self.ranks.bytes).is_none();
             // Other ranks may still be as expensive as before, but no rank may become more expensive.
             if costs[worst] < before * (1.0 - GAIN)
                 && most <= before
                 && costs[target] < before * (1.0 - GAIN)
-                && self.all_have_room(change)
-                && allowed(&self.units, &self.places)
+                && (placed.len() == self.placed.len() || has_room())
+                && allowed(&placed)
             {
-                self.costs = costs;
-                self.keep(change, worst as u32);
+                (self.costs, self.placed) = (costs, placed);
+                self.capacity = self.problem.capacity(units_of(&self.placed));
+                self.taken = taken(&self.placed);
                 let cost_ms = self.ranks.most_ms(self.problem);
                 if cost_ms < self.best.cost_ms {
-                    self.best = Placement { units: self.units.clone(), places: self.places.clone(), cost_ms };
+                    self.best = Placement { placed: self.placed.clone(), cost_ms };
                 }
                 return true;
             }
-            self.undo(change, worst as u32);
             self.ranks.restore(saved);
         }
         false
@@ -218,7 +222,7 @@ impl<'a> State<'a> {
 
     /// Returns the bytes of the units that a change moves.
     fn bytes_of(&self, change: Move) -> u64 {
-        let bytes = |i: usize| self.problem.priced(&self.units[i]).bytes;
+        let bytes = |i: usize| self.problem.priced(&self.placed[i].0).bytes;
         match change {
             Move::To(i, _) => bytes(i),
             Move::Swap(i, j) => bytes(i).saturating_add(bytes(j)),
@@ -230,25 +234,20 @@ impl<'a> State<'a> {
     fn target(&self, change: Move) -> usize {
         match change {
             Move::To(_, place) | Move::Split(_, place) => place as usize,
-            Move::Swap(_, other) => self.places[other] as usize,
+            Move::Swap(_, other) => self.placed[other].1 as usize,
         }
-    }
-
-    /// Returns whether every rank has enough memory after a change. A split adds a shard, and thus request buffers on
-    /// all ranks.
-    fn all_have_room(&self, change: Move) -> bool {
-        let splits = matches!(change, Move::Split(..));
-        let capacity = || self.problem.capacity(&self.units);
-        !splits || capacity().exceeded(&self.ranks.bytes).is_none()
     }
 
     /// Returns changes with an estimate of the higher cost of the two ranks, if it is below the present cost.
     fn moves(&self, worst: usize) -> Vec<(f64, Move)> {
         let problem = self.problem;
-        let on_worst = |i: &usize| self.units[*i].kind == Kind::Columns && self.places[*i] as usize == worst;
-        let mine: Vec<usize> = (0..self.units.len()).filter(on_worst).collect();
+        let on_worst = |i: &usize| {
+            let (unit, place) = self.placed[*i];
+            unit.kind == Kind::Columns && place as usize == worst
+        };
+        let mine: Vec<usize> = (0..self.placed.len()).filter(on_worst).collect();
         let mut pieces = vec![0; problem.tables.len()];
-        self.units.iter().for_each(|unit| pieces[unit.table] += 1);
+        units_of(&self.placed).for_each(|unit| pieces[unit.table] += 1);
         let mut cheapest: Vec<usize> = (0..problem.ranks).filter(|rank| *rank != worst).collect();
         cheapest.sort_by(|a, b| self.costs[*a].total_cmp(&self.costs[*b]));
         cheapest.truncate(TARGETS);
@@ -259,7 +258,7 @@ impl<'a> State<'a> {
             }
         };
         for &i in &mine {
-            let unit = self.units[i];
+            let (unit, _) = self.placed[i];
             for &rank in &cheapest {
                 let place = rank as u32;
                 if self.taken.contains(&(unit.table, place)) {
@@ -271,8 +270,8 @@ impl<'a> State<'a> {
                 }
             }
         }
-        for (j, other) in self.units.iter().enumerate() {
-            let place = self.places[j] as usize;
+        for (j, (other, place)) in self.placed.iter().enumerate() {
+            let place = *place as usize;
             if other.kind != Kind::Columns
                 || !cheapest.contains(&place)
                 || self.taken.contains(&(other.table, worst as u32))
@@ -280,7 +279,7 @@ impl<'a> State<'a> {
                 continue;
             }
             for &i in &mine {
-                let unit = self.units[i];
+                let (unit, _) = self.placed[i];
                 if unit != *other && !self.taken.contains(&(unit.table, place as u32)) {
                     keep(self.estimate(worst, &[unit], &[*other], place), Move::Swap(i, j));
                 }
@@ -308,91 +307,54 @@ impl<'a> State<'a> {
     /// communication is taken to be proportional to the bytes that it sends.
     fn after(&self, rank: usize, lost: &[Unit], gained: &[Unit], longer_ms: f64) -> Option<f64> {
         let problem = self.problem;
-        let mut change = vec![0.0; problem.model.width()];
+        let mut compute = self.ranks.compute_ms[rank];
         let mut traffic = self.ranks.traffic[rank];
         let mut bytes = self.ranks.bytes[rank];
         for unit in lost {
             let priced = problem.priced(unit);
-            let contribution = priced.contribution(problem.kinds[rank]);
-            change.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
+            compute -= priced.ms_by_kind[problem.kinds[rank]];
             traffic.subtract(priced.traffic);
             bytes = bytes.saturating_sub(priced.bytes);
         }
         for unit in gained {
             let priced = problem.priced(unit);
-            let contribution = priced.contribution(problem.kinds[rank]);
-            change.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
+            compute += priced.ms_by_kind[problem.kinds[rank]];
             traffic.add(priced.traffic);
             bytes = bytes.saturating_add(priced.bytes);
         }
         if bytes > self.capacity.of(rank) {
             return None;
         }
-        let compute = problem.model.compute_ms(rank as u32, self.ranks.sum(rank), &change);
         let asking = self.ranks.asking_ms;
         let old = self.ranks.traffic[rank];
         let ratio = if old.sum() > 0.0 { traffic.sum() / old.sum() } else { 1.0 };
         Some(compute + asking + longer_ms + (self.costs[rank] - self.ranks.compute_ms[rank] - asking) * ratio)
     }
 
-    fn apply(&mut self, change: Move) {
+    /// Returns the placement after a change.
+    fn changed(&self, change: Move) -> Vec<Placed> {
+        let mut placed = self.placed.clone();
         match change {
-            Move::To(i, place) => self.relocate(i, place),
-            Move::Swap(i, j) => {
-                let (from, to) = (self.places[i], self.places[j]);
-                self.relocate(i, to);
-                self.relocate(j, from);
-            }
+            Move::To(i, place) => placed[i].1 = place,
+            Move::Swap(i, j) => (placed[i].1, placed[j].1) = (placed[j].1, placed[i].1),
             Move::Split(i, place) => {
-                let Some([stays, goes]) = self.units[i].halves() else { return };
-                let here = self.places[i];
-                self.ranks.remove(self.problem, &self.units[i], here);
-                self.ranks.add(self.problem, &stays, here);
-                self.ranks.add(self.problem, &goes, place);
-                self.units[i] = stays;
-                self.units.push(goes);
-                self.places.push(place);
+                if let Some([stays, goes]) = placed[i].0.halves() {
+                    placed[i].0 = stays;
+                    placed.push((goes, place));
+                }
             }
         }
+        placed
     }
 
-    /// Commits a change of the busiest rank: updates the state apart from units and ranks, which are already changed.
-    fn keep(&mut self, change: Move, worst: u32) {
-        match change {
-            Move::To(i, place) => self.take((self.units[i].table, worst), (self.units[i].table, place)),
-            Move::Swap(i, j) => {
-                let (first, second) = (self.units[i].table, self.units[j].table);
-                self.take((first, worst), (first, self.places[i]));
-                self.take((second, self.places[i]), (second, worst));
-            }
-            Move::Split(i, place) => {
-                self.taken.insert((self.units[i].table, place));
-                self.capacity = self.problem.capacity(&self.units);
-            }
+    /// Changes the state of the ranks to that of another placement.
+    fn move_ranks(&mut self, placed: &[Placed]) {
+        for (old, new) in self.placed.iter().zip(placed).filter(|(old, new)| old != new) {
+            self.ranks.remove(self.problem, &old.0, old.1);
+            self.ranks.add(self.problem, &new.0, new.1);
         }
-    }
-
-    fn take(&mut self, left: (usize, u32), found: (usize, u32)) {
-        self.taken.remove(&left);
-        self.taken.insert(found);
-    }
-
-    /// Reverts the units and places of a change of the busiest rank. The caller restores the state of the ranks.
-    fn undo(&mut self, change: Move, worst: u32) {
-        match change {
-            Move::To(i, _) => self.places[i] = worst,
-            Move::Swap(i, j) => self.places.swap(i, j),
-            Move::Split(i, _) => {
-                self.units[i].columns *= 2;
-                self.units.pop();
-                self.places.pop();
-            }
+        for (unit, place) in &placed[self.placed.len()..] {
+            self.ranks.add(self.problem, unit, *place);
         }
-    }
-
-    fn relocate(&mut self, i: usize, place: u32) {
-        self.ranks.remove(self.problem, &self.units[i], self.places[i]);
-        self.ranks.add(self.problem, &self.units[i], place);
-        self.places[i] = place;
     }
 }

@@ -9,8 +9,8 @@ const TRIES: usize = 200_000;
 const MOST_UNITS: usize = 256;
 
 /// Returns a placement that fits into the memory of every rank. The search tries all places of units by backtracking,
-/// for several divisions of the tables: all whole; then the largest table, the two largest tables, … by rows, or in
-/// halves, quarters, …. Returns `None` if it finds no placement within [`TRIES`].
+/// for several divisions of the tables: all whole; then the largest table, the two largest tables, … by rows of all
+/// ranks, by rows of one machine, or in halves, quarters, …. Returns `None` if it finds no placement within [`TRIES`].
 pub(crate) fn pack(problem: &Problem<'_>) -> Option<Placement> {
     if problem.tables.len() > MOST_UNITS {
         return None;
@@ -19,26 +19,35 @@ pub(crate) fn pack(problem: &Problem<'_>) -> Option<Placement> {
     cuts(problem).find_map(|units| Packing::new(problem, units).placed(&mut tries))
 }
 
+/// A division of a table.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// Another form.
+    Form(Kind),
+    /// At most this number of column shards.
+    Columns(usize),
+}
+
 /// Returns divisions of the tables, beginning with whole tables.
 fn cuts(problem: &Problem<'_>) -> impl Iterator<Item = Vec<Unit>> {
     let mut tables: Vec<usize> = (0..problem.tables.len()).collect();
     tables.sort_by_key(|table| std::cmp::Reverse(problem.priced(&problem.whole(*table)).bytes));
     let parts = std::iter::successors(Some(2usize), |parts: &usize| parts.checked_mul(2))
         .take_while(|parts| *parts <= problem.ranks);
-    let forms: Vec<Option<usize>> = std::iter::once(None).chain(parts.map(Some)).collect();
-    let count = tables.len();
+    let forms = [Kind::RowsOfAll, Kind::RowsOfNode].map(Cut::Form).into_iter();
+    let ways: Vec<Cut> = forms.chain(parts.map(Cut::Columns)).collect();
     let divided =
-        (1..=count).flat_map(move |largest| forms.clone().into_iter().map(move |form| (largest, form)));
-    std::iter::once((0, None)).chain(divided).map(move |(largest, form)| {
+        (1..=tables.len()).flat_map(move |largest| ways.clone().into_iter().map(move |way| (largest, way)));
+    let whole = problem.whole_tables();
+    std::iter::once(whole).chain(divided.map(move |(largest, way)| {
         let cut = |(number, table): (usize, &usize)| -> Vec<Unit> {
             let whole = problem.whole(*table);
-            match form {
+            match way {
                 _ if number >= largest => vec![whole],
-                None => {
-                    let rows = problem.form(*table, Kind::RowsOfAll);
-                    vec![if problem.get(&rows).is_some() { rows } else { whole }]
+                Cut::Form(kind) => {
+                    vec![problem.forms(*table).find(|unit| unit.kind == kind).unwrap_or(whole)]
                 }
-                Some(parts) => {
+                Cut::Columns(parts) => {
                     let (mut unit, mut pieces) = (whole, 1);
                     while let Some(half) = unit.half().filter(|_| 2 * pieces <= parts) {
                         (unit, pieces) = (half, 2 * pieces);
@@ -48,7 +57,7 @@ fn cuts(problem: &Problem<'_>) -> impl Iterator<Item = Vec<Unit>> {
             }
         };
         tables.iter().enumerate().flat_map(cut).collect()
-    })
+    }))
 }
 
 /// Units, of which the first ones have a place.
@@ -72,7 +81,7 @@ impl<'a> Packing<'a> {
         let problem = self.problem;
         let capacity = problem.capacity(&self.units);
         let fits = self.units.len() <= MOST_UNITS && capacity.suffices_to_ask() && self.fill(capacity, tries);
-        fits.then(|| Placement::new(problem, self.units, self.places))
+        fits.then(|| Placement::new(problem, self.units.into_iter().zip(self.places).collect()))
     }
 
     /// Places the units that have no place yet. Without success, it restores the state.
@@ -131,7 +140,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Beam, Search, Table, Topology};
+    use crate::{AnalyticCost, Beam, RankGroup, Search, Table, Topology};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         crate::search::drawn_table(i, &[4, 8, 12, 64])
@@ -175,6 +184,23 @@ mod tests {
         }
     }
 
+    /// Columns cannot be divided, and the ranks of one machine are too small for their part of the rows.
+    #[test]
+    fn rows_on_one_machine_are_tried() {
+        let group =
+            |memory_bytes| RankGroup { ranks: 2, memory_bytes: Some(memory_bytes), ..RankGroup::default() };
+        let topology = Topology {
+            ranks_per_node: 2,
+            groups: vec![group(60_000), group(200_000)],
+            ..Topology::h100(4, 1).unwrap()
+        };
+        let tables = [Table::new("t", 10_000, 6)];
+        let problem = Problem::new(&tables, &topology, &AnalyticCost, 1).unwrap();
+        let found = pack(&problem).unwrap();
+        assert_eq!((found.placed[0].0.kind, found.placed[0].1), (Kind::RowsOfNode, 1));
+        Beam::Full.plan(&tables, &topology, &AnalyticCost, 4).unwrap();
+    }
+
     /// Three, three, two, two and two twelfths: if the largest table always goes to the rank with the most free
     /// memory, the last table does not fit as a whole.
     #[test]
@@ -185,7 +211,7 @@ mod tests {
         let topology = Topology { memory_bytes: all / 2 + 2_000, ..Topology::h100(2, 1 << 30).unwrap() };
         let problem = Problem::new(&tables, &topology, &AnalyticCost, 1).unwrap();
         let placement = pack(&problem).unwrap();
-        assert_eq!((placement.units.len(), placement.places.len()), (5, 5));
+        assert_eq!(placement.placed.len(), 5);
         Beam::Full.plan(&tables, &topology, &AnalyticCost, 2).unwrap();
     }
 }

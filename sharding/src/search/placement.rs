@@ -3,14 +3,12 @@
 use std::cmp::Reverse;
 
 use crate::cost::{RankLoad, Traffic};
-use crate::search::problem::{Capacity, Kind, Problem, Unit};
+use crate::search::problem::{Capacity, Kind, Placed, Problem, Unit, units_of};
+use crate::{Plan, Result};
 
 /// The state of every rank, updated as units are added and removed.
 #[derive(Clone)]
 pub(crate) struct Ranks {
-    width: usize,
-    /// Sums of contributions, `[ranks, width]`.
-    sums: Vec<f64>,
     /// Bytes on every rank, without its request buffers.
     pub(crate) bytes: Vec<u64>,
     pub(crate) traffic: Vec<Traffic>,
@@ -18,67 +16,35 @@ pub(crate) struct Ranks {
     pub(crate) compute_ms: Vec<f64>,
     /// The time that every rank spends on requests.
     pub(crate) asking_ms: f64,
-    /// The number of units on every rank.
-    units: Vec<u32>,
-    zeros: Vec<f64>,
 }
 
 impl Ranks {
+    /// Returns the ranks without units.
     pub(crate) fn new(problem: &Problem<'_>) -> Self {
-        let (ranks, width) = (problem.ranks, problem.model.width());
-        Self {
-            width,
-            sums: vec![0.0; ranks * width],
-            bytes: vec![0; ranks],
-            traffic: vec![Traffic::default(); ranks],
-            compute_ms: vec![0.0; ranks],
-            asking_ms: 0.0,
-            units: vec![0; ranks],
-            zeros: vec![0.0; width],
-        }
+        Self::of(problem, &[])
     }
 
     /// Returns the ranks with units at places.
-    pub(crate) fn of(problem: &Problem<'_>, units: &[Unit], places: &[u32]) -> Self {
-        let mut ranks = Self::new(problem);
-        units.iter().zip(places).for_each(|(unit, place)| ranks.put(problem, unit, *place));
-        for rank in 0..problem.ranks {
-            ranks.compute(problem, rank);
-        }
+    pub(crate) fn of(problem: &Problem<'_>, placed: &[Placed]) -> Self {
+        let mut ranks = Self {
+            bytes: vec![0; problem.ranks],
+            traffic: vec![Traffic::default(); problem.ranks],
+            compute_ms: (0..problem.topology.ranks).map(|rank| problem.model.idle_ms(rank)).collect(),
+            asking_ms: 0.0,
+        };
+        placed.iter().for_each(|(unit, place)| ranks.add(problem, unit, *place));
         ranks
-    }
-
-    pub(crate) fn sum(&self, rank: usize) -> &[f64] {
-        &self.sums[rank * self.width..][..self.width]
     }
 
     /// Adds `unit` at `place`.
     pub(crate) fn add(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
-        self.put(problem, unit, place);
-        problem.ranks_of(unit, place).for_each(|rank| self.compute(problem, rank));
-    }
-
-    /// Adds `unit` at `place`, without an update of the ranks' computation.
-    fn put(&mut self, problem: &Problem<'_>, unit: &Unit, place: u32) {
         let priced = problem.priced(unit);
         self.asking_ms += priced.asking_ms;
         for rank in problem.ranks_of(unit, place) {
-            let sum = &mut self.sums[rank * self.width..][..self.width];
-            let contribution = priced.contribution(problem.kinds[rank]);
-            sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum += part);
             self.bytes[rank] = self.bytes[rank].saturating_add(priced.bytes);
             self.traffic[rank].add(priced.traffic);
-            self.units[rank] += 1;
+            self.compute_ms[rank] += priced.ms_by_kind[problem.kinds[rank]];
         }
-    }
-
-    /// Predicts the computation of a rank.
-    fn compute(&mut self, problem: &Problem<'_>, rank: usize) {
-        self.compute_ms[rank] = if self.units[rank] == 0 {
-            0.0
-        } else {
-            problem.model.compute_ms(rank as u32, self.sum(rank), &self.zeros)
-        };
     }
 
     /// Saves the state of ranks before a change, for [`restore`](Self::restore). Adding and removing a unit may
@@ -86,11 +52,9 @@ impl Ranks {
     pub(crate) fn saved(&self, ranks: impl IntoIterator<Item = usize>) -> Saved {
         let saved = |rank: usize| SavedRank {
             rank,
-            sum: self.sum(rank).to_vec(),
             bytes: self.bytes[rank],
             traffic: self.traffic[rank],
             compute_ms: self.compute_ms[rank],
-            units: self.units[rank],
         };
         Saved { asking_ms: self.asking_ms, ranks: ranks.into_iter().map(saved).collect() }
     }
@@ -100,11 +64,9 @@ impl Ranks {
         self.asking_ms = saved.asking_ms;
         for saved in saved.ranks {
             let rank = saved.rank;
-            self.sums[rank * self.width..][..self.width].copy_from_slice(&saved.sum);
             self.bytes[rank] = saved.bytes;
             self.traffic[rank] = saved.traffic;
             self.compute_ms[rank] = saved.compute_ms;
-            self.units[rank] = saved.units;
         }
     }
 
@@ -113,13 +75,9 @@ impl Ranks {
         let priced = problem.priced(unit);
         self.asking_ms -= priced.asking_ms;
         for rank in problem.ranks_of(unit, place) {
-            let sum = &mut self.sums[rank * self.width..][..self.width];
-            let contribution = priced.contribution(problem.kinds[rank]);
-            sum.iter_mut().zip(contribution).for_each(|(sum, part)| *sum -= part);
             self.bytes[rank] = self.bytes[rank].saturating_sub(priced.bytes);
             self.traffic[rank].subtract(priced.traffic);
-            self.units[rank] -= 1;
-            self.compute(problem, rank);
+            self.compute_ms[rank] -= priced.ms_by_kind[problem.kinds[rank]];
         }
     }
 
@@ -148,6 +106,19 @@ impl Ranks {
         self.costs_ms(problem).into_iter().fold(0.0, f64::max)
     }
 
+    /// Returns whether the ranks of `unit` at `place` have room for it.
+    pub(crate) fn have_room(
+        &self,
+        problem: &Problem<'_>,
+        unit: &Unit,
+        place: u32,
+        capacity: Capacity<'_>,
+    ) -> bool {
+        let needed = problem.priced(unit).bytes;
+        let mut ranks = problem.ranks_of(unit, place);
+        ranks.all(|rank| self.bytes[rank].saturating_add(needed) <= capacity.of(rank))
+    }
+
     /// Returns the bytes that a rank sends.
     fn sent(&self, rank: usize) -> f64 {
         self.traffic[rank].sum()
@@ -162,27 +133,30 @@ pub(crate) struct Saved {
 
 struct SavedRank {
     rank: usize,
-    sum: Vec<f64>,
     bytes: u64,
     traffic: Traffic,
     compute_ms: f64,
-    units: u32,
 }
 
 /// Units and their places.
 #[derive(Debug, Clone)]
 pub(crate) struct Placement {
-    pub(crate) units: Vec<Unit>,
-    pub(crate) places: Vec<u32>,
+    pub(crate) placed: Vec<Placed>,
     /// The cost of the most expensive rank, in milliseconds.
     pub(crate) cost_ms: f64,
 }
 
 impl Placement {
     /// Returns a placement of units with its cost.
-    pub(crate) fn new(problem: &Problem<'_>, units: Vec<Unit>, places: Vec<u32>) -> Self {
-        let cost_ms = Ranks::of(problem, &units, &places).most_ms(problem);
-        Self { units, places, cost_ms }
+    pub(crate) fn new(problem: &Problem<'_>, placed: Vec<Placed>) -> Self {
+        let cost_ms = Ranks::of(problem, &placed).most_ms(problem);
+        Self { placed, cost_ms }
+    }
+
+    /// Returns the plan of the placement, with exact costs.
+    pub(crate) fn plan(&self, problem: &Problem<'_>, search: &str, global_batch_size: u64) -> Result<Plan> {
+        let placed = problem.table_plans(&self.placed);
+        Plan::predict(search, problem.tables, placed, problem.topology, problem.model, global_batch_size)
     }
 }
 
@@ -209,7 +183,7 @@ fn by_cost(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..units.len()).collect();
     order.sort_by(|a, b| {
         let (a, b) = (&units[*a], &units[*b]);
-        let cost = || problem.priced(b).alone_ms.total_cmp(&problem.priced(a).alone_ms);
+        let cost = || problem.priced(b).ms.total_cmp(&problem.priced(a).ms);
         everywhere(b).cmp(&everywhere(a)).then_with(cost)
     });
     order
@@ -227,16 +201,16 @@ fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) ->
         return None;
     }
     let mut ranks = Ranks::new(problem);
-    let mut places = vec![0; units.len()];
+    let mut placed: Vec<Placed> = units.iter().map(|unit| (*unit, 0)).collect();
     let mut taken = vec![Vec::new(); problem.tables.len()];
     for &i in order {
         let unit = &units[i];
         let place = best_place(problem, &ranks, unit, (capacity, most_sent), &taken[unit.table])?;
         ranks.add(problem, unit, place);
-        places[i] = place;
+        placed[i].1 = place;
         taken[unit.table].push(place);
     }
-    Some(Placement { units: units.to_vec(), places, cost_ms: ranks.most_ms(problem) })
+    Some(Placement { placed, cost_ms: ranks.most_ms(problem) })
 }
 
 /// Returns the place at which the slowest of the unit's ranks remains fastest. Two column shards of one table never
@@ -251,24 +225,19 @@ fn best_place(
     let priced = problem.priced(unit);
     let sent = priced.traffic.sum();
     let everywhere = matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
-    let compute_ms = |rank: usize| {
-        let contribution = priced.contribution(problem.kinds[rank]);
-        problem.model.compute_ms(rank as u32, ranks.sum(rank), contribution)
-    };
+    let compute_ms = |rank: usize| ranks.compute_ms[rank] + priced.ms_by_kind[problem.kinds[rank]];
     let mut best: Option<(f64, u32)> = None;
     for place in 0..problem.places(unit) {
-        let mut stands_on = problem.ranks_of(unit, place);
-        let fits = |rank: usize| {
-            ranks.bytes[rank].saturating_add(priced.bytes) <= capacity.of(rank)
-                && (everywhere || ranks.sent(rank) + sent <= most_sent)
-        };
-        if taken.contains(&place) || !stands_on.clone().all(fits) {
+        let mut its_ranks = problem.ranks_of(unit, place);
+        let may_send = |rank: usize| everywhere || ranks.sent(rank) + sent <= most_sent;
+        let is_open = !taken.contains(&place) && ranks.have_room(problem, unit, place, capacity);
+        if !is_open || !its_ranks.clone().all(may_send) {
             continue;
         }
         let cost = match everywhere {
             true => 0.0,
-            false if stands_on.len() == 1 => compute_ms(stands_on.next().unwrap_or_default()),
-            false => stands_on.map(compute_ms).fold(0.0, f64::max),
+            false if its_ranks.len() == 1 => compute_ms(its_ranks.next().unwrap_or_default()),
+            false => its_ranks.map(compute_ms).fold(0.0, f64::max),
         };
         if best.is_none_or(|(least, _)| cost < least) {
             best = Some((cost, place));
@@ -288,24 +257,18 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
     waiting.sort_by_key(|unit| (problem.priced(unit).bytes, Reverse(unit.table)));
     let mut ranks = Ranks::new(problem);
     let mut taken = vec![Vec::new(); problem.tables.len()];
-    let (mut placed, mut places): (Vec<Unit>, _) = (Vec::new(), Vec::new());
+    let mut placed: Vec<Placed> = Vec::new();
     let mut capacity = problem.capacity(&waiting);
     while let Some(unit) = waiting.pop() {
-        let needed = problem.priced(&unit).bytes;
         let left = |place: u32| {
             problem.ranks_of(&unit, place).map(|rank| problem.left(rank, ranks.bytes[rank])).min()
         };
-        let has_room = |place: &u32| {
-            let mut stands_on = problem.ranks_of(&unit, *place);
-            stands_on.all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity.of(rank))
-        };
         let free = (0..problem.places(&unit)).filter(|place| !taken[unit.table].contains(place));
         let place = free.min_by_key(|place| (Reverse(left(*place)), *place));
-        if let Some(place) = place.filter(has_room) {
+        if let Some(place) = place.filter(|place| ranks.have_room(problem, &unit, *place, capacity)) {
             ranks.add(problem, &unit, place);
             taken[unit.table].push(place);
-            placed.push(unit);
-            places.push(place);
+            placed.push((unit, place));
             continue;
         }
         let rows = problem.form(unit.table, Kind::RowsOfAll);
@@ -317,16 +280,16 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
                 waiting.insert(at, half);
             }
             // The capacity decreases, because requests go to more shards.
-            capacity = problem.capacity(waiting.iter().chain(&placed));
+            capacity = problem.capacity(waiting.iter().chain(units_of(&placed)));
         } else if unit.kind == Kind::Columns && problem.get(&rows).is_some() {
             // The rows of the table replace all of its shards.
             waiting.retain(|other| other.table != unit.table);
-            for i in (0..placed.len()).rev().filter(|i| placed[*i].table == unit.table).collect::<Vec<_>>() {
-                ranks.remove(problem, &placed.remove(i), places.remove(i));
+            for (other, place) in placed.extract_if(.., |(other, _)| other.table == unit.table) {
+                ranks.remove(problem, &other, place);
             }
             taken[unit.table].clear();
             waiting.push(rows);
-            capacity = problem.capacity(waiting.iter().chain(&placed));
+            capacity = problem.capacity(waiting.iter().chain(units_of(&placed)));
         } else {
             let left = |rank: &usize| Reverse(problem.left(*rank, ranks.bytes[*rank]));
             let rank = (0..problem.ranks).min_by_key(left).unwrap_or_default();
@@ -334,24 +297,25 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
         }
     }
     match capacity.exceeded(&ranks.bytes) {
-        None => Ok(Placement::new(problem, placed, places)),
+        None => Ok(Placement::new(problem, placed)),
         // Units that were placed before others were divided no longer fit.
-        Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_of(rank as u32))),
+        Some(rank) => Err((placed[placed.len() - 1].0, rank as u32, problem.topology.memory_of(rank as u32))),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LearnedCost, ModelFile, Table, Topology};
+    use crate::{LearnedCosts, ModelFile, Table, Topology};
 
     #[test]
     fn what_was_tried_leaves_nothing_behind() {
         let tables: Vec<Table> = (0..4).map(|i| Table::new(format!("t{i}"), 10_000, 64)).collect();
         let topology = Topology::h100(4, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();
         let problem = Problem::new(&tables, &topology, &model, 256).unwrap();
-        let mut ranks = Ranks::of(&problem, &problem.whole_tables(), &[0, 1, 2, 3]);
+        let mut ranks =
+            Ranks::of(&problem, &(0..4).map(|i| (problem.whole(i), i as u32)).collect::<Vec<_>>());
         let (before, unit) = (ranks.busy_ms(&problem), problem.whole(0));
         for place in 0..4 {
             let saved = ranks.saved(problem.ranks_of(&unit, place));

@@ -1,5 +1,6 @@
 //! A placement problem as searches see it: all divisions of each table, priced once.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -7,7 +8,9 @@ use rayon::prelude::*;
 use crate::cost::Traffic;
 use crate::plan::row_shards;
 use crate::table::{has_rows_for, row_blocks, validate_tables};
-use crate::{CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology};
+use crate::{
+    BufferBytes, CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology,
+};
 
 /// Column shards have a multiple of this number of columns: 16 bytes, as NeuroShard and FBGEMM require.
 pub(crate) const COLUMN_STEP: u64 = 4;
@@ -60,12 +63,18 @@ impl Unit {
     }
 }
 
+/// A unit and its place: a node for rows of a node, and a rank for columns.
+pub(crate) type Placed = (Unit, u32);
+
+/// Returns the units of a placement.
+pub(crate) fn units_of(placed: &[Placed]) -> impl Iterator<Item = &Unit> {
+    placed.iter().map(|(unit, _)| unit)
+}
+
 /// The costs and bytes that a unit adds to each of its ranks. For unequal row shards, bytes are those of the largest
 /// shard, and the work is that of the shard with the most lookups.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
-    /// Contributions, `[kinds, width]`.
-    contributions: Vec<f64>,
     pub(crate) traffic: Traffic,
     /// Bytes of weights, optimizer state, and the buffers to serve other ranks.
     pub(crate) bytes: u64,
@@ -73,18 +82,10 @@ pub(crate) struct Priced {
     pub(crate) asking: u64,
     /// Computation of every rank for its requests to the unit, in milliseconds.
     pub(crate) asking_ms: f64,
-    /// Computation of a rank that holds only this unit, by the kind of the rank, in milliseconds.
-    pub(crate) alone_by_kind: Vec<f64>,
-    /// The mean of `alone_by_kind` over all ranks.
-    pub(crate) alone_ms: f64,
-}
-
-impl Priced {
-    /// Returns the contribution to a rank of this kind.
-    pub(crate) fn contribution(&self, kind: usize) -> &[f64] {
-        let width = self.contributions.len() / self.alone_by_kind.len();
-        &self.contributions[kind * width..][..width]
-    }
+    /// Computation that the unit adds to a rank, by the kind of the rank, in milliseconds.
+    pub(crate) ms_by_kind: Vec<f64>,
+    /// The mean of `ms_by_kind` over all ranks.
+    pub(crate) ms: f64,
 }
 
 /// The memory that ranks have for units after their request buffers.
@@ -179,84 +180,62 @@ impl<'a> Problem<'a> {
 
     fn price(&self, unit: Unit) -> Result<Priced> {
         let table = &self.tables[unit.table];
-        let parts = self.row_parts(&unit);
+        // The number of blocks into which the unit's rows are divided.
+        let parts = match unit.kind {
+            Kind::RowsOfNode | Kind::RowsOfAll => self.ranks_of(&unit, 0).len() as u64,
+            Kind::Columns | Kind::Copies => 1,
+        };
         let shard = Shard { rank: 0, rows: table.busiest_block(parts), columns: 0..unit.columns };
         let load = ShardLoad {
             table,
             sharding_type: unit.kind.sharding_type(),
             shard: &shard,
+            topology: self.topology,
+            batch_size: self.batch_size,
             within_node: unit.kind == Kind::RowsOfNode || self.topology.nodes() == 1,
         };
-        let (contributions, alone_by_kind) = self.price_by_kind(load)?;
-        let alone_ms = match &alone_by_kind[..] {
-            [alone] => *alone,
+        let ms_by_kind = self.ms_by_kind(load)?;
+        let ms = match &ms_by_kind[..] {
+            [ms] => *ms,
             several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
         };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
-        let serving = |load: &ShardLoad<'_>| load.reserved_buffers(self.topology, self.batch_size).serving;
-        let serving = self.of_blocks(&unit, &load, serving).into_iter().max().unwrap_or(0);
+        // Shards have equal lookups, unless their distribution over the rows is known.
+        let (shards, alike): (Vec<Shard>, f64) = match table.has_even_lookups() {
+            true => (vec![shard.clone()], self.ranks_of(&unit, 0).len() as f64),
+            false => {
+                let shards = row_blocks(table.rows, parts).map(|rows| Shard { rows, ..shard.clone() });
+                (shards.collect(), 1.0)
+            }
+        };
+        let loads: Vec<ShardLoad<'_>> = shards.iter().map(|shard| ShardLoad { shard, ..load }).collect();
+        let buffers: Vec<BufferBytes> = loads.iter().map(ShardLoad::reserved_buffers).collect();
+        let serving = buffers.iter().map(|buffers| buffers.serving).max().unwrap_or(0);
+        let asking = buffers.iter().map(|buffers| buffers.asking as f64).sum::<f64>() * alike;
         Ok(Priced {
-            contributions,
-            traffic: self.model.traffic(&load, self.topology, self.batch_size),
+            traffic: self.model.traffic(&load),
             bytes: weights.saturating_add(serving),
-            asking: self.over_blocks(&unit, &load, |load| {
-                load.reserved_buffers(self.topology, self.batch_size).asking as f64
-            }) as u64,
-            asking_ms: self
-                .over_blocks(&unit, &load, |load| self.model.asking_ms(load, self.topology, self.batch_size)),
-            alone_by_kind,
-            alone_ms,
+            asking: asking as u64,
+            asking_ms: loads.iter().map(|load| self.model.asking_ms(load)).sum::<f64>() * alike,
+            ms_by_kind,
+            ms,
         })
     }
 
-    /// Returns the number of blocks into which the unit's rows are divided.
-    fn row_parts(&self, unit: &Unit) -> u64 {
-        u64::from(match unit.kind {
-            Kind::RowsOfNode => self.topology.ranks_per_node,
-            Kind::RowsOfAll => self.topology.ranks,
-            Kind::Columns | Kind::Copies => 1,
-        })
-    }
-
-    /// Returns the sum of `of` over all shards of a unit, of which `load` is the one with the most lookups.
-    fn over_blocks(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> f64) -> f64 {
-        if load.table.has_even_lookups() {
-            return of(load) * self.ranks_of(unit, 0).len() as f64;
-        }
-        self.of_blocks(unit, load, of).into_iter().sum()
-    }
-
-    /// Applies `of` to each shard of a unit, of which `load` is the one with the most lookups. With even lookups, it
-    /// is applied to `load` only.
-    fn of_blocks<T>(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> T) -> Vec<T> {
-        if load.table.has_even_lookups() {
-            return vec![of(load)];
-        }
-        let of_rows = |rows| of(&ShardLoad { shard: &Shard { rows, ..load.shard.clone() }, ..*load });
-        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).collect()
-    }
-
-    /// Returns the contribution of a shard to a rank of every kind, `[kinds, width]`, and the computation of such a
-    /// rank that holds only this shard, `[kinds]`.
-    fn price_by_kind(&self, load: ShardLoad<'_>) -> Result<(Vec<f64>, Vec<f64>)> {
-        let zeros = vec![0.0; self.model.width()];
-        let (mut contributions, mut alone) = (Vec::new(), Vec::new());
-        for kind in 0..=self.kinds.iter().copied().max().unwrap_or(0) {
+    /// Returns the computation that a shard adds to a rank of every kind.
+    fn ms_by_kind(&self, load: ShardLoad<'_>) -> Result<Vec<f64>> {
+        let of_kind = |kind| {
             let rank = self.kinds.iter().position(|other| *other == kind).unwrap_or(0) as u32;
             let shard = Shard { rank, ..load.shard.clone() };
-            let load = ShardLoad { shard: &shard, ..load };
-            let mut contribution = zeros.clone();
-            self.model.contribution(&load, self.topology, self.batch_size, &mut contribution)?;
-            let alone_ms = self.model.compute_ms(rank, &contribution, &zeros);
-            if !alone_ms.is_finite() || contribution.iter().any(|x| !x.is_finite()) {
+            let ms = self.model.shard_ms(&ShardLoad { shard: &shard, ..load })?;
+            if !ms.is_finite() {
                 let (model, table) = (self.model.id(), &load.table.name);
-                let message = format!("cost model `{model}` gives {alone_ms} ms for table `{table}`");
+                let message = format!("cost model `{model}` gives {ms} ms for table `{table}`");
                 return Err(Error::invalid(message, "train the model again, or choose another"));
             }
-            contributions.extend(contribution);
-            alone.push(alone_ms);
-        }
-        Ok((contributions, alone))
+            Ok(ms)
+        };
+        (0..=self.kinds.iter().copied().max().unwrap_or(0)).map(of_kind).collect()
     }
 
     /// Returns a table as one unit on one rank.
@@ -306,7 +285,22 @@ impl<'a> Problem<'a> {
         i128::from(self.memory[rank]) - i128::from(bytes)
     }
 
-    /// Returns the ranks of a unit at `place`. `place` is a node for rows of a node, and a rank for columns.
+    /// Returns the error for a unit that fits on no rank, where units take these `bytes` of every rank. `splits` states
+    /// whether the search splits tables.
+    pub(crate) fn does_not_fit(
+        &self,
+        unit: &Unit,
+        capacity: Capacity<'_>,
+        bytes: &[u64],
+        splits: bool,
+    ) -> Error {
+        let left = |rank: usize| capacity.of(rank).saturating_sub(bytes[rank]);
+        let rank = (0..self.ranks).min_by_key(|rank| Reverse(left(*rank))).unwrap_or_default();
+        let room = (rank as u32, left(rank), self.memory[rank]);
+        Error::does_not_fit(&self.tables[unit.table].name, self.priced(unit).bytes, room, splits)
+    }
+
+    /// Returns the ranks of a unit at `place`.
     pub(crate) fn ranks_of(&self, unit: &Unit, place: u32) -> Range<usize> {
         let (place, per_node) = (place as usize, self.topology.ranks_per_node as usize);
         match unit.kind {
@@ -326,28 +320,26 @@ impl<'a> Problem<'a> {
     }
 
     /// Returns units at places as the tables of a plan, in table order.
-    pub(crate) fn table_plans(&self, units: &[Unit], places: &[u32]) -> Vec<TablePlan> {
-        let placed = self.placed(units, places);
+    pub(crate) fn table_plans(&self, placed: &[Placed]) -> Vec<TablePlan> {
+        let placed = self.by_table(placed);
         self.tables.iter().zip(placed).map(|(table, units)| self.table_plan(table, &units)).collect()
     }
 
     /// Returns the units of every table with their places, ordered by column.
-    pub(crate) fn placed(&self, units: &[Unit], places: &[u32]) -> Vec<Vec<(u32, Unit)>> {
-        let mut of_table: Vec<Vec<(u32, Unit)>> = vec![Vec::new(); self.tables.len()];
-        for (unit, place) in units.iter().zip(places) {
-            of_table[unit.table].push((*place, *unit));
-        }
-        of_table.iter_mut().for_each(|units| units.sort_by_key(|(_, unit)| unit.start));
+    pub(crate) fn by_table(&self, placed: &[Placed]) -> Vec<Vec<Placed>> {
+        let mut of_table: Vec<Vec<Placed>> = vec![Vec::new(); self.tables.len()];
+        placed.iter().for_each(|placed| of_table[placed.0.table].push(*placed));
+        of_table.iter_mut().for_each(|units| units.sort_by_key(|(unit, _)| unit.start));
         of_table
     }
 
     /// Returns the plan of a table with units at these places.
-    pub(crate) fn table_plan(&self, table: &Table, units: &[(u32, Unit)]) -> TablePlan {
+    pub(crate) fn table_plan(&self, table: &Table, units: &[Placed]) -> TablePlan {
         let (sharding_type, shards) = match units {
-            [(rank, unit)] if unit.kind == Kind::Columns => {
+            [(unit, rank)] if unit.kind == Kind::Columns => {
                 (ShardingType::TableWise, vec![Shard::whole(table, *rank)])
             }
-            [(place, unit)] => {
+            [(unit, place)] => {
                 let ranks = self.ranks_of(unit, *place);
                 let shards = match unit.kind {
                     Kind::Copies => ranks.map(|rank| Shard::whole(table, rank as u32)).collect(),
@@ -356,11 +348,8 @@ impl<'a> Problem<'a> {
                 (unit.kind.sharding_type(), shards)
             }
             _ => {
-                let shard = |(rank, unit): &(u32, Unit)| Shard {
-                    rank: *rank,
-                    rows: 0..table.rows,
-                    columns: unit.range(),
-                };
+                let shard =
+                    |(unit, rank): &Placed| Shard { rank: *rank, rows: 0..table.rows, columns: unit.range() };
                 (ShardingType::ColumnWise, units.iter().map(shard).collect())
             }
         };

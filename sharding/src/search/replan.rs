@@ -8,10 +8,10 @@ use onefold_base::units::format_bytes;
 
 use crate::diff::moved;
 use crate::plan::row_shards;
-use crate::search::explain::reasons;
+use crate::search::explain::explained;
 use crate::search::local::{Order, cheapest_with, improve_forms};
 use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Kind, Placed, Problem, Unit, units_of};
 use crate::{Beam, CostModel, Error, Plan, Result, ShardingType, Table, TablePlan, Topology};
 
 /// A plan from scratch must be cheaper by this factor than one that starts at the old plan, because it moves more.
@@ -59,7 +59,7 @@ pub fn replan(
     let counted = RefCell::new(vec![Counted::default(); tables.len()]);
     let search = Replan { problem: &problem, old, counted };
     let start = search.start()?;
-    let required_bytes = search.moved_bytes(&start.units, &start.places)?;
+    let required_bytes = search.moved_bytes(&start.placed)?;
     if required_bytes > budget_bytes {
         let needed = format_bytes(required_bytes);
         return Err(Error::invalid(
@@ -70,29 +70,25 @@ pub fn replan(
             format!("raise the budget to {needed} or more, or make a new plan with `onefold-shard plan`"),
         ));
     }
-    let kept_cost_ms = start.cost_ms;
-    let allowed = |units: &[Unit], places: &[u32]| {
-        search.moved_bytes(units, places).is_ok_and(|moved| moved <= budget_bytes)
-    };
-    let found = [Order::ByCost, Order::ByCostPerByte]
-        .map(|order| improve_forms(&problem, start.clone(), order, &allowed));
-    let mut best =
-        found.into_iter().fold(start, |best, other| if other.cost_ms < best.cost_ms { other } else { best });
-    let predict = |placement: &Placement| {
-        let placed = problem.table_plans(&placement.units, &placement.places);
-        Plan::predict("replan", tables, placed, topology, cost_model, global_batch_size)
-    };
-    let mut plan = predict(&best)?;
+    let allowed = |placed: &[Placed]| search.moved_bytes(placed).is_ok_and(|moved| moved <= budget_bytes);
+    let predict = |placement: &Placement| placement.plan(&problem, "replan", global_batch_size);
+    let (mut plan, mut best) = (predict(&start)?, start.clone());
+    let kept_cost_ms = plan.max_cost_ms;
+    for order in [Order::ByCost, Order::ByCostPerByte] {
+        let found = improve_forms(&problem, start.clone(), order, &allowed);
+        let of_found = predict(&found)?;
+        if of_found.max_cost_ms < plan.max_cost_ms {
+            (plan, best) = (of_found, found);
+        }
+    }
     if let Ok(fresh) = Beam::Full.cheapest(&problem, predict)
         && fresh.0.max_cost_ms < WORTH_MOVING * plan.max_cost_ms
-        && allowed(&fresh.1.units, &fresh.1.places)
+        && allowed(&fresh.1.placed)
     {
         (plan, best) = fresh;
     }
-    for (table, reason) in plan.tables.iter_mut().zip(reasons(&problem, &best)) {
-        table.reason = reason;
-    }
-    let moved_bytes = search.moved_bytes(&best.units, &best.places)?;
+    let moved_bytes = search.moved_bytes(&best.placed)?;
+    let plan = explained(&problem, &best, plan);
     Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes })
 }
 
@@ -108,8 +104,7 @@ impl Replan<'_> {
     /// Returns the old plan with the required changes.
     fn start(&self) -> Result<Placement> {
         let problem = self.problem;
-        let (mut units, mut places, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
-        let mut homeless = Vec::new();
+        let (mut placed, mut waiting, mut homeless) = (Vec::new(), Vec::new(), Vec::new());
         for (number, table) in problem.tables.iter().enumerate() {
             let standing = self.old.get(table.name.as_str()).and_then(|old| self.standing(number, old));
             let Some(standing) = standing else {
@@ -118,25 +113,23 @@ impl Replan<'_> {
             };
             for (unit, place) in standing {
                 if (place as usize) < problem.ranks {
-                    units.push(unit);
-                    places.push(place);
+                    placed.push((unit, place));
                 } else {
                     homeless.push(unit);
                 }
             }
         }
-        self.make_room(&mut units, &mut places)?;
+        self.make_room(&mut placed)?;
         homeless.sort_by_key(|unit| Reverse(problem.priced(unit).bytes));
         for unit in homeless {
             if waiting.contains(&unit.table) {
                 continue;
             }
-            match cheapest_with(problem, &[unit], (&units, &places), f64::INFINITY, &|_, _| true) {
-                Some(with) => Placement { units, places, .. } = with,
+            match cheapest_with(problem, &[unit], &placed, f64::INFINITY, &|_| true) {
+                Some(with) => placed = with.placed,
                 None => {
                     // If one of its shards fits nowhere, the whole table is placed again.
-                    let kept = (0..units.len()).filter(|i| units[*i].table != unit.table);
-                    (units, places) = kept.map(|i| (units[i], places[i])).unzip();
+                    placed.retain(|(other, _): &Placed| other.table != unit.table);
                     waiting.push(unit.table);
                 }
             }
@@ -145,16 +138,16 @@ impl Replan<'_> {
         for table in waiting {
             let forms: Vec<Unit> =
                 std::iter::once(problem.whole(table)).chain(problem.forms(table)).collect();
-            let with = cheapest_with(problem, &forms, (&units, &places), f64::INFINITY, &|_, _| true);
-            Placement { units, places, .. } = with.ok_or_else(|| self.no_room(table))?;
+            let with = cheapest_with(problem, &forms, &placed, f64::INFINITY, &|_| true);
+            placed = with.ok_or_else(|| self.no_room(table))?.placed;
         }
-        self.make_room(&mut units, &mut places)?;
-        Ok(Placement::new(problem, units, places))
+        self.make_room(&mut placed)?;
+        Ok(Placement::new(problem, placed))
     }
 
     /// Returns the units of a table with their ranks in the old plan, some of which may no longer exist. Returns
     /// `None` if the table cannot keep its shards.
-    fn standing(&self, number: usize, old: &TablePlan) -> Option<Vec<(Unit, u32)>> {
+    fn standing(&self, number: usize, old: &TablePlan) -> Option<Vec<Placed>> {
         let (problem, table) = (self.problem, &self.problem.tables[number]);
         if old.dim != table.dim {
             return None;
@@ -194,18 +187,18 @@ impl Replan<'_> {
     }
 
     /// Moves column shards from ranks that exceed their memory to the ranks with the most free memory.
-    fn make_room(&self, units: &mut [Unit], places: &mut [u32]) -> Result<()> {
+    fn make_room(&self, placed: &mut [Placed]) -> Result<()> {
         let problem = self.problem;
-        for _ in 0..=units.len() {
-            let ranks = Ranks::of(problem, units, places);
-            let capacity = problem.capacity(&*units);
+        for _ in 0..=placed.len() {
+            let ranks = Ranks::of(problem, placed);
+            let capacity = problem.capacity(units_of(placed));
             let Some(full) = capacity.exceeded(&ranks.bytes) else {
                 return Ok(());
             };
             let excess = ranks.bytes[full] - capacity.of(full);
-            let bytes = |i: &usize| problem.priced(&units[*i]).bytes;
-            let mut movable: Vec<usize> = (0..units.len())
-                .filter(|i| units[*i].kind == Kind::Columns && places[*i] as usize == full)
+            let bytes = |i: &usize| problem.priced(&placed[*i].0).bytes;
+            let mut movable: Vec<usize> = (0..placed.len())
+                .filter(|i| placed[*i].0.kind == Kind::Columns && placed[*i].1 as usize == full)
                 .collect();
             // The smallest shard that is large enough comes first, then the largest of the others.
             movable.sort_by_key(|i| {
@@ -213,8 +206,9 @@ impl Replan<'_> {
             });
             let to = |i: usize| {
                 let free = |rank: &usize| {
-                    let shares = |j: usize| units[j].table == units[i].table && places[j] as usize == *rank;
-                    *rank != full && !(0..units.len()).any(shares)
+                    let shares =
+                        |(unit, place): &Placed| unit.table == placed[i].0.table && *place as usize == *rank;
+                    *rank != full && !placed.iter().any(shares)
                 };
                 let left = |rank: &usize| Reverse(problem.left(*rank, ranks.bytes[*rank]));
                 let emptiest = (0..problem.ranks).filter(free).min_by_key(left)?;
@@ -222,13 +216,13 @@ impl Replan<'_> {
                     .then_some((i, emptiest as u32))
             };
             let Some((i, rank)) = movable.iter().find_map(|i| to(*i)) else {
-                let is_on_full = |i: &usize| problem.ranks_of(&units[*i], places[*i]).contains(&full);
-                let largest = (0..units.len()).filter(is_on_full).max_by_key(bytes);
-                return Err(self.no_room(largest.map_or(0, |i| units[i].table)));
+                let is_on_full = |i: &usize| problem.ranks_of(&placed[*i].0, placed[*i].1).contains(&full);
+                let largest = (0..placed.len()).filter(is_on_full).max_by_key(bytes);
+                return Err(self.no_room(largest.map_or(0, |i| placed[i].0.table)));
             };
-            places[i] = rank;
+            placed[i].1 = rank;
         }
-        Err(self.no_room(units.first().map_or(0, |unit| unit.table)))
+        Err(self.no_room(placed.first().map_or(0, |(unit, _)| unit.table)))
     }
 
     fn no_room(&self, table: usize) -> Error {
@@ -242,10 +236,10 @@ impl Replan<'_> {
     }
 
     /// Returns the bytes of weights and optimizer state that a rank has in a placement but not in the old plan.
-    fn moved_bytes(&self, units: &[Unit], places: &[u32]) -> Result<u64> {
+    fn moved_bytes(&self, placed: &[Placed]) -> Result<u64> {
         let mut counted = self.counted.borrow_mut();
         let mut sum = 0u64;
-        for (table, placed) in self.problem.placed(units, places).into_iter().enumerate() {
+        for (table, placed) in self.problem.by_table(placed).into_iter().enumerate() {
             // Usually only one or two of thousands of tables have moved since the last call.
             if counted[table].placed != placed {
                 let bytes = self.moved_of(table, &placed)?;
@@ -257,7 +251,7 @@ impl Replan<'_> {
     }
 
     /// Returns the moved bytes of one table, whose units are at these places.
-    fn moved_of(&self, table: usize, placed: &[(u32, Unit)]) -> Result<u64> {
+    fn moved_of(&self, table: usize, placed: &[Placed]) -> Result<u64> {
         let table = &self.problem.tables[table];
         let Some(old) = self.old.get(table.name.as_str()).filter(|old| old.dim == table.dim) else {
             return Ok(0);
@@ -277,7 +271,7 @@ impl Replan<'_> {
 /// The moved bytes of a table, for the placement of the last call.
 #[derive(Debug, Clone, Default)]
 struct Counted {
-    placed: Vec<(u32, Unit)>,
+    placed: Vec<Placed>,
     bytes: u64,
 }
 
@@ -286,7 +280,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Greedy, LearnedCost, ModelFile, Search};
+    use crate::{AnalyticCost, Greedy, LearnedCosts, ModelFile, Search};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         let dims = prop::sample::select(vec![4u64, 8, 16, 64]);
@@ -373,7 +367,7 @@ mod tests {
             })
             .collect();
         let topology = Topology::h100(4, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();
         let new = Beam::Full.plan(&tables, &topology, &model, topology.global_batch_size(4096)).unwrap();
         let placed = tables.iter().map(|table| TablePlan::table_wise(table, 0)).collect();
         let before =
@@ -417,7 +411,7 @@ mod tests {
     #[test]
     fn new_tables_are_spread_over_all_ranks() {
         let topology = Topology::h100(16, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();
         let batch = topology.global_batch_size(4096);
         let table = |i| Table { first: crate::Lookups::of(5.0), ..Table::new(format!("t{i}"), 50_000, 16) };
         let mut tables: Vec<Table> = (0..32).map(table).collect();

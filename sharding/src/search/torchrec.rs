@@ -1,7 +1,7 @@
 //! TorchRec's default planner as a baseline: its published formulas, proposers and greedy partitioner.
 
 use crate::search::placement::{Placement, Ranks};
-use crate::search::problem::{Kind, Problem, Unit};
+use crate::search::problem::{Kind, Placed, Problem, Unit};
 use crate::{
     AnalyticCost, CostModel, Error, LinkBytes, Plan, RankLoad, Result, Search, ShardLoad, ShardingType,
     Table, Topology, Traffic,
@@ -51,7 +51,7 @@ impl Search for TorchrecDefault {
         let batch_size = topology.samples_per_rank(global_batch_size);
         let problem = Problem::new(&plain, topology, &TorchrecCost, batch_size)?;
         let best = propose(&problem, MAX_PROPOSALS).ok_or_else(|| does_not_fit(&problem))?;
-        let placed = problem.table_plans(&best.units, &best.places);
+        let placed = problem.table_plans(&best.placed);
         Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
     }
 }
@@ -64,7 +64,7 @@ impl TorchrecDefault {
         let plain: Vec<Table> = problem.tables.iter().map(Table::without_deduplication).collect();
         let own = Problem::new(&plain, problem.topology, &TorchrecCost, problem.batch_size).ok()?;
         let best = propose(&own, most_proposals.min(MAX_PROPOSALS))?;
-        Some(Placement::new(problem, best.units, best.places))
+        Some(Placement::new(problem, best.placed))
     }
 }
 
@@ -77,23 +77,14 @@ impl CostModel for TorchrecCost {
         "torchrec"
     }
 
-    fn width(&self) -> usize {
-        AnalyticCost.width()
+    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        AnalyticCost.shard_ms(load)
     }
 
-    fn contribution(
-        &self,
-        load: &ShardLoad<'_>,
-        topology: &Topology,
-        batch_size: u64,
-        out: &mut [f64],
-    ) -> Result<()> {
-        AnalyticCost.contribution(load, topology, batch_size, out)
-    }
-
-    fn traffic(&self, load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Traffic {
+    fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
+        let topology = load.topology;
         if load.sharding_type != ShardingType::DataParallel || topology.ranks == 1 {
-            return load.traffic(topology, batch_size);
+            return load.traffic();
         }
         let rounds = match topology.nodes() {
             1 => 1.0,
@@ -103,10 +94,6 @@ impl CostModel for TorchrecCost {
         let ranks = f64::from(topology.ranks);
         let reduced = load.gradient_bytes() * rounds * (ranks - 1.0) / ranks;
         Traffic { backward: LinkBytes::slowest(topology, reduced), ..Traffic::default() }
-    }
-
-    fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64 {
-        AnalyticCost.compute_ms(rank, sum, added)
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
@@ -196,7 +183,7 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
     }
     cuts.extend(problem.forms(table).map(|unit| vec![unit]));
     let choice = |units: Vec<Unit>| {
-        let cost = |unit: &Unit| shard_ms(problem, unit, problem.priced(unit).alone_ms);
+        let cost = |unit: &Unit| shard_ms(problem, unit, problem.priced(unit).ms);
         let sum = units.iter().map(|unit| cost(unit) * problem.ranks_of(unit, 0).len() as f64).sum::<f64>();
         let highest_ms = units.iter().map(cost).fold(0.0, f64::max);
         Choice { units, highest_ms, sum_ms: sum }
@@ -231,44 +218,34 @@ fn partition(problem: &Problem<'_>, proposal: &[&Choice]) -> Option<Placement> {
     }
     let mut costs = vec![0.0; problem.ranks];
     let mut ranks = Ranks::new(problem);
-    let (mut units, mut places) = (Vec::new(), Vec::new());
+    let mut placed: Vec<Placed> = Vec::new();
     for table in order {
-        let first = places.len();
+        let first = placed.len();
         for unit in &proposal[table].units {
-            let needed = problem.priced(unit).bytes;
             let highest =
                 |place: u32| problem.ranks_of(unit, place).map(|rank| costs[rank]).fold(0.0, f64::max);
-            let has_room = |place: &u32| {
-                problem
-                    .ranks_of(unit, *place)
-                    .all(|rank| ranks.bytes[rank].saturating_add(needed) <= capacity.of(rank))
-            };
+            let has_room = |place: &u32| ranks.have_room(problem, unit, *place, capacity);
             // Two column shards of one table on the same rank would be one wider shard.
-            let free = |place: &u32| !places[first..].contains(place);
+            let free = |place: &u32| placed[first..].iter().all(|(_, other)| other != place);
             let open = (0..problem.places(unit)).filter(has_room).filter(free);
             let place = open.min_by(|a, b| highest(*a).total_cmp(&highest(*b)))?;
             let priced = problem.priced(unit);
-            let added: Vec<f64> =
-                priced.alone_by_kind.iter().map(|alone_ms| shard_ms(problem, unit, *alone_ms)).collect();
+            let added: Vec<f64> = priced.ms_by_kind.iter().map(|ms| shard_ms(problem, unit, *ms)).collect();
             problem.ranks_of(unit, place).for_each(|rank| costs[rank] += added[problem.kinds[rank]]);
             ranks.add(problem, unit, place);
-            units.push(*unit);
-            places.push(place);
+            placed.push((*unit, place));
         }
     }
     let cost_ms = ranks.most_ms(problem);
-    Some(Placement { units, places, cost_ms })
+    Some(Placement { placed, cost_ms })
 }
 
 fn does_not_fit(problem: &Problem<'_>) -> Error {
-    let largest = (0..problem.tables.len()).max_by_key(|table| problem.priced(&problem.whole(*table)).bytes);
-    let largest = largest.unwrap_or_default();
-    if let Some(error) = problem.topology.cannot_ask(problem.capacity(&problem.whole_tables()).asking) {
+    let units = problem.whole_tables();
+    let capacity = problem.capacity(&units);
+    if let Some(error) = problem.topology.cannot_ask(capacity.asking) {
         return error;
     }
-    let memory = |rank: &u32| problem.topology.memory_of(*rank);
-    let rank = (0..problem.topology.ranks).min_by_key(|rank| std::cmp::Reverse(memory(rank))).unwrap_or(0);
-    let needed = problem.priced(&problem.whole(largest)).bytes;
-    let room = (rank, memory(&rank), memory(&rank));
-    Error::does_not_fit(&problem.tables[largest].name, needed, room, true)
+    let largest = units.iter().max_by_key(|unit| problem.priced(unit).bytes).unwrap_or(&units[0]);
+    problem.does_not_fit(largest, capacity, &vec![0; problem.ranks], true)
 }

@@ -231,7 +231,7 @@ fn a_machine_is_measured_learned_and_planned_for() {
 
     // The acceptance of a model of measured times depends on the load of the machine. So the model is trained on the
     // measured sets with computed times: a table with twice the bytes takes less than twice the time, which a linear
-    // regression cannot predict.
+    // model cannot predict.
     for (file, factor) in [("costs.parquet", 1.0), ("again.parquet", 1.1)] {
         let mut costs = Costs::load(&dir.path(file)).unwrap();
         for sample in &mut costs.compute {
@@ -246,7 +246,7 @@ fn a_machine_is_measured_learned_and_planned_for() {
         }
         costs.store(&dir.path(file)).unwrap();
     }
-    let pretrain = "onefold-shard pretrain costs.parquet --repeated again.parquet --epochs 300 --folds 3 --out model.json";
+    let pretrain = "onefold-shard pretrain costs.parquet --repeated again.parquet --network --epochs 300 --folds 3 --out model.json";
     let blessed = dir.command(pretrain).json();
     assert_eq!(blessed["machine"], machine);
     assert_eq!(blessed["reports"][0]["repeated"]["samples"], again["samples"]);
@@ -263,14 +263,13 @@ fn a_machine_is_measured_learned_and_planned_for() {
     dir.write("topology.json", topology.to_string());
     let plan = "onefold-shard plan --tables tasks/task-000/tables.json --topology topology.json";
     let planned = dir.command(&format!("{plan} --model model.json --out plan.json")).json();
-    assert!(planned["cost_model"].as_str().unwrap().starts_with("learned_v3 ("), "{planned}");
+    assert!(planned["cost_model"].as_str().unwrap().starts_with("learned_v4 ("), "{planned}");
     let notes = planned["notes"].to_string();
     assert!(!notes.contains("Communication is bytes ÷ bandwidth (analytic)"), "{notes}");
     topology["hardware"] = json!("another machine");
     dir.write("topology.json", topology.to_string());
     dir.command(&format!("{plan} --model model.json --out other.json")).fails(&[
-        "the cost model was trained on",
-        "the topology is of `another machine`",
+        "there is no cost model for `another machine`, which rank 0 is",
         "--any-hardware",
     ]);
 }
@@ -286,13 +285,13 @@ fn a_cost_model_comes_with_the_program() {
     let plan = "onefold-shard plan --tables tasks/task-000/tables.json";
     let task = "--topology tasks/task-000/topology.json";
     let refused = dir.command(&format!("{plan} {task} --model cpu --out plan.json"));
-    refused.fails(&["the cost model was trained on `", "does not say what hardware it is of"]);
+    refused.fails(&["does not say what hardware rank 0 is of; the cost models are of `"]);
     let taken = dir.command(&format!("{plan} {task} --model cpu --any-hardware --out plan.json")).json();
     let model = taken["cost_model"].as_str().unwrap();
     let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../sharding/models/cpu.json");
     let shipped: Value = serde_json::from_str(&fs_err::read_to_string(shipped).unwrap()).unwrap();
     let machine = shipped["machine"].as_str().unwrap();
-    assert!(model.starts_with(&format!("learned_v3 ({machine}, kernels cpu-")), "{model}");
+    assert!(model.starts_with(&format!("learned_v4 ({machine}, kernels cpu-")), "{model}");
     let mut topology = json_of(&dir, "tasks/task-000/topology.json");
     topology["hardware"] = json!(machine);
     dir.write("topology.json", topology.to_string());
@@ -382,7 +381,7 @@ fn tables_that_cannot_be_planned() {
             r#"{"name": "flat", "rows": 8, "dim": 0, "pooling_factor": 1}"#,
             &["tables.json", "table `flat`", "8 rows of dimension 0"],
         ),
-        (SMALL, &["tables.json", "table `small` stands there twice", "a name of its own"]),
+        (SMALL, &["tables.json", "table `small` is listed twice", "a name of its own"]),
         (
             r#"{"name": "nan", "rows": 8, "dim": 8, "pooling_factor": NaN}"#,
             &["tables.json", "expected value", "line 1"],

@@ -88,12 +88,11 @@ pub(crate) fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dy
         let limits = Limits { most: TIMED, least: LEAST_TIMED, enough: Duration::from_millis(ENOUGH_MS) };
         let work = |ranks| steps(&workload, &ranks, (machine, &threads), set as u64, limits);
         let times = on_threads(plan.topology.ranks, work)?;
-        let asked = AskedFeatures::by_rank(&loads, &plan.topology, plan.samples_per_rank());
+        let asked = AskedFeatures::by_rank(&loads);
         for ((loads, steps), asked) in loads.iter().zip(&times).zip(asked) {
-            let features = |load| ShardFeatures::of(load, &plan.topology, plan.samples_per_rank());
             costs.compute.push(ComputeSample {
                 set: set as u64,
-                shards: loads.iter().flat_map(features).collect(),
+                shards: loads.iter().flat_map(ShardFeatures::of).collect(),
                 asked,
                 ms: median(steps.iter().map(Step::work_ms).collect()),
             });
