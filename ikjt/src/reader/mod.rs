@@ -42,6 +42,7 @@ mod convert;
 mod decode;
 mod file;
 mod files;
+mod known;
 mod lists;
 mod need;
 mod options;
@@ -67,6 +68,7 @@ use self::columns::Cached;
 use self::convert::Conversion;
 use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
+use self::known::KnownLabels;
 use self::order::{Item, StreamOrder};
 use self::output::{Output, Packing};
 use self::pipeline::{Steps, Work};
@@ -107,6 +109,8 @@ pub struct Reader {
     /// The schema of the batches.
     schema: Schema,
     preprocessor: Option<Arc<Preprocessor>>,
+    /// The labels of an earlier time, if these are read.
+    known_labels: Option<KnownLabels>,
     options: ReaderOptions,
     checks: Arc<Checks>,
     rank: Rank,
@@ -168,8 +172,9 @@ impl Reader {
         checks.check_names(&schema)?;
         let needs_timestamps =
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
+        let known_labels = options.labels_as_of.map(|at| KnownLabels::new(&source_schema, at)).transpose()?;
         let options = ReaderOptions {
-            timestamps: options.timestamps || needs_timestamps,
+            timestamps: options.timestamps || needs_timestamps || known_labels.is_some(),
             streams: Some(number_of_streams),
             snapshot: Some(snapshot.snapshot),
             ..options
@@ -193,6 +198,7 @@ impl Reader {
             kept_columns,
             schema,
             preprocessor,
+            known_labels,
             options,
             checks: Arc::new(checks),
             rank,
@@ -474,7 +480,7 @@ impl Reader {
         }
         let sampled = Arc::new(match &self.input {
             Input::Files(files) => {
-                let labels = &self.source_schema.labels;
+                let labels = (&self.source_schema.labels[..], self.known_labels.as_ref());
                 sampled_counts(files, &self.streams, sampler, labels, epoch, &self.workers.pool)?
             }
             Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
@@ -546,6 +552,7 @@ impl Reader {
                 schema: self.source_schema.clone(),
                 sessions: options.shuffle.is_some(),
                 timestamps: options.timestamps,
+                known_labels: self.known_labels.clone(),
                 kept: self.kept_columns.clone(),
                 preprocessor: self.preprocessor.clone(),
                 epoch,
