@@ -12,6 +12,7 @@ mod dense;
 mod digest;
 mod etl;
 mod fleet;
+mod follow;
 mod forget;
 mod full_disk;
 mod golden;
