@@ -17,6 +17,7 @@ mod forget;
 mod full_disk;
 mod golden;
 mod history;
+mod late_labels;
 mod logs;
 mod memory;
 mod moto;
