@@ -137,6 +137,10 @@ struct FollowArguments {
     /// partition before, whatever the samples [default: wait for the samples]
     #[arg(long, value_name = "INDEX")]
     max_drift: Option<f64>,
+    /// Train again on a partition whose labels `onefold-ingest relabel` has recomputed after the training on it [default:
+    /// report the change]
+    #[arg(long)]
+    late_labels: bool,
     /// The time between two looks for a new snapshot, at most an hour
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_interval)]
     look_every: Duration,
@@ -359,6 +363,7 @@ fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> 
             min_samples: *min_samples,
             max_wait: *max_wait,
             max_drift: *max_drift,
+            late_labels: arguments.late_labels,
             look_every: *look_every,
             export_every: arguments.export_every,
             stop_after: arguments.stop_after,

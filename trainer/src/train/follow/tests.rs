@@ -60,6 +60,7 @@ fn a_time_that_partitions_do_not_have_is_refused() {
         min_samples: 1,
         max_wait: None,
         max_drift: None,
+        late_labels: false,
         look_every: Duration::from_secs(1),
         export_every: None,
         stop_after: None,
