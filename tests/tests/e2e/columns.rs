@@ -1,5 +1,5 @@
-//! Tests of added features, recomputed labels and merged files, with writers that are killed at several moments or that run at the
-//! same time.
+//! Tests of added features, recomputed labels and merged files, with writers that are killed at several moments or that
+//! run at the same time.
 
 use onefold_datasets::Snapshot;
 use onefold_tests::Dir;
