@@ -71,6 +71,11 @@ impl Format {
 }
 
 impl Format {
+    /// Returns the format of whole files that lack the features `lacks`.
+    pub(super) fn without(&self, schema: &Schema, lacks: &[String]) -> Self {
+        self.of_some(schema, self.columns.without(lacks, self.options.order), lacks)
+    }
+
     /// Returns the format of files that have only these `columns`. Statistics are not collected for the
     /// features in `lacks`, which no file of the set has.
     pub(super) fn of_some(&self, schema: &Schema, columns: FileColumns, lacks: &[String]) -> Self {
