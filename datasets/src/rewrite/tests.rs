@@ -343,7 +343,8 @@ fn files_still_lack_features_after_they_were_rewritten() {
             _ => (append.buckets.bucket_of(sample.session()), sample.session(), 0),
         });
         let rows = columns(&samples);
-        let values = further.to_arrow().fields().iter().map(|field| {
+        let fields = further.to_arrow();
+        let values = fields.fields().iter().map(|field| {
             let known = rows.column_by_name(field.name()).cloned();
             (field.name().clone(), known.unwrap_or_else(|| missing_column(field, rows.num_rows())))
         });
