@@ -78,8 +78,8 @@ pub use partition_filter::{PartitionChoice, PartitionFilter};
 pub use problem::Problem;
 pub use rewrite::RewriteOptions;
 pub use schema::{
-    BATCH_COLUMNS, FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema,
-    SparseFeature, SparseKind, TIME_COLUMN,
+    BATCH_COLUMNS, FeatureGroup, IdEncoding, KeptColumn, KeptKind, NO_DELAY, SAMPLE_KEY_COLUMN,
+    SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, delay_label,
 };
 pub use snapshot::{
     ColumnChanges, Commit, DataFile, FeatureStatistics, FileSet, Layout, MISSING_DENSE, ManifestEntry,

@@ -112,7 +112,8 @@ impl<'a> Rewriter<'a> {
     }
 
     /// Rewrites the `chosen` sets of a range with the samples of the sessions for which `is_kept` returns
-    /// `true`. The new files are removed if the rewriter is dropped before [`finish`](Self::finish).
+    /// `true`. New files lack the features that the old ones lack, because their values may still be computed. The
+    /// new files are removed if the rewriter is dropped before [`finish`](Self::finish).
     ///
     /// # Errors
     ///
@@ -126,24 +127,27 @@ impl<'a> Rewriter<'a> {
     ) -> Result<WrittenBucket> {
         let range = sets.first().map_or(0, |set| self.snapshot.division().range_of(set.bucket));
         let mut written = WrittenBucket::empty(key.clone(), range);
-        let mut output: Option<SampleWriter> = None;
+        let mut output: Option<(SampleWriter, &[String])> = None;
         for (set, chosen) in sets.iter().zip(chosen) {
-            if *chosen {
-                let output = output.get_or_insert_with(|| self.writer.some_of_range(key, range));
-                self.copy(set, is_kept, output)?;
-            } else {
+            let lacks = &set.changes.lacks[..];
+            if output.as_ref().is_some_and(|(_, lacking)| !*chosen || *lacking != lacks) {
                 self.end(output.take(), &mut written)?;
+            }
+            if *chosen {
+                let begin = || (self.writer.some_of_range(key, range, lacks), lacks);
+                self.copy(set, is_kept, &mut output.get_or_insert_with(begin).0)?;
             }
         }
         self.end(output, &mut written)?;
         Ok(written)
     }
 
-    /// Completes new files, and adds them to `written`.
-    fn end(&mut self, output: Option<SampleWriter>, written: &mut WrittenBucket) -> Result<()> {
-        let Some(output) = output else { return Ok(()) };
-        let new = output.finish()?;
+    /// Completes new files, and adds them to `written`. The files lack the features that come with them.
+    fn end(&mut self, output: Option<(SampleWriter, &[String])>, written: &mut WrittenBucket) -> Result<()> {
+        let Some((output, lacks)) = output else { return Ok(()) };
+        let mut new = output.finish()?;
         self.writer.owns(&new);
+        new.files.iter_mut().for_each(|set| set.changes.lacks = lacks.to_vec());
         written.files.extend(new.files);
         written.statistics.extend(new.statistics);
         Ok(())
@@ -243,7 +247,7 @@ pub(crate) fn check_samples(
         before += set.samples;
         set.row_groups.iter().for_each(|row_group| digest.merge(row_group.digest));
         // Otherwise the recorded digest covers other columns.
-        is_digested &= set.changes.lacks.is_empty() && set.changes.are_digested();
+        is_digested &= set.changes.are_digested();
     }
     let same_samples = removed > 0 || !is_digested || digest == written.digest();
     if before == written.samples() + removed && same_samples {

@@ -21,6 +21,15 @@ pub const TIME_COLUMN: &str = "timestamp";
 /// has.
 pub const SAMPLE_KEY_COLUMN: &str = "sample_key";
 
+/// The value of a [delay](delay_label) for samples without an event from which the label is final.
+pub const NO_DELAY: f32 = -1.0;
+
+/// Returns the name of the label that contains the delay of `label`: the seconds from the sample to the event from
+/// which the value of `label` is final, rounded up, or [`NO_DELAY`]. Before this event, the value of `label` is 0.
+pub fn delay_label(label: &str) -> String {
+    format!("{label}_delay")
+}
+
 /// The names of the Arrow columns of a batch that hold all dense features, all labels, the weights and the
 /// times. Each sparse feature and kept column has its own column in a batch and must not have one of these
 /// names.

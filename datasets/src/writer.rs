@@ -35,6 +35,7 @@ mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
@@ -364,9 +365,14 @@ impl DatasetWriter {
         self.add_part(range)
     }
 
-    /// Writes some samples of a range of buckets, into files whose names no other call gives.
-    pub(crate) fn some_of_range(&self, key: &PartitionKey, range: u32) -> SampleWriter {
-        SampleWriter::new(self.writers.for_part(1).range(key, range))
+    /// Writes some samples of a range of buckets, into files whose names no other call gives. The files have no columns
+    /// of the features `lacks`.
+    pub(crate) fn some_of_range(&self, key: &PartitionKey, range: u32, lacks: &[String]) -> SampleWriter {
+        let mut writers = self.writers.for_part(1);
+        if !lacks.is_empty() {
+            writers.format = Arc::new(writers.format.without(&self.schema, lacks));
+        }
+        SampleWriter::new(writers.range(key, range))
     }
 
     fn put(&mut self, range: WrittenBucket) {

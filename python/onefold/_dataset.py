@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import weakref
@@ -56,6 +57,8 @@ class Dataset:
     - `table_rows`: the number of rows of embedding tables by feature. An id outside of them raises a DataError that
       names its place.
     - `timestamps`: whether batches contain the times of their samples.
+    - `labels_as_of`: the time as of which labels with a delay are known, as a text such as "2026-03-02T00:00:00Z" or
+      a datetime with an offset. Labels that were final only later are 0. Batches then have `timestamps`.
     - `pin_memory`: whether batches are torch tensors in pinned memory, for asynchronous copies to a GPU. A separate
       thread copies the next batch to pinned memory.
 
@@ -86,6 +89,7 @@ class Dataset:
         verify: bool = True,
         table_rows: Mapping[str, int] | None = None,
         timestamps: bool = False,
+        labels_as_of: str | datetime.datetime | None = None,
         pin_memory: bool = False,
     ) -> None:
         self._location = os.fspath(location)
@@ -108,6 +112,7 @@ class Dataset:
             verify=switch("verify", verify),
             table_rows={name: integer("table_rows", rows) for name, rows in dict(table_rows or {}).items()},
             timestamps=switch("timestamps", timestamps),
+            labels_as_of=labels_as_of.isoformat() if isinstance(labels_as_of, datetime.datetime) else labels_as_of,
             pin_memory=switch("pin_memory", pin_memory),
         )
         # By default, the streams are those of the state that was loaded last.

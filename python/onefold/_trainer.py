@@ -36,7 +36,14 @@ _Summary: TypeAlias = dict[str, Any]
 _Parameters = ParamSpec("_Parameters")
 
 PROGRAM = "onefold-train"
-COMMANDS = {"train": "run", "evaluate": "eval", "predict": "predict", "export": "export", "report_runs": "report"}
+COMMANDS = {
+    "train": "run",
+    "follow": "follow",
+    "evaluate": "eval",
+    "predict": "predict",
+    "export": "export",
+    "report_runs": "report",
+}
 """By the name of the function: the command."""
 
 # Keywords that take several values, and keywords that are positional arguments of the command.
@@ -115,6 +122,57 @@ def train(
         ranks: the number of processes on this machine that train together; by default one. If torchrun started this
             process, omit it and call the function on every rank: rank 0 gets the summary, the others an empty dict
         progress: by default the program shows its progress on stderr, if that is a terminal; False for no progress
+    """
+    return locals()
+
+
+@_command
+def follow(
+    config: _Path,
+    *,
+    data: _Path,
+    out: _Path,
+    checkpoints: _Path | None = None,
+    dedupe: _Dedupe = "window",
+    device: str = "cpu",
+    threads: int | None = None,
+    plan: _Path | None = None,
+    trace_steps: str | None = None,
+    warm_start: _Path | None = None,
+    warm_start_checkpoint: _Checkpoint | None = None,
+    new_partitions: bool = False,
+    memory_limit: _Size | None = None,
+    timeout: int = 20,
+    min_samples: int = 1,
+    max_wait: str | None = None,
+    max_drift: float | None = None,
+    late_labels: bool = False,
+    look_every: str = "10s",
+    export_every: int | None = None,
+    stop_after: int | None = None,
+    until: str | None = None,
+    ranks: int | None = None,
+    progress: _Progress = None,
+) -> _Summary:
+    """Train a model on every new partition of a dataset, as partitions are committed.
+
+    The function returns when `until` or `stop_after` is reached. Ctrl-C ends the training after the current step, with
+    a checkpoint. The same call continues from there, also after a failure.
+
+    The command `onefold-train follow`.
+
+    Arguments:
+        config, data, out, checkpoints, dedupe, device, threads, plan, trace_steps: as for `onefold.cli.train`
+        warm_start, warm_start_checkpoint, new_partitions, memory_limit, timeout: as for `onefold.cli.train`
+        min_samples: begin to train when waiting partitions have this number of samples
+        max_wait: begin to train when a partition has waited for this time, such as "30m"
+        max_drift: begin to train when a dense feature of the waiting partitions reaches this population stability index
+        late_labels: train again on partitions whose labels were recomputed after the training on them
+        look_every: the time between two checks for a new snapshot, at most an hour
+        export_every: export the model after this number of partitions
+        stop_after: end after this number of partitions, including those before a resumption
+        until: end after the partitions of this time, such as "date=2024-05-02/hour=03" or "date=2024-05-02"
+        ranks, progress: as for `onefold.cli.train`
     """
     return locals()
 

@@ -26,7 +26,7 @@ from ._commands import (
     vacuum,
     verify,
 )
-from ._trainer import evaluate, export, predict, report_runs, train
+from ._trainer import evaluate, export, follow, predict, report_runs, train
 
 __all__ = [
     "append",
@@ -35,6 +35,7 @@ __all__ = [
     "evaluate",
     "export",
     "fetch",
+    "follow",
     "generate",
     "history",
     "import_logs",

@@ -71,7 +71,7 @@ impl Reader {
     #[new]
     #[pyo3(signature = (location, *, global_batch_size, rank, world_size, streams, shuffle, shuffle_row_groups,
                         shuffle_within, dedupe, preprocess, features, keep, tail, partitions, snapshot, verify,
-                        table_rows, timestamps))]
+                        table_rows, timestamps, labels_as_of))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python, given by `Dataset` alone")]
     fn new(
         py: Python<'_>,
@@ -93,6 +93,7 @@ impl Reader {
         verify: bool,
         table_rows: BTreeMap<String, u64>,
         timestamps: bool,
+        labels_as_of: Option<&str>,
     ) -> PyResult<Self> {
         let within = choice(
             py,
@@ -106,6 +107,9 @@ impl Reader {
             let message = format!("`keep` names the column `{name}` twice");
             return Err(wrong_option(py, &message, "name every column once"));
         }
+        let labels_as_of = labels_as_of.map(onefold_ikjt::parse_time).transpose().map_err(|message| {
+            wrong_option(py, &format!("`labels_as_of`: {message}"), "give a time in UTC, or another offset")
+        })?;
         let checks = onefold_ikjt::Checks { verify, table_rows, ..onefold_ikjt::Checks::default() };
         let options = onefold_ikjt::ReaderOptions {
             streams,
@@ -122,6 +126,7 @@ impl Reader {
             features,
             kept: keep,
             timestamps,
+            labels_as_of,
             ..onefold_ikjt::ReaderOptions::new(global_batch_size)
         };
         let workers = workers(py)?;

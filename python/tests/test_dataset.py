@@ -1,6 +1,7 @@
 """Reading: epochs, ranks, states, processes, threads, errors."""
 
 import contextlib
+import datetime
 import http.server
 import json
 import multiprocessing
@@ -125,6 +126,14 @@ def test_wrong_integers_and_switches_are_refused(dataset):
     for name in ("shuffle", "verify", "timestamps", "pin_memory"):
         with pytest.raises(TypeError, match=f"'{name}' takes True or False, not int"):
             onefold.Dataset(dataset, **{name: 1})
+
+
+def test_labels_of_an_earlier_time_need_an_offset_and_delays(dataset):
+    for given in ("2026-03-02", datetime.datetime(2026, 3, 2)):
+        with pytest.raises(onefold.OptionsError, match="`labels_as_of`: .* is not a time with an offset"):
+            onefold.Dataset(dataset, labels_as_of=given)
+    with pytest.raises(onefold.OptionsError, match="the dataset has no delays of labels"):
+        onefold.Dataset(dataset, labels_as_of=datetime.datetime(2026, 3, 2, tzinfo=datetime.timezone.utc))
 
 
 def test_a_projection_reads_the_features_that_are_asked_for(dataset):

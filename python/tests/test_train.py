@@ -124,6 +124,16 @@ def test_a_model_is_trained_evaluated_and_used(given, examples, tmp_path):
     assert len(drawn["runs"]) == 2 and "tuesday" in (tmp_path / "runs.html").read_text()
 
 
+def test_a_dataset_is_followed(given, tmp_path):
+    followed = onefold.cli.follow(**given, out=tmp_path / "run", stop_after=1, look_every="1s")
+    assert followed["ended"] == "partitions" and followed["samples"] == 3000
+    (line,) = (tmp_path / "run/follow.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == followed["steps"] == 12
+    # The same call continues, and finds that all is done.
+    again = onefold.cli.follow(**given, out=tmp_path / "run", stop_after=1, look_every="1s")
+    assert again["steps"] == 12
+
+
 def test_the_summary_is_that_of_the_command(given, run, tmp_path):
     trained = onefold.cli.train(**given, out=tmp_path / "run", max_steps=3, memory_limit=1 << 30)
     line = ["run", given["config"], "--data", given["data"], "--out", tmp_path / "other", "--threads", 2]

@@ -20,7 +20,7 @@ use crate::verify::{VerifyOptions, absent, verify};
 use crate::{
     Buckets, Commit, DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionColumn,
     PartitionFilter, PartitionKey, PartitionType, SESSION_COLUMN, Schema, Sessions, Snapshot, SparseFeature,
-    SparseKind, TIME_COLUMN, Vocabulary, WriterOptions, rename_feature, session_id,
+    SparseKind, TIME_COLUMN, Vocabulary, WriterOptions, missing_column, rename_feature, session_id,
 };
 
 const COUNTRIES: [&str; 2] = ["DK", "NO"];
@@ -307,6 +307,64 @@ proptest! {
         prop_assert_eq!(compacted.changed, rewritten > 0);
         let again = compact(&storage, &PartitionFilter::default(), &how(bytes), &Silent).unwrap();
         prop_assert!(!again.changed, "{:?}", again);
+    }
+}
+
+#[test]
+fn files_still_lack_features_after_they_were_rewritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let of_day = |day: i64| {
+        let all = (0..60_i64).flat_map(move |session| {
+            let start = 24 * day + session / 12;
+            (0..4).map(move |number| Sample { country: 0, user: session % 12, start, number })
+        });
+        all.collect::<Vec<_>>()
+    };
+    for order in [Order::Session, Order::SessionHash] {
+        let options = WriterOptions {
+            commit: Commit::Overwrite,
+            ..options(Layout::Folded, order, Buckets { number: 8, in_range: 8 }, 700)
+        };
+        write(root, &options, &of_day(0));
+        // The samples of the second day have two further features.
+        let mut further = schema();
+        further.dense.push("weight".to_owned());
+        let features = vec![SparseFeature::new("past", SparseKind::Sequence)];
+        further.groups.push(FeatureGroup { name: "past".to_owned(), deduplicated: true, features });
+        let append = WriterOptions { commit: Commit::Append, ..options };
+        let mut writer = DatasetWriter::create(root, further.clone(), append.clone()).unwrap();
+        writer.set_partition_columns(Snapshot::load(root).unwrap().partition_columns).unwrap();
+        let mut samples = of_day(1);
+        samples.sort_by_cached_key(|sample| match order {
+            Order::Session => {
+                (append.buckets.bucket_of(sample.session()), sample.start * HOUR, sample.session())
+            }
+            _ => (append.buckets.bucket_of(sample.session()), sample.session(), 0),
+        });
+        let rows = columns(&samples);
+        let fields = further.to_arrow();
+        let values = fields.fields().iter().map(|field| {
+            let known = rows.column_by_name(field.name()).cloned();
+            (field.name().clone(), known.unwrap_or_else(|| missing_column(field, rows.num_rows())))
+        });
+        let rows = RecordBatch::try_from_iter(values.collect::<Vec<_>>()).unwrap();
+        writer.write(&samples[0].partition(), &rows).unwrap();
+        writer.finish().unwrap();
+        let lacking = || -> Vec<BTreeSet<Vec<String>>> {
+            let snapshot = Snapshot::load(root).unwrap();
+            let of = |set: &crate::FileSet| set.changes.lacks.clone();
+            snapshot.partitions.iter().map(|partition| partition.files.iter().map(of).collect()).collect()
+        };
+        let expected = lacking();
+        assert_eq!((expected[0].first().unwrap().len(), &expected[1]), (2, &BTreeSet::from([vec![]])));
+        assert!(forgotten(root, &keys([3, 8]), 700, false).changed);
+        assert_eq!(lacking(), expected);
+        let digest = sound(root);
+        let storage = Storage::open(root).unwrap();
+        let compacted = compact(&storage, &PartitionFilter::default(), &how(20_000), &Silent).unwrap();
+        assert!(compacted.files < compacted.files_before, "{compacted:?}");
+        assert_eq!((lacking(), sound(root)), (expected, digest));
     }
 }
 

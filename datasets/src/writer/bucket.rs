@@ -56,7 +56,13 @@ impl Format {
         Self { columns_of_samples, options, columns, counter: Counter::new(schema, lacks), dense, encoders }
     }
 
-    /// Returns the format of files that have only these `columns`, beside files that lack some features.
+    /// Returns the format of whole files that lack the features `lacks`.
+    pub(super) fn without(&self, schema: &Schema, lacks: &[String]) -> Self {
+        self.of_some(schema, self.columns.without(lacks, self.options.order), lacks)
+    }
+
+    /// Returns the format of files that have only these `columns`. Statistics are not collected for the
+    /// features in `lacks`, which no file of the set has.
     pub(super) fn of_some(&self, schema: &Schema, columns: FileColumns, lacks: &[String]) -> Self {
         Self::new(schema, columns, lacks, self.options.clone(), self.encoders.clone())
     }

@@ -72,6 +72,15 @@ impl FileColumns {
         Self { sources, file: Arc::new(ArrowSchema::new(fields)), names, sorting: Vec::new() }
     }
 
+    /// The columns of whole files that lack the features `lacks`, with the rows in `order`.
+    pub(super) fn without(&self, lacks: &[String], order: Order) -> Self {
+        let names = self.sources.iter().map(|source| &source.name);
+        let columns: Vec<String> = names.filter(|name| !lacks.contains(name)).cloned().collect();
+        let mut some = self.some(&columns, <[String]>::to_vec);
+        some.sorting = sorting_columns(some.file.fields(), order);
+        some
+    }
+
     /// The columns of files that have only what is made from some columns of the samples. `named` gives the columns of
     /// such a file their names.
     pub(super) fn some(&self, columns: &[String], named: impl FnOnce(&[String]) -> Vec<String>) -> Self {

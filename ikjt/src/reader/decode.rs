@@ -21,6 +21,7 @@ use parquet::file::reader::ChunkReader;
 use super::budget::Reservation;
 use super::columns::{Cached, Encoded, Gathered};
 use super::file::{OpenFile, OpenFiles, guarded};
+use super::known_labels::KnownLabels;
 use super::lists::read_lists;
 use super::stages::Stages;
 use crate::preprocess::Preprocessor;
@@ -33,6 +34,8 @@ pub(super) struct Decoding {
     pub(super) schema: Schema,
     pub(super) sessions: bool,
     pub(super) timestamps: bool,
+    /// The labels of an earlier time, if these are read. They need timestamps.
+    pub(super) known_labels: Option<KnownLabels>,
     /// The kept columns of batches.
     pub(super) kept: Vec<KeptColumn>,
     /// The preprocessing steps, some of which may drop samples.
@@ -276,16 +279,25 @@ impl RowGroup {
         self.files.files.iter().map(read).collect()
     }
 
-    /// Reads and decodes only the given float columns, on this thread.
+    /// Reads and decodes only the labels `names`, on this thread: all labels of the schema, `[samples, labels]`, with
+    /// `known` those of an earlier time.
     ///
     /// # Errors
     ///
     /// [`Error::Corrupt`] if they cannot be decoded or, with `verify`, do not match their checksums.
-    pub(super) fn read_floats(&self, names: &[&str], verify: bool) -> Result<Vec<ScalarBuffer<f32>>> {
+    pub(super) fn read_labels(
+        &self,
+        names: &[String],
+        known: Option<&KnownLabels>,
+        verify: bool,
+    ) -> Result<ScalarBuffer<f32>> {
         let changes = &self.files.changes;
-        let names: Vec<&str> = names.iter().map(|name| changes.in_files(name)).collect();
-        let columns = self.read_files(|file| file.mask(&names), verify, &Stages::default())?;
-        names.iter().map(|name| self.floats(&columns, name)).collect()
+        let mut stored: Vec<&str> = names.iter().map(|name| changes.in_files(name)).collect();
+        stored.extend(known.map(|_| TIME_COLUMN));
+        let columns = self.read_files(|file| file.mask(&stored), verify, &Stages::default())?;
+        let columns = self.in_schema(columns)?;
+        let times = known.map(|_| self.times(&columns)).transpose()?;
+        self.labels(&columns, names, known.zip(times.as_deref()))
     }
 
     /// Decodes the columns of all files. `encoded` has an entry per file.
@@ -372,18 +384,13 @@ impl RowGroup {
             Layout::Rows | Layout::Folded => self.plain_group(columns, group),
         });
         let groups = groups.collect::<Result<_>>()?;
-        let timestamps = |column: &ArrayRef| {
-            column.as_primitive_opt::<TimestampMicrosecondType>().map(|times| times.values().clone())
-        };
-        let timestamps = match decoding.timestamps {
-            false => None,
-            true => Some(self.column(columns, TIME_COLUMN, timestamps)?),
-        };
+        let timestamps = decoding.timestamps.then(|| self.times(columns)).transpose()?;
+        let known = decoding.known_labels.as_ref().zip(timestamps.as_deref());
         let weights = schema.weight.as_slice();
         Batch::try_new(BatchParts {
             size: columns.num_rows(),
             dense: self.row_major(columns, &schema.dense)?,
-            labels: self.row_major(columns, &schema.labels)?,
+            labels: self.labels(columns, &schema.labels, known)?,
             weights: if weights.is_empty() { None } else { Some(self.row_major(columns, weights)?) },
             timestamps,
             kept: decoding.kept.iter().map(|column| self.kept(columns, column)).collect::<Result<_>>()?,
@@ -417,6 +424,26 @@ impl RowGroup {
             true => Ok(KeptValues::new(column.name.as_str(), Arc::clone(values))),
             false => Err(wrong(format!("it was decoded as {}", values.data_type()))),
         }
+    }
+
+    fn times(&self, columns: &RecordBatch) -> Result<ScalarBuffer<i64>> {
+        self.column(columns, TIME_COLUMN, |column| {
+            column.as_primitive_opt::<TimestampMicrosecondType>().map(|times| times.values().clone())
+        })
+    }
+
+    /// Returns the labels, `[samples, labels]`; with `known` those of an earlier time, for samples of these times.
+    fn labels(
+        &self,
+        columns: &RecordBatch,
+        names: &[String],
+        known: Option<(&KnownLabels, &[i64])>,
+    ) -> Result<ScalarBuffer<f32>> {
+        let labels = self.row_major(columns, names)?;
+        let Some((known, times)) = known else { return Ok(labels) };
+        let mut labels = labels.to_vec();
+        known.apply(&mut labels, times);
+        Ok(labels.into())
     }
 
     fn floats(&self, columns: &RecordBatch, name: &str) -> Result<ScalarBuffer<f32>> {

@@ -44,6 +44,7 @@ mod decode;
 mod file;
 mod files;
 mod known;
+mod known_labels;
 mod lists;
 mod need;
 mod options;
@@ -69,6 +70,7 @@ use self::columns::Cached;
 use self::convert::Conversion;
 use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
+use self::known_labels::KnownLabels;
 use self::need::sample_bytes;
 use self::order::{Item, StreamOrder};
 use self::output::{Output, Packing};
@@ -84,6 +86,7 @@ use crate::preprocess::{Preprocessor, Sampler};
 use crate::{Error, PackedBatch, Result, SentBatch};
 
 pub use checks::Checks;
+pub use known_labels::parse_time;
 pub use options::{Dedupe, ReadRequest, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};
@@ -111,6 +114,8 @@ pub struct Reader {
     /// The schema of the batches.
     schema: Schema,
     preprocessor: Option<Arc<Preprocessor>>,
+    /// The labels of an earlier time, if these are read.
+    known_labels: Option<KnownLabels>,
     options: ReaderOptions,
     checks: Arc<Checks>,
     rank: Rank,
@@ -163,9 +168,10 @@ impl Reader {
         checks.check_names(&schema)?;
         let needs_timestamps =
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
+        let known_labels = options.labels_as_of.map(|at| KnownLabels::new(&source_schema, at)).transpose()?;
         let options = ReaderOptions {
             global_batch_size,
-            timestamps: options.timestamps || needs_timestamps,
+            timestamps: options.timestamps || needs_timestamps || known_labels.is_some(),
             streams: Some(number_of_streams),
             snapshot: Some(snapshot.snapshot),
             ..options
@@ -189,6 +195,7 @@ impl Reader {
             kept_columns,
             schema,
             preprocessor,
+            known_labels,
             options,
             checks: Arc::new(checks),
             rank,
@@ -490,7 +497,7 @@ impl Reader {
         }
         let sampled = Arc::new(match &self.input {
             Input::Files(files) => {
-                let labels = &self.source_schema.labels;
+                let labels = (&self.source_schema.labels[..], self.known_labels.as_ref());
                 sampled_counts(files, &self.streams, sampler, labels, epoch, &self.workers.pool)?
             }
             Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
@@ -558,6 +565,7 @@ impl Reader {
             schema: self.source_schema.clone(),
             sessions: options.shuffle.is_some(),
             timestamps: options.timestamps,
+            known_labels: self.known_labels.clone(),
             kept: self.kept_columns.clone(),
             preprocessor: self.preprocessor.clone(),
             epoch,

@@ -134,6 +134,10 @@ pub struct ReaderOptions {
     pub preprocess: Option<PreprocessConfig>,
     /// Whether batches include the times of their samples.
     pub timestamps: bool,
+    /// The time, in microseconds since 1970, as of which batches have the labels that have a
+    /// [delay](onefold_datasets::delay_label): a label that was final only later is 0. `None` is now. Batches then also
+    /// include the times of their samples.
+    pub labels_as_of: Option<i64>,
     /// The dataset's [kept columns](onefold_datasets::Schema::kept) that batches include, in this order. May contain
     /// `session_id`. Other kept columns are not decoded.
     pub kept: Vec<String>,
@@ -153,6 +157,7 @@ impl ReaderOptions {
             features: None,
             preprocess: None,
             timestamps: false,
+            labels_as_of: None,
             kept: Vec::new(),
         }
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::decode::RowGroup;
 use super::files::{Chosen, Files};
+use super::known_labels::KnownLabels;
 use super::order::buckets_of_stream;
 use crate::Result;
 use crate::preprocess::Sampler;
@@ -72,27 +73,27 @@ impl Part {
 /// The number of samples of each part that sampling keeps, `[streams][parts]`.
 pub(super) type Counts = Vec<Vec<u64>>;
 
-/// Counts the samples of every part that sampling keeps in an epoch. `labels` are the names of the schema's labels.
+/// Counts the samples of every part that sampling keeps in an epoch. `labels` are the names of the schema's labels, and
+/// the labels of an earlier time, if these are read.
 pub(super) fn sampled_counts(
     files: &Files,
     streams: &[Vec<Part>],
     sampler: &Sampler,
-    labels: &[String],
+    labels: (&[String], Option<&KnownLabels>),
     epoch: u64,
     pool: &rayon::ThreadPool,
 ) -> Result<Counts> {
-    let names: Vec<&str> = sampler.labels().map(|label| labels[label].as_str()).collect();
+    let (names, known) = labels;
     // Returns the rows of a row group that are kept, in ascending order.
     let left = |file: usize, index: usize, first: u64| -> Result<Vec<u32>> {
         let rows = files.files[file].set.row_groups[index].samples;
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
-        if names.is_empty() {
+        if sampler.labels().next().is_none() {
             return Ok(sampler.keep(epoch, first, rows, |_, _| 0.0));
         }
-        let columns =
-            RowGroup { files: files.open(file)?, index, first }.read_floats(&names, files.verify)?;
-        let column = |label: usize| sampler.labels().position(|i| i == label).unwrap_or(0);
-        Ok(sampler.keep(epoch, first, rows, |label, sample| columns[column(label)][sample]))
+        let row_group = RowGroup { files: files.open(file)?, index, first };
+        let labels = row_group.read_labels(names, known, files.verify)?;
+        Ok(sampler.keep(epoch, first, rows, |label, sample| labels[sample * names.len() + label]))
     };
     // Streams that share a row group read its labels once.
     let mut row_groups: BTreeMap<(usize, usize, u64), Vec<(usize, usize)>> = BTreeMap::new();

@@ -212,6 +212,7 @@ impl Job {
             features,
             preprocess,
             timestamps,
+            labels_as_of,
             kept,
         } = options;
         let pipeline = preprocess.as_ref().map(PreprocessConfig::content);
@@ -219,7 +220,7 @@ impl Job {
         // Features have the order of the dataset's schema.
         let features = features.as_ref().map(|names| names.iter().collect::<BTreeSet<_>>());
         let samples = (global_batch_size, streams, tail, shuffle, snapshot, partitions, rank);
-        let columns = (dedupe, features, pipeline, timestamps, kept);
+        let columns = (dedupe, features, pipeline, timestamps, labels_as_of, kept);
         let decides = (SAME_BYTES, identity, samples, columns);
         let text = serde_json::to_vec(&decides).expect("a job is JSON");
         let digest = Sha256::digest(&text);
@@ -342,6 +343,10 @@ mod tests {
         let others = [
             job("a/preprocess.toml", &steps.replace('7', "8")),
             Job { identity: "another".to_owned(), ..first.clone() },
+            Job {
+                options: ReaderOptions { labels_as_of: Some(0), ..first.options.clone() },
+                ..first.clone()
+            },
             Job { rank: Rank { rank: 0, world_size: 2 }, ..first.clone() },
         ];
         for other in others {

@@ -8,6 +8,7 @@ mod by_hand;
 mod columns_beside;
 mod dataset;
 mod kept;
+mod labels_as_of;
 mod memory;
 mod order;
 mod several_files;

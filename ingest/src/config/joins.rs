@@ -1,6 +1,6 @@
 //! `[join]` and `[[attributes]]`: columns that other sources add to a sample.
 
-use onefold_datasets::suggest;
+use onefold_datasets::{delay_label, suggest};
 use serde::Deserialize;
 
 use super::TimeConfig;
@@ -70,6 +70,9 @@ pub enum LabelConfig {
         /// The label if there is no event or the aggregate is null.
         missing: f64,
     },
+    /// The seconds from the sample to the event from which another label is final, rounded up: the first event that
+    /// satisfies this SQL condition, or without a condition the last event. [`NO_DELAY`](onefold_datasets::NO_DELAY) without such an event.
+    Delay(Option<String>),
 }
 
 /// An `[[attributes]]` section: columns of the latest row at or before a sample's time.
@@ -125,6 +128,8 @@ struct LabelSection {
     when: Option<String>,
     value: Option<String>,
     missing: Option<f64>,
+    #[serde(default)]
+    delay: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -147,11 +152,16 @@ impl JoinSection {
             let hint = "name a label, as `clicked = { when = \"kind = 'click'\" }`";
             return Err(wrong("`[join.labels]` is empty", hint));
         }
-        let labels = self.labels.iter().map(|(name, value)| Ok((name.clone(), label(name, value)?)));
+        let mut labels = Vec::with_capacity(self.labels.len());
+        for (name, value) in &self.labels {
+            let (label, delay) = label(name, value)?;
+            labels.push((name.clone(), label));
+            labels.extend(delay.map(|delay| (delay_label(name), delay)));
+        }
         Ok(JoinConfig {
             on: self.on.pairs("`[join].on`")?,
             window_micros: duration("`[join].window`", &self.window)?,
-            labels: labels.collect::<Result<_, MessageAndHint>>()?,
+            labels,
             source: self.source,
             time: TimeConfig::parse("`[join].time`", self.time)?,
             key: self.key,
@@ -164,12 +174,13 @@ impl JoinSection {
     }
 }
 
-fn label(name: &str, value: &toml::Value) -> Result<LabelConfig, MessageAndHint> {
+/// Returns a label, and its delay if that is a label, too.
+fn label(name: &str, value: &toml::Value) -> Result<(LabelConfig, Option<LabelConfig>), MessageAndHint> {
     let hint = "write `{ when = \"kind = 'click'\" }`, or `{ value = \"max(seconds)\", missing = 0 }`";
     let section: LabelSection = value.clone().try_into().map_err(|error: toml::de::Error| {
         wrong(format!("`[join.labels].{name}`: {}", error.message()), hint)
     })?;
-    match (section.when, section.value) {
+    let label = match (section.when, section.value) {
         (Some(_), None) if section.missing.is_some() => {
             let message =
                 format!("`[join.labels].{name}`: `when` is 0 without an event, so `missing` has no effect");
@@ -180,7 +191,17 @@ fn label(name: &str, value: &toml::Value) -> Result<LabelConfig, MessageAndHint>
             Ok(LabelConfig::Value { aggregate, missing: section.missing.unwrap_or(0.0) })
         }
         _ => Err(wrong(format!("`[join.labels].{name}` needs one of `when` and `value`"), hint)),
-    }
+    }?;
+    let delay = match &label {
+        _ if !section.delay => None,
+        LabelConfig::When(condition) => Some(LabelConfig::Delay(Some(condition.clone()))),
+        LabelConfig::Value { missing, .. } if *missing != 0.0 => {
+            let message = format!("`[join.labels].{name}`: a label with a `delay` is 0 until it is final");
+            return Err(wrong(message, "remove `missing`, or `delay`"));
+        }
+        LabelConfig::Value { .. } | LabelConfig::Delay(_) => Some(LabelConfig::Delay(None)),
+    };
+    Ok((label, delay))
 }
 
 impl AttributesSection {

@@ -143,6 +143,7 @@ impl<'a> StepColumns<'a> {
                 LabelConfig::Value { aggregate, .. } => {
                     self.aggregate(&place, &join.source, aggregate).await?;
                 }
+                LabelConfig::Delay(_) => {}
             }
         }
         Ok(())

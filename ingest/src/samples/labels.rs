@@ -13,8 +13,9 @@ impl StepSql<'_> {
     pub(super) fn read_by_labels(&self, join: &JoinConfig) -> Result<Vec<String>> {
         let mut read = Vec::new();
         for (_, label) in &join.labels {
-            let (LabelConfig::When(sql) | LabelConfig::Value { aggregate: sql, .. }) = label;
-            read.extend(self.columns.read_by(self.columns.of(&join.source), sql)?);
+            if let LabelConfig::When(sql) | LabelConfig::Value { aggregate: sql, .. } = label {
+                read.extend(self.columns.read_by(self.columns.of(&join.source), sql)?);
+            }
         }
         Ok(first_of_each(&read))
     }
@@ -72,8 +73,10 @@ impl StepSql<'_> {
         }
     }
 
-    /// Returns the labels as aggregates over events, and the time of the latest event if that is kept.
-    fn label_columns(&self, join: &JoinConfig, time: &str) -> String {
+    /// Returns the labels as aggregates over events, and the time of the latest event if that is kept. `time` is the
+    /// column with the time of the event, and `sample` with that of the sample.
+    fn label_columns(&self, join: &JoinConfig, time: &str, sample: &str) -> String {
+        let seconds = format!("({time} - {sample} + 999999) / 1000000");
         let labels = join.labels.iter().map(|(name, label)| match label {
             LabelConfig::When(sql) => {
                 format!("max(CASE WHEN {} THEN 1 ELSE 0 END) AS {}", enclosed(sql), quote(name))
@@ -81,6 +84,14 @@ impl StepSql<'_> {
             LabelConfig::Value { aggregate, .. } => {
                 format!("CAST({} AS DOUBLE) AS {}", enclosed(aggregate), quote(name))
             }
+            LabelConfig::Delay(Some(sql)) => {
+                format!(
+                    "CAST(min(CASE WHEN {} THEN {seconds} END) AS DOUBLE) AS {}",
+                    enclosed(sql),
+                    quote(name)
+                )
+            }
+            LabelConfig::Delay(None) => format!("CAST(max({seconds}) AS DOUBLE) AS {}", quote(name)),
         });
         let latest = self.keeps_event_times().then(|| format!("max({time}) AS {EVENT_TIME}"));
         labels.chain(latest).collect::<Vec<_>>().join(", ")
@@ -112,7 +123,7 @@ impl StepSql<'_> {
         Ok(format!(
             "SELECT {keys}, __onefold_credited AS __onefold_at, count(*) AS __onefold_events, {} FROM ({credited}) \
              WHERE __onefold_kind = 1 AND __onefold_credited IS NOT NULL GROUP BY {keys}, __onefold_credited",
-            self.label_columns(join, "__onefold_at")
+            self.label_columns(join, "__onefold_at", "__onefold_credited")
         ))
     }
 
@@ -138,7 +149,7 @@ impl StepSql<'_> {
              JOIN (SELECT {distinct}{}, __onefold_time AS __onefold_at FROM ({})) ON {} AND __onefold_time >= __onefold_at \
              AND __onefold_time <= __onefold_at + {} GROUP BY {}, __onefold_at",
             named.join(", "),
-            self.label_columns(join, "__onefold_time"),
+            self.label_columns(join, "__onefold_time", "__onefold_at"),
             ours.join(", "),
             self.distinct(),
             equal(keys.iter().zip(&samples)),

@@ -2,7 +2,7 @@
 //! join's key are numbered.
 
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
-use onefold_datasets::SparseFeature;
+use onefold_datasets::{NO_DELAY, SparseFeature};
 
 use super::check::StepColumns;
 use super::tables::RowState::{self, ClockChange, Future, LeftOut, NoKey, Past, Ragged, Usable};
@@ -334,6 +334,7 @@ impl<'a> StepSql<'a> {
                     let missing = match label {
                         LabelConfig::When(_) => "0".to_owned(),
                         LabelConfig::Value { missing, .. } => format!("{missing:?}"),
+                        LabelConfig::Delay(_) => format!("{NO_DELAY:?}"),
                     };
                     format!("COALESCE(n.{0}, {missing}) AS {0}", quote(name))
                 })

@@ -169,6 +169,31 @@ fn events_within_the_window_make_labels() {
 }
 
 #[test]
+fn delays_are_the_seconds_until_labels_are_final() {
+    let join = JOIN
+        .replace("-- or more\" }", "-- or more\", delay = true }")
+        .replace("missing = -1", "delay = true");
+    let (table, _) =
+        samples(&format!("{SAMPLES}{join}"), "request, clicked, clicked_delay, seconds, seconds_delay");
+    let expected = "\
++---------+---------+---------------+---------+---------------+
+| request | clicked | clicked_delay | seconds | seconds_delay |
++---------+---------+---------------+---------+---------------+
+| 1       | 1       | 0.0           | 30.0    | 5.0           |
+| 2       | 0       | -1.0          | 3.0     | 5.0           |
+| 3       | 0       | -1.0          | 0.0     | -1.0          |
+| 4       | 0       | -1.0          | 0.0     | -1.0          |
+| 5       | 0       | -1.0          | 0.0     | -1.0          |
+| 6       | 1       | 60.0          | 2.0     | 60.0          |
++---------+---------+---------------+---------+---------------+";
+    assert_eq!(table, expected);
+    refused(
+        &format!("{SAMPLES}{}", JOIN.replace("missing = -1", "missing = -1, delay = true")),
+        &["`[join.labels].seconds`", "a label with a `delay` is 0 until it is final"],
+    );
+}
+
+#[test]
 fn what_the_join_leaves_out_is_counted_or_refused() {
     let with =
         |line: &str| format!("{SAMPLES}{}", JOIN.replace("[join.labels]", &format!("{line}\n[join.labels]")));
@@ -574,9 +599,11 @@ fn random_credits() -> impl Strategy<Value = (Vec<[i64; 2]>, Vec<[i64; 3]>)> {
     (vec([0i64..3, 0..50], 1..40), vec([0i64..4, 0..60, 0..2], 0..60))
 }
 
-/// Computes by definition the clicks and the sum of the numbers of the events that belong to each sample.
+/// Computes by definition the clicks, the sum of the numbers of the events that belong to each sample, and the delays
+/// of both in seconds.
 fn credited(samples: &[[i64; 2]], events: &[[i64; 3]], window: i64, credit: &str) -> Vec<Vec<i64>> {
-    let mut labels: Vec<Vec<i64>> = (0..samples.len()).map(|sample| vec![sample as i64, 0, 0]).collect();
+    let mut labels: Vec<Vec<i64>> =
+        (0..samples.len()).map(|sample| vec![sample as i64, 0, 0, -1, -1]).collect();
     for (number, [user, at, kind]) in (1i64..).zip(events) {
         let falls = |[of, time]: &[i64; 2]| of == user && (*time..=time + window).contains(at);
         let times = samples.iter().copied().filter(falls).map(|sample| sample[1]);
@@ -587,6 +614,12 @@ fn credited(samples: &[[i64; 2]], events: &[[i64; 3]], window: i64, credit: &str
         };
         for (sample, label) in samples.iter().zip(&mut labels) {
             if falls(sample) && (credit == "every" || chosen == Some(sample[1])) {
+                // Times are microseconds, so all delays above 0 are rounded up to a second.
+                let delay = i64::from(*at > sample[1]);
+                if *kind == 1 {
+                    label[3] = if label[1] == 1 { label[3].min(delay) } else { delay };
+                }
+                label[4] = label[4].max(delay);
                 label[1] = label[1].max(*kind);
                 label[2] += number;
             }
@@ -612,7 +645,8 @@ proptest! {
              time = {{ column = \"time\", unit = \"us\", not_before = 1970-01-01 }}\n\
              [join]\nsource = \"events\"\non = {{ user = \"of\" }}\nwindow = \"{window}us\"\ncredit = \"{credit}\"\n{key}\
              time = {{ column = \"at\", unit = \"us\", not_before = 1970-01-01 }}\n\
-             [join.labels]\nclicked = {{ when = \"kind = 1\" }}\nnumbers = {{ value = \"sum(id)\" }}\n\
+             [join.labels]\nclicked = {{ when = \"kind = 1\", delay = true }}\n\
+             numbers = {{ value = \"sum(id)\", delay = true }}\n\
              [features]\nclicked = {{ kind = \"label\" }}\nnumbers = {{ kind = \"dense\" }}\n\
              request = {{ kind = \"sparse\" }}\n"
         );
@@ -625,8 +659,10 @@ proptest! {
             register(&context, "events", ["id", "of", "at", "kind"], &numbered.collect::<Vec<_>>());
             let samples = plan(&context, &config, &Problems::default()).await.unwrap();
             context.register_table("wide", samples.wide.clone().into_view()).unwrap();
-            let sql = "SELECT request, CAST(clicked AS BIGINT), CAST(numbers AS BIGINT) FROM wide ORDER BY request";
-            (rows(&context, sql).await, samples.skipped.samples_without_events)
+            let made = ["clicked", "numbers", "clicked_delay", "numbers_delay"];
+            let made = made.map(|name| format!("CAST({name} AS BIGINT)")).join(", ");
+            let sql = format!("SELECT request, {made} FROM wide ORDER BY request");
+            (rows(&context, &sql).await, samples.skipped.samples_without_events)
         });
         let expected = credited(&samples, &events, window, credit);
         prop_assert_eq!(without, expected.iter().filter(|row| row[2] == 0).count() as u64);

@@ -1,6 +1,7 @@
 //! Builds datasets with `onefold-ingest` from raw logs of every kind, in folders and in an S3 server.
 
 mod columns;
+mod evolution;
 mod examples;
 mod features;
 mod ids;

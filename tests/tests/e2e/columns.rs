@@ -1,5 +1,5 @@
-//! Tests of added features and recomputed labels, with writers that are killed at several moments or that run at the
-//! same time.
+//! Tests of added features, recomputed labels and merged files, with writers that are killed at several moments or that
+//! run at the same time.
 
 use onefold_datasets::Snapshot;
 use onefold_tests::Dir;
@@ -9,6 +9,7 @@ use crate::samples::{assert_only_named_files, read_samples, sorted};
 
 const ADD: &str = "onefold-ingest add-features logs/dataset.toml --out dataset --threads 2";
 const RELABEL: &str = "onefold-ingest relabel logs/dataset.toml --out dataset --threads 2";
+const COMPACT: &str = "onefold-ingest compact dataset --threads 2";
 const VACUUM: &str = "onefold-ingest vacuum dataset --keep 1 --older-than 0s";
 
 /// Builds `dataset`, which lacks two features and has other labels, and `whole`, which has all features and the right
@@ -54,11 +55,12 @@ fn kill_anywhere(dir: &Dir, command: &str) {
 }
 
 #[test]
-fn killed_writers_of_columns_leave_the_old_dataset_whole() {
+fn killed_writers_of_columns_and_of_merged_files_leave_the_old_dataset_whole() {
     let dir = with_datasets();
     assert_ne!(digest(&dir, "dataset"), digest(&dir, "whole"));
     kill_anywhere(&dir, ADD);
     kill_anywhere(&dir, RELABEL);
+    kill_anywhere(&dir, COMPACT);
     assert_eq!(digest(&dir, "dataset"), digest(&dir, "whole"));
     // Samples with equal times may be in another order.
     let [found, expected] = ["dataset", "whole"].map(|name| sorted(read_samples(&dir.path(name))));

@@ -9,7 +9,7 @@ use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, T
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
     Buckets, Commit, DatasetWriter, FeatureGroup, Order, PartitionColumn, PartitionKey, PartitionType,
-    SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, WriterOptions,
+    SESSION_COLUMN, Schema, Snapshot, SparseFeature, SparseKind, TIME_COLUMN, WriterOptions,
 };
 use onefold_tests::{Dir, S3Server};
 use serde_json::Value;
@@ -124,6 +124,31 @@ fn commit_with(dir: &Dir, hour: i64, seed: i64, commit: Commit, further: &[&str]
         .map(|(name, kind)| PartitionColumn::new(name, kind));
     writer.set_partition_columns(columns.to_vec()).unwrap();
     writer.write(&PartitionKey::parse(&name(hour)).unwrap(), &rows).unwrap();
+    writer.finish().unwrap();
+}
+
+/// Sets all labels of an hour to 1, as `relabel` does.
+fn relabel_hour(dir: &Dir, hour: i64) {
+    let location = dir.path("dataset");
+    let snapshot = Snapshot::load(&location).unwrap();
+    let options = WriterOptions {
+        commit: Commit::Columns,
+        buckets: Buckets::with_own_files(2),
+        ..WriterOptions::new(Order::Session)
+    };
+    let mut writer = DatasetWriter::create(&location, snapshot.schema.clone(), options).unwrap();
+    let key = PartitionKey::parse(&name(hour)).unwrap();
+    let partition = snapshot.partitions.iter().find(|partition| partition.key == key).unwrap();
+    for sets in partition.ranges(snapshot.division()) {
+        let range = snapshot.division().range_of(sets[0].bucket);
+        let mut columns = writer.columns(&key, range, sets.to_vec(), &["clicked".to_owned()]).unwrap();
+        for row_group in sets.iter().flat_map(|set| &set.row_groups) {
+            let ones = Float32Array::from(vec![1.0; row_group.samples as usize]);
+            let rows = RecordBatch::try_from_iter([("clicked", Arc::new(ones) as ArrayRef)]).unwrap();
+            columns.write_row_group(vec![rows]).unwrap();
+        }
+        writer.add_columns(columns).unwrap();
+    }
     writer.finish().unwrap();
 }
 
@@ -288,8 +313,7 @@ fn a_partition_that_is_changed_is_reported_once_and_not_trained_on_again() {
     commit_hour(&dir, 4, 0, Commit::Append);
     let output = dir.command(&format!("{follow} 5")).output();
     assert!(output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("was changed"));
-    let changed: Vec<Value> =
-        lines(&dir, "run").into_iter().filter(|line| !line["changed"].is_null()).collect();
+    let changed = changes(&dir, "run");
     assert_eq!(changed.len(), 1, "{changed:?}");
     assert_eq!((&changed[0]["changed"], changed[0]["samples"].as_u64()), (&name(1).into(), Some(48)));
     let names: Vec<String> = parts(&dir, "run").into_iter().map(|(name, _)| name).collect();
@@ -303,6 +327,72 @@ fn a_partition_that_is_changed_is_reported_once_and_not_trained_on_again() {
     let next = dir.command(&format!("{FOLLOW} {next}")).json();
     assert_eq!((next["samples"].as_u64(), next["lifetime"]["samples"].as_u64()), (Some(48), Some(6 * 48)));
     assert_eq!(parts(&dir, "next")[0].0, name(5));
+}
+
+/// Returns the lines about partitions that were changed.
+fn changes(dir: &Dir, run: &str) -> Vec<Value> {
+    lines(dir, run).into_iter().filter(|line| !line["changed"].is_null()).collect()
+}
+
+#[test]
+fn late_labels_are_trained_on_again_if_that_is_asked_for() {
+    let dirs = [with_hours(3), with_hours(3)];
+    let follow = format!("{FOLLOW} --late-labels --out run");
+    for dir in &dirs {
+        dir.command(&format!("{follow} --stop-after 3")).works();
+        relabel_hour(dir, 1);
+    }
+    let [killed, whole] = &dirs;
+    let before = checkpoints(killed, "run");
+    // It is killed while it trains on the partition again.
+    let moment = || checkpoints(killed, "run").last() > before.last();
+    assert!(kill_at(killed, &follow, moment), "it ended by itself");
+    for dir in &dirs {
+        dir.command(&format!("{follow} --stop-after 4")).works();
+        let line = lines(dir, "run").pop().unwrap();
+        assert_eq!((&line["partition"], &line["late_labels"]), (&name(1).into(), &true.into()));
+        // Merging files changes no label.
+        dir.command("onefold-ingest compact dataset").works();
+        commit_hour(dir, 3, 0, Commit::Append);
+        dir.command(&format!("{follow} --stop-after 5")).works();
+        let line = lines(dir, "run").pop().unwrap();
+        assert!(line["psi"].is_f64() && line["late_labels"].is_null(), "{line}");
+        assert!(changes(dir, "run").is_empty());
+    }
+    let names: Vec<String> = parts(killed, "run").into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, [0, 1, 2, 1, 3].map(name));
+    assert_same_parts(&parts(killed, "run"), &parts(whole, "run"));
+    killed.command("onefold-train report run --html report.html").works();
+    assert!(killed.text("report.html").contains("trained on again, with later labels"));
+    // A partition that was replaced is only reported, and so are late labels without the option.
+    commit_hour(killed, 2, 1, Commit::Replace);
+    commit_hour(killed, 4, 0, Commit::Append);
+    killed.command(&format!("{follow} --stop-after 6")).works();
+    relabel_hour(killed, 0);
+    commit_hour(killed, 5, 0, Commit::Append);
+    killed.command(&format!("{FOLLOW} --out run --stop-after 7")).works();
+    let changed: Vec<Value> = changes(killed, "run").iter().map(|line| line["changed"].clone()).collect();
+    assert_eq!(changed, [2, 0].map(|hour| Value::from(name(hour))));
+    assert_eq!(parts(killed, "run").len(), 7);
+}
+
+#[test]
+fn partitions_are_trained_on_when_their_labels_are_old_enough() {
+    let dir = with_hours(4);
+    dir.edit("train.toml", "streams = 2", "streams = 2\nlabel_age = \"2h\"");
+    let run = "onefold-train run train.toml --data dataset --threads 1";
+    let samples = |command: String| dir.command(&command).json()["samples"].as_u64().unwrap();
+    assert_eq!(samples(format!("{run} --out first")), 2 * 48);
+    dir.command(&format!("{FOLLOW} --out run --stop-after 2")).works();
+    commit_hour(&dir, 4, 0, Commit::Append);
+    assert_eq!(samples(format!("{run} --out second --warm-start first --new-partitions")), 48);
+    dir.command(&format!("{FOLLOW} --out run --stop-after 3")).works();
+    let names: Vec<String> = parts(&dir, "run").into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, [0, 1, 2].map(name));
+    dir.edit("train.toml", "\"2h\"", "\"1d\"");
+    dir.command(&format!("{run} --out other")).fails(&["too young", "label_age"]);
+    dir.edit("train.toml", "label_age = \"1d\"", "labels_as_of = \"2024-05-01T03:00:00Z\"");
+    dir.command(&format!("{FOLLOW} --out other")).fails(&["`[data].labels_as_of` is one time", "label_age"]);
 }
 
 /// Checks that features that are added to the dataset later are not read, and that snapshots of earlier training may be

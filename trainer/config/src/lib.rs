@@ -153,7 +153,7 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it has several epochs or early stopping.
+    /// [`Error::Fault`] if it has several epochs, `labels_as_of` or early stopping.
     pub fn check_follow(&self) -> Result<()> {
         let wrong = |message: String, hint: &str| Err(Error::config(&self.path, message, hint));
         let epochs = self.train.epochs;
@@ -161,6 +161,11 @@ impl TrainConfig {
             let message =
                 format!("`[train].epochs` is {epochs}, and a run that follows trains on each partition once");
             return wrong(message, "set `epochs = 1` under `[train]`");
+        }
+        if self.data.labels_as_of.is_some() {
+            let message = "`[data].labels_as_of` is one time, and a run that follows trains on later and later samples";
+            let hint = "give the age from which labels are final, as `label_age = \"3d\"`, in place of `labels_as_of`";
+            return wrong(message.to_owned(), hint);
         }
         if self.early_stopping.is_some() {
             let message = "a run that follows has no held-out samples for `[early_stopping]`: it evaluates on each \
@@ -182,22 +187,23 @@ impl TrainConfig {
 
     /// Returns the partitions of a snapshot to train on: the partitions that `[data].train` selects. If `train`
     /// is empty, `eval` is given and `allow_overlap` is not set, these are all partitions that `eval` does not
-    /// select.
+    /// select. Partitions that are too young for `labels_as_of` and `label_age` are left out.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if a filter cannot be parsed or does not fit the snapshot.
+    /// [`Error::Dataset`] if a filter cannot be parsed or does not fit the snapshot, [`Error::Fault`] if all selected
+    /// partitions are too young.
     pub fn train_partitions(&self, snapshot: &Snapshot) -> Result<PartitionFilter> {
         let train = PartitionFilter::parse(&self.data.train)?;
         let eval = self.eval_partitions()?.filter(|_| self.data.trains_on_rest());
-        let Some(eval) = eval else { return Ok(train) };
+        let Some(eval) = eval else { return self.old_enough(snapshot, train) };
         let held_out: BTreeSet<_> =
             snapshot.matching(&eval)?.into_iter().map(|partition| &partition.key).collect();
         let keys = snapshot.partitions.iter().map(|partition| &partition.key);
         let others: Vec<_> = keys.filter(|key| !held_out.contains(key)).cloned().collect();
         // Later checks reject an `eval` that selects all partitions or no partition, with a better message.
         let divides = !held_out.is_empty() && !others.is_empty();
-        Ok(if divides { PartitionFilter::of_keys(others) } else { train })
+        self.old_enough(snapshot, if divides { PartitionFilter::of_keys(others) } else { train })
     }
 
     /// Returns the partitions to evaluate on, or `None` if `[data].eval` is absent.
@@ -230,6 +236,7 @@ impl TrainConfig {
         let schema = preprocessor.map_or(&snapshot.schema, Preprocessor::schema);
         let wrong = |message: String, hint: String| Error::config(&self.path, message, hint);
         self.tasks_of(schema)?;
+        self.check_delays(schema)?;
         if schema.groups.is_empty() {
             return Err(wrong(
                 "the dataset has no sparse feature, so there is nothing to embed".to_owned(),

@@ -73,6 +73,11 @@ fn every_mistake_names_its_place() {
             .contains("`[optimizer.tables].max_row_grad_norm` is 0")
     );
     assert!(refused("rows = 100", "rows = 100\ndtype = \"fp8\"").contains("unknown variant `fp8`"));
+    let data = |key: &str| refused("label = \"label\"", &format!("label = \"label\"\n{key}"));
+    assert!(
+        data("labels_as_of = \"2026-03-02\"").contains("`[data].labels_as_of`: `2026-03-02` is not a time")
+    );
+    assert!(data("label_age = \"3\"").contains("`[data].label_age`: `3` is not a duration"));
     let more = |text: &str| refused("[model]", &format!("{text}\n[model]"));
     assert!(more("[evaluation]\nevery_steps = 0").contains("`[evaluation].every_steps` is 0"));
     assert!(more("[checkpoint]\nkeep = 0").contains("`[checkpoint].keep` is 0"));

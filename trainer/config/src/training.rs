@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use onefold_datasets::Schema;
-use onefold_ikjt::Shuffle;
+use onefold_base::units::parse_duration_micros;
+use onefold_datasets::{PartitionFilter, Schema, Snapshot, delay_label};
+use onefold_ikjt::{Shuffle, parse_time};
 use serde::{Deserialize, Serialize};
 
-use super::{DEFAULT_BATCH_SIZE, DataType, Loss, Precision};
+use super::{DEFAULT_BATCH_SIZE, DataType, Error, Loss, Precision, Result, TrainConfig};
 
 /// The `[data]` section.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -29,6 +30,14 @@ pub struct DataConfig {
     /// The loss function, if there are no `[[tasks]]`.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub loss: Loss,
+    /// The time as of which labels are trained on, such as `2026-03-02T00:00:00Z`: labels that were final only later
+    /// are 0, and partitions with later samples are left out. Evaluations use the labels of the snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels_as_of: Option<String>,
+    /// The age of the labels to train on, such as `3d`: partitions are left out if a sample is younger than this at
+    /// `labels_as_of` or, if that is absent, at the time of the dataset's newest sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_age: Option<String>,
     /// The path of a `preprocess.toml` that is applied to every batch, relative to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preprocess: Option<PathBuf>,
@@ -45,6 +54,70 @@ impl DataConfig {
     /// Returns whether training uses all partitions that `eval` does not select.
     pub fn trains_on_rest(&self) -> bool {
         self.eval.is_some() && self.train.is_empty() && !self.allow_overlap
+    }
+
+    /// Returns `labels_as_of` in microseconds since 1970.
+    pub fn labels_as_of(&self) -> Option<i64> {
+        self.labels_as_of.as_ref().and_then(|time| parse_time(time).ok())
+    }
+
+    /// Returns the latest time that samples of training partitions may have, in microseconds since 1970; `None` if any
+    /// time is allowed.
+    pub fn latest_time(&self, snapshot: &Snapshot) -> Option<i64> {
+        let age = self.label_age.as_ref().and_then(|age| parse_duration_micros(age).ok());
+        let newest = || snapshot.partitions.iter().filter_map(|partition| partition.last_time).max();
+        match self.labels_as_of() {
+            Some(time) => Some(time.saturating_sub(age.unwrap_or(0))),
+            None => age.and_then(|age| Some(newest()?.saturating_sub(age))),
+        }
+    }
+}
+
+impl TrainConfig {
+    /// Returns the partitions that `filter` selects and whose labels are old enough for `[data].labels_as_of` and
+    /// `label_age`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`] if the filter does not fit the snapshot, [`Error::Fault`] if it selects partitions, but none
+    /// of them is old enough.
+    pub(super) fn old_enough(&self, snapshot: &Snapshot, filter: PartitionFilter) -> Result<PartitionFilter> {
+        let Some(latest) = self.data.latest_time(snapshot) else { return Ok(filter) };
+        let chosen = snapshot.matching(&filter)?;
+        let is_old = |time: Option<i64>| time.is_none_or(|time| time <= latest);
+        let old = chosen.iter().filter(|partition| is_old(partition.last_time));
+        let old: Vec<_> = old.map(|partition| partition.key.clone()).collect();
+        match old.is_empty() && !chosen.is_empty() {
+            false => Ok(PartitionFilter::of_keys(old)),
+            true => Err(Error::config(
+                &self.path,
+                "every partition that `[data]` selects has samples that are too young for its `labels_as_of` or \
+                 `label_age`",
+                "wait for later samples, choose a later time or a shorter age, or divide the dataset by day or hour with \
+                 `by` under `[partition]` of `dataset.toml`",
+            )),
+        }
+    }
+
+    /// Checks that the labels of all tasks are known as of an earlier time, if `[data].labels_as_of` needs that.
+    pub(super) fn check_delays(&self, schema: &Schema) -> Result<()> {
+        let delay = |label: &str| schema.labels.contains(&delay_label(label));
+        let tasks = self.all_tasks();
+        let Some(task) = tasks.iter().find(|task| self.data.labels_as_of.is_some() && !delay(&task.label))
+        else {
+            return Ok(());
+        };
+        Err(Error::config(
+            &self.path,
+            format!(
+                "`[data].labels_as_of` is given, but the dataset does not have the delay of `{}`",
+                task.label
+            ),
+            format!(
+                "build the dataset anew with `delay = true` for this label under `[join.labels]`, and `{}` as a label",
+                delay_label(&task.label)
+            ),
+        ))
     }
 }
 
@@ -217,6 +290,11 @@ pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static
             "`[data].shuffle` has `row_groups = 0`".to_owned(),
             "mix at least one row group's sessions",
         ));
+    }
+    let time = config.data.labels_as_of.as_ref().map(|time| ("labels_as_of", parse_time(time)));
+    let age = config.data.label_age.as_ref().map(|age| ("label_age", parse_duration_micros(age)));
+    if let Some((key, Err(message))) = [time, age].into_iter().flatten().find(|(_, value)| value.is_err()) {
+        return Err((format!("`[data].{key}`: {message}"), "correct it, or leave it out"));
     }
     let zeros = [
         ("[evaluation].every_steps", config.evaluation.every_steps == Some(0)),

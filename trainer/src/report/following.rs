@@ -56,12 +56,23 @@ impl Report {
                 format!("<h3>Partitions that were changed after they were trained on</h3><ul>{items}</ul>")
             }
         };
+        let again = |line: &Value| {
+            let key = partition(line).filter(|_| line["late_labels"] == true)?;
+            Some(format!("<li>{} (snapshot {})</li>", escape(key), line["snapshot"]))
+        };
+        let again: String = lines().filter_map(again).collect();
+        let again = match again.as_str() {
+            "" => String::new(),
+            items => {
+                format!("<h3>Partitions that were trained on again, with later labels</h3><ul>{items}</ul>")
+            }
+        };
         let lead = "The population stability index is the largest of all dense features, against the partition before: about \
                     0 where distributions are equal; above 0.25 they are usually called different.";
         section(
             "Partition by partition",
             lead,
-            &format!("<div class=\"pair\">{}</div>{changed}", plots.concat()),
+            &format!("<div class=\"pair\">{}</div>{again}{changed}", plots.concat()),
         )
     }
 }

@@ -263,8 +263,8 @@ impl<'a> Prepared<'a> {
             (None, Some(earlier)) => earlier.normalizers(config, &schema)?,
             (None, None) => normalize::fit(config, seen, &schema, preprocessor.as_ref())?,
         };
-        let shuffle = config.data.shuffle;
-        let training = common.with(|options| ReaderOptions { partitions, shuffle, ..options });
+        let (shuffle, labels_as_of) = (config.data.shuffle, config.data.labels_as_of());
+        let training = common.with(|options| ReaderOptions { partitions, shuffle, labels_as_of, ..options });
         // Training batches remain in memory while the model is evaluated.
         let evaluates = eval.is_some() || by_day;
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
@@ -340,7 +340,10 @@ impl<'a> Prepared<'a> {
         run.streams = self.reader.position(0).streams;
         run.checkpoints = self.options.checkpoints.clone();
         run.follow = self.options.follow.is_some();
-        run.partitions = if run.follow { self.known.clone() } else { warm_start::digests(snapshot) };
+        run.partitions = match (run.follow, self.config.data.latest_time(snapshot)) {
+            (true, _) => self.known.clone(),
+            (false, latest) => warm_start::digests(snapshot, latest),
+        };
         run.train_partitions = self.partitions.clone();
         run.progressive = self.options.progressive;
         run.normalizers = self.normalizers.clone();

@@ -198,9 +198,10 @@ impl Earlier {
     }
 }
 
-/// Returns the digests of all partitions of a snapshot, by key, with which later runs detect changed
-/// partitions.
-pub(super) fn digests(snapshot: &Snapshot) -> BTreeMap<String, Digest> {
-    let of = |partition: &Partition| (partition.key.to_string(), partition.digest);
-    snapshot.partitions.iter().map(of).collect()
+/// Returns the digests of the partitions of a snapshot, by key, with which later runs detect new and changed
+/// partitions. Partitions with samples after the time `latest`, in microseconds since 1970, are left out.
+pub(super) fn digests(snapshot: &Snapshot, latest: Option<i64>) -> BTreeMap<String, Digest> {
+    let is_young = |time: i64| latest.is_some_and(|latest| time > latest);
+    let old = snapshot.partitions.iter().filter(|partition| !partition.last_time.is_some_and(is_young));
+    old.map(|partition| (partition.key.to_string(), partition.digest)).collect()
 }

@@ -11,7 +11,7 @@ use onefold_ikjt::{load_snapshot, stored_at};
 use serde::{Deserialize, Serialize};
 
 use super::record::{Changed, Lines, Record, publish, stability};
-use super::{Follow, Followed, as_begun, check_rows};
+use super::{Follow, Followed, LabelFiles, as_begun, check_rows};
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
 use crate::train::Prepared;
@@ -184,13 +184,26 @@ impl<'a> Follower<'a> {
     }
 
     /// Warns of each partition that was changed after it was trained on, and writes a line to `follow.jsonl`.
-    /// The new digest is stored, so that each change is reported once.
+    /// The new digest is stored, so that each change is reported once. With `late_labels`, a partition of which only
+    /// labels were recomputed is no longer one that was trained on.
     fn report_changes(&mut self, snapshot: &Snapshot, followed: &mut Followed) -> Result<()> {
         let Some(lines) = &mut self.lines else { return Ok(()) };
         for partition in &snapshot.partitions {
             let key = partition.key.to_string();
-            let known = followed.trained.get_mut(&key).filter(|known| **known != partition.digest);
-            let Some(known) = known else { continue };
+            let Some(known) = followed.trained.get_mut(&key) else { continue };
+            let files = LabelFiles::of(snapshot, partition);
+            let earlier = followed.files.get_mut(&key);
+            let has_new_labels = earlier.as_ref().is_some_and(|earlier| files.has_new_labels(**earlier));
+            if *known != partition.digest && has_new_labels && self.options.late_labels {
+                tracing::info!("the labels of the partition `{key}` were recomputed: it is trained on again");
+                followed.trained.remove(&key);
+                continue;
+            }
+            // Other commands, such as `compact`, move the same samples to other files.
+            earlier.into_iter().for_each(|earlier| *earlier = files);
+            if *known == partition.digest {
+                continue;
+            }
             *known = partition.digest;
             tracing::warn!(
                 "the partition `{key}` was changed after it was trained on, in snapshot {} at the latest: it is not \

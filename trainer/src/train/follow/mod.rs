@@ -19,7 +19,7 @@ use std::time::Duration;
 use onefold_base::fault::{option, text};
 use onefold_base::units::parse_duration_micros;
 use onefold_datasets::digest::Digest;
-use onefold_datasets::{PartitionKey, Snapshot};
+use onefold_datasets::{Partition, PartitionKey, Snapshot, hash_id};
 use onefold_sharding::FeatureConfig;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +44,10 @@ pub struct Follow {
     /// index of a dense feature in the pending partitions, relative to the previous partition [default: no limit]
     #[arg(long, value_name = "INDEX")]
     pub max_drift: Option<f64>,
+    /// Train again on a partition whose labels `onefold-ingest relabel` has recomputed after the training on it [default:
+    /// report the change]
+    #[arg(long)]
+    pub late_labels: bool,
     /// The interval at which the command looks for a new snapshot, at most an hour
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_interval)]
     pub look_every: Duration,
@@ -100,6 +104,9 @@ pub(crate) struct Followed {
     /// The digests of the partitions that were trained on or are left out, by key.
     #[serde(default)]
     trained: BTreeMap<String, Digest>,
+    /// The files of the partitions that this run was trained on, by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    files: BTreeMap<String, LabelFiles>,
     /// The number of parts that are still to be trained on before the conditions of [`Follow`] for training, such as
     /// `min_samples`, are checked again.
     #[serde(default)]
@@ -117,6 +124,9 @@ pub(super) struct Current {
     pub(super) snapshot: u64,
     /// The keys of the part's partitions, and their digests in the snapshot.
     partitions: Vec<(PartitionKey, Digest)>,
+    /// The files of these partitions, by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    files: BTreeMap<String, LabelFiles>,
     /// The number of samples that the run was trained on before this part.
     samples_before: u64,
     /// The sum of the losses of these samples, as the bits of an `f64`, because JSON may round numbers.
@@ -127,10 +137,12 @@ impl Current {
     /// Creates the part with the partitions `keys` of `snapshot`. `samples` and `loss_sum` are the number of samples
     /// trained on before it and the sum of their losses.
     pub(super) fn of(snapshot: &Snapshot, keys: &[PartitionKey], (samples, loss_sum): (u64, f64)) -> Self {
-        let own = snapshot.partitions.iter().filter(|partition| keys.contains(&partition.key));
+        let own = || snapshot.partitions.iter().filter(|partition| keys.contains(&partition.key));
+        let files = |partition: &Partition| (partition.key.to_string(), LabelFiles::of(snapshot, partition));
         Self {
             snapshot: snapshot.snapshot,
-            partitions: own.map(|partition| (partition.key.clone(), partition.digest)).collect(),
+            partitions: own().map(|partition| (partition.key.clone(), partition.digest)).collect(),
+            files: own().map(files).collect(),
             samples_before: samples,
             loss_bits_before: loss_sum.to_bits(),
         }
@@ -139,6 +151,38 @@ impl Current {
     /// Returns the keys of the part's partitions.
     pub(super) fn keys(&self) -> Vec<PartitionKey> {
         self.partitions.iter().map(|(key, _)| key.clone()).collect()
+    }
+}
+
+/// Hashes of the paths of a partition's files. They differ if files were added or replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LabelFiles {
+    /// The first file of each set, which identifies the samples.
+    samples: i64,
+    /// The files with labels or weights.
+    labels: i64,
+}
+
+impl LabelFiles {
+    fn of(snapshot: &Snapshot, partition: &Partition) -> Self {
+        let schema = &snapshot.schema;
+        let (mut samples, mut labels) = (String::new(), String::new());
+        for set in &partition.files {
+            samples.extend([set.path(), "\n"]);
+            let is_label = |name: &String| {
+                let column = set.changes.in_schema(name);
+                column.is_some_and(|column| schema.labels.iter().chain(&schema.weight).any(|l| l == column))
+            };
+            let of_labels = set.files.iter().filter(|file| file.columns.iter().any(&is_label));
+            labels.extend(of_labels.flat_map(|file| [file.path.as_str(), "\n"]));
+        }
+        Self { samples: hash_id(samples.as_bytes()), labels: hash_id(labels.as_bytes()) }
+    }
+
+    /// Returns whether only labels, and maybe features, were written since the files were `earlier`.
+    fn has_new_labels(self, earlier: Self) -> bool {
+        self.samples == earlier.samples && self.labels != earlier.labels
     }
 }
 
@@ -164,10 +208,19 @@ impl Followed {
         self.current.as_ref().is_some_and(is_own) || self.trained.contains_key(&key.to_string())
     }
 
+    /// Returns whether the run was trained on one of these partitions before, with earlier labels.
+    fn is_again(&self, keys: &[PartitionKey]) -> bool {
+        keys.iter().any(|key| self.files.contains_key(&key.to_string()))
+    }
+
     /// Marks the current part as done.
     pub(super) fn end_part(&mut self) {
         let Some(current) = self.current.take() else { return };
-        self.before = current.keys();
+        // Distributions are compared with those of the newest partitions.
+        if !self.is_again(&current.keys()) {
+            self.before = current.keys();
+        }
+        self.files.extend(current.files);
         self.trained.extend(current.partitions.into_iter().map(|(key, digest)| (key.to_string(), digest)));
     }
 }

@@ -54,6 +54,9 @@ pub(super) struct Record {
     psi: Option<f64>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     psi_by_feature: BTreeMap<String, f64>,
+    /// Whether the run was trained on the part before, with earlier labels.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    late_labels: bool,
     /// The number of pending partitions when the part was done.
     pub(super) lag_partitions: u64,
     /// The time of the part's newest sample and of the snapshot's commit, in microseconds since 1970.
@@ -102,6 +105,8 @@ impl Record {
         let begun = progress.followed.current.as_ref();
         let training_samples = progress.samples - begun.map_or(0, |current| current.samples_before);
         let losses = loss_sum - begun.map_or(0.0, |current| f64::from_bits(current.loss_bits_before));
+        let late_labels = progress.followed.is_again(day.keys());
+        let before = if late_labels { &[][..] } else { before };
         let psi_by_feature = stability((dataset, snapshot), day.keys(), before)?;
         Ok(Self {
             partition: day.name.clone(),
@@ -117,6 +122,7 @@ impl Record {
             training_samples,
             psi: psi_by_feature.values().copied().reduce(f64::max),
             psi_by_feature,
+            late_labels,
             lag_partitions: 0,
             times: [
                 own().filter_map(|partition| partition.last_time).max(),

@@ -60,6 +60,7 @@ fn a_time_that_partitions_do_not_have_is_refused() {
         min_samples: 1,
         max_wait: None,
         max_drift: None,
+        late_labels: false,
         look_every: Duration::from_secs(1),
         export_every: None,
         stop_after: None,
@@ -82,14 +83,20 @@ fn a_part_that_is_done_is_known() {
     let mut followed = Followed::default();
     assert!(followed.is_nothing());
     let partitions = vec![(key("hour=01"), Digest::default())];
+    let file = LabelFiles { samples: 1, labels: i64::MIN };
+    let files = BTreeMap::from([("hour=01".to_owned(), file)]);
     followed.current =
-        Some(Current { snapshot: 2, partitions, samples_before: 3, loss_bits_before: u64::MAX });
+        Some(Current { snapshot: 2, partitions, files, samples_before: 3, loss_bits_before: u64::MAX });
     let text = serde_json::to_string(&followed).unwrap();
     assert_eq!(serde_json::from_str::<Followed>(&text).unwrap(), followed);
     assert!(followed.is_known(&key("hour=01")) && !followed.is_known(&key("hour=02")));
     followed.end_part();
     assert!(followed.is_known(&key("hour=01")) && followed.current.is_none());
     assert_eq!((followed.before.len(), followed.trained().len()), (1, 1));
+    // Labels are recomputed beside the same samples; other samples are in other files.
+    assert!(followed.is_again(&[key("hour=01")]) && !followed.is_again(&[key("hour=02")]));
+    let found = |samples: i64, labels: i64| LabelFiles { samples, labels }.has_new_labels(file);
+    assert_eq!([found(1, i64::MIN), found(1, 2), found(2, 2)], [false, true, false]);
 }
 
 #[test]
