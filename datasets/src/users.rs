@@ -63,6 +63,9 @@ pub(crate) struct BySessions {
     made: Vec<usize>,
 }
 
+/// The feature that identifies users, its vocabulary if it has one, and the users by their ids.
+pub(crate) type UsersFeature<'s> = (&'s SparseFeature, Option<Vocabulary>, HashMap<i64, usize>);
+
 impl Users {
     /// Prepares the search for the users of `keys` in a dataset. `column` is the kept column that
     /// identifies users, if session ids do not.
@@ -195,7 +198,7 @@ impl Users {
         &self,
         storage: &Storage,
         snapshot: &'s Snapshot,
-    ) -> Result<Option<(&'s SparseFeature, Option<Vocabulary>, HashMap<i64, usize>)>> {
+    ) -> Result<Option<UsersFeature<'s>>> {
         let mut features = snapshot.schema.sparse_features();
         let Some(feature) = features.find(|feature| self.column() == Some(feature.name.as_str())) else {
             return Ok(None);
