@@ -15,7 +15,8 @@ const VERSION: &str = "1 for libtorch 2.11.0";
 /// The environment variable with the library's path, or with the folder that contains the library.
 const PLACE: &str = "ONEFOLD_CUDA";
 /// The hint in errors about a missing library.
-pub(crate) const HINT: &str = "build it on this host with `trainer/cuda.sh` while ONEFOLD_CUDA is not set, and name it there";
+pub(crate) const HINT: &str =
+    "build it on this host with `trainer/cuda.sh` while ONEFOLD_CUDA is not set, and name it there";
 
 /// Opens the library once per process, after libtorch's CUDA part. Returns `None` if `ONEFOLD_CUDA` is not set
 /// and the library is not in the program's folder. The error is a message for users.

@@ -268,10 +268,8 @@ fn a_machine_is_measured_learned_and_planned_for() {
     assert!(!notes.contains("Communication is bytes ÷ bandwidth (analytic)"), "{notes}");
     topology["hardware"] = json!("another machine");
     dir.write("topology.json", topology.to_string());
-    dir.command(&format!("{plan} --model model.json --out other.json")).fails(&[
-        "there is no cost model for `another machine`, which rank 0 is",
-        "--any-hardware",
-    ]);
+    dir.command(&format!("{plan} --model model.json --out other.json"))
+        .fails(&["there is no cost model for `another machine`, which rank 0 is", "--any-hardware"]);
 }
 
 /// The model that is part of the program is used by name, or if the topology names its machine.

@@ -163,7 +163,8 @@ impl TrainConfig {
             return wrong(message, "set `epochs = 1` under `[train]`");
         }
         if self.data.labels_as_of.is_some() {
-            let message = "`[data].labels_as_of` is one time, and a run that follows trains on later and later samples";
+            let message =
+                "`[data].labels_as_of` is one time, and a run that follows trains on later and later samples";
             let hint = "give the age from which labels are final, as `label_age = \"3d\"`, in place of `labels_as_of`";
             return wrong(message.to_owned(), hint);
         }
