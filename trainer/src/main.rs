@@ -59,7 +59,7 @@ enum Command {
     /// trained on again. SIGTERM and Ctrl-C end training after the current step, with a checkpoint and exit status 0.
     ///
     /// Example: onefold-train follow logs/train.toml --data dataset --out run --export-every 1
-    Follow(FollowArguments),
+    Follow(Box<FollowArguments>),
     /// Start a command on several ranks of this machine, without Python
     ///
     /// Each rank is a process with its share of the machine's threads, and the environment that `torchrun` would give

@@ -49,7 +49,7 @@ pub(super) struct PlanRank {
 /// The rank's tables, and the batch that its steps look up.
 enum Tables {
     /// In main memory, with the request of the next step.
-    Processor(Box<TableSteps>, Option<Request>),
+    Processor(Box<(TableSteps, Option<Request>)>),
     Device(DeviceTableSteps),
 }
 
@@ -84,7 +84,7 @@ impl PlanRank {
                 let collectives = Arc::clone(&turns) as Arc<dyn Collectives>;
                 let placement = Placement { shards, collectives, ..Placement::alone(&features) };
                 let steps = TableSteps::new(&features, groups, &placement, optimizer, Arc::clone(threads));
-                Tables::Processor(Box::new(steps), None)
+                Tables::Processor(Box::new((steps, None)))
             }
             Some(device) => {
                 Tables::Device(DeviceTableSteps::new(device, &features, &groups, optimizer, machine.threads)?)
@@ -95,7 +95,8 @@ impl PlanRank {
 
     /// Takes timed steps, after some warm-up steps.
     pub(super) fn steps(mut self, Limits { most, least, enough }: Limits) -> Result<Vec<Step>> {
-        if let Tables::Processor(steps, request) = &mut self.tables {
+        if let Tables::Processor(tables) = &mut self.tables {
+            let (steps, request) = &mut **tables;
             self.turns.begin()?;
             *request = Some(steps.request()?);
             self.turns.end()?;
@@ -121,7 +122,8 @@ impl PlanRank {
     fn step(&mut self) -> Result<Step> {
         let Self { turns, tables } = self;
         match tables {
-            Tables::Processor(steps, request) => {
+            Tables::Processor(tables) => {
+                let (steps, request) = &mut **tables;
                 turns.begin()?;
                 *request = request.take().map(|request| steps.step(request)).transpose()?;
                 turns.end()
