@@ -150,17 +150,12 @@ impl DenseOptimizer {
     }
 
     /// Returns the L2 norm of the gradient that `backward` computed, over all parameters. A device computes it
-    /// asynchronously, and applies the next step only if the norm is finite.
+    /// asynchronously, and applies the next step only if the norm, `loss`, and `others`, the sum of squares of the
+    /// other gradients (a double, `[1]`), are finite. The tensors are on the device.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`](crate::Error::Fault) if the device fails.
-    pub(crate) fn gradient_norm(&self) -> Result<Norm> {
-        self.judge(None, None)
-    }
-
-    /// Like [`gradient_norm`](Self::gradient_norm), but a device applies the step only if the loss and the sum of
-    /// squares of the other gradients (a double, `[1]`), which are on the device, are finite as well.
     pub(crate) fn judge(&self, loss: Option<&Tensor>, others: Option<&Tensor>) -> Result<Norm> {
         let gradients = self.parameters.iter().filter_map(Parameter::gradient).collect::<Vec<_>>();
         let Some(device) = &self.device else {
@@ -256,7 +251,7 @@ mod tests {
         for _ in 0..3 {
             let loss = (&parameter * &parameter).sum(tch::Kind::Float) + parameter.get(0) * parameter.get(1);
             loss.backward();
-            let norm = optimizer.gradient_norm().unwrap();
+            let norm = optimizer.judge(None, None).unwrap();
             optimizer.step(config.learning_rate, &norm).unwrap();
         }
         Vec::try_from(parameter.detach()).unwrap()
@@ -318,7 +313,7 @@ mod tests {
         let norm = |device| {
             let parameters = parameters.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
             let config = config(DenseOptimizerKind::Sgd);
-            DenseOptimizer::at(device, &config, parameters, 1).unwrap().gradient_norm().unwrap()
+            DenseOptimizer::at(device, &config, parameters, 1).unwrap().judge(None, None).unwrap()
         };
         let (in_memory, on_device) = (norm(None).known().unwrap(), norm(Some(emulated())));
         let on_device = on_device.learn(&Tensor::from_slice::<f32>(&[]));
@@ -341,7 +336,7 @@ mod tests {
                     .unwrap();
             for _ in 0..2 {
                 (&parameter * &parameter * &parameter).sum(tch::Kind::Float).backward();
-                let norm = optimizer.gradient_norm().unwrap();
+                let norm = optimizer.judge(None, None).unwrap();
                 optimizer.step(0.1, &norm).unwrap();
             }
             Vec::<f32>::try_from(parameter.detach()).unwrap()
@@ -361,7 +356,7 @@ mod tests {
         let config = config(DenseOptimizerKind::Adam);
         let step = |parameter: &Tensor, optimizer: &mut DenseOptimizer| {
             (parameter * parameter).sum(tch::Kind::Float).backward();
-            let norm = optimizer.gradient_norm().unwrap();
+            let norm = optimizer.judge(None, None).unwrap();
             optimizer.step(0.1, &norm).unwrap();
         };
         let parameter = Tensor::from_slice(&[1.0_f32, -2.0]).set_requires_grad(true);

@@ -195,7 +195,7 @@ mod tests {
     use onefold_sharding::{DataType, IdPolicy, Pooling, TableOptimizer};
 
     use super::*;
-    use crate::device::host::emulated;
+    use crate::device::tests::host::emulated;
 
     /// Tables of several dimensions, pooled and not, take steps in memory and on a device.
     #[test]

@@ -84,8 +84,8 @@ impl OldDataset {
         ranges: &BTreeSet<(usize, u32)>,
         readers: usize,
     ) -> Result<Vec<Vec<OldFile>>> {
-        let of_range = |(number, range): &(usize, u32)| {
-            numbered(self.of_range(*number, *range).map(|files| (*number, files)))
+        let of_range = |&(number, range): &(usize, u32)| {
+            numbered(self.of_range(number, range).map(move |files| (number, files)))
         };
         self.divide(config, ranges.iter().flat_map(of_range), readers)
     }

@@ -2,12 +2,12 @@
 //! segments is created last.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use onefold_base::fault::{option, text};
 use onefold_storage::commit::{StagedDirectory, write_atomically};
-use onefold_storage::{Created, Error, Storage, Upload, is_url};
+use onefold_storage::{Created, Error, Storage, Upload};
 
 use super::ShardOptions;
 use crate::Result;
@@ -48,15 +48,13 @@ impl Output {
         // The numbers are padded with zeros, so that the order of the names is the order of the numbers.
         let names = (0..count).map(|number| format!("segment-{number:05}-of-{count:05}.parquet"));
         let names: Vec<String> = names.collect();
-        let storage = if is_url(out) { Some(Storage::open(out)?) } else { None };
-        let place = match storage {
-            Some(storage) if storage.local().is_none() => {
-                Place::Store(Box::new(Objects::new(storage, names.clone(), overwrite)?))
-            }
-            storage => {
-                let target = storage.as_ref().and_then(Storage::local).unwrap_or(out);
-                Place::Disk(StagedDirectory::create(target, SEGMENTS_FILE, overwrite)?)
-            }
+        let storage = Storage::open(out)?;
+        let place = if storage.has_latency() {
+            Place::Store(Box::new(Objects::new(storage, names.clone(), overwrite)?))
+        } else {
+            // The components omit a trailing slash.
+            let folder: PathBuf = storage.full_path("").components().collect();
+            Place::Disk(StagedDirectory::create(&folder, SEGMENTS_FILE, overwrite)?)
         };
         Ok(Self { place, names })
     }
@@ -90,7 +88,8 @@ impl Output {
         if objects.overwrite {
             // Without this file, what is left after a failure is not a set of segments.
             objects.storage.delete(vec![SEGMENTS_FILE.to_owned()])?;
-            objects.storage.remove_folder("", None)?;
+            let old = objects.storage.list("", None)?.into_iter().map(|object| object.path);
+            objects.storage.delete(old.filter(|path| is_segment(path)).collect())?;
         }
         objects.begun.store(true, Relaxed);
         Ok(())
@@ -118,6 +117,13 @@ impl Output {
             }
         }
     }
+}
+
+/// Returns whether a file has the name of a segment.
+fn is_segment(path: &str) -> bool {
+    let numbers = path.strip_prefix("segment-").and_then(|rest| rest.strip_suffix(".parquet"));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    numbers.and_then(|numbers| numbers.split_once("-of-")).is_some_and(|(a, b)| is_number(a) && is_number(b))
 }
 
 impl Objects {

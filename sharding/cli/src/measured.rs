@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use anyhow::Result;
+use onefold_base::process::available_threads;
 use onefold_base::progress::Reporter;
 use onefold_ikjt::hash::SigridHash;
-use onefold_ikjt::{Feature, Group, ReadRequest, Reader, Workers};
+use onefold_ikjt::{DEFAULT_MEMORY_LIMIT, Feature, Group, ReadRequest, Reader, Workers};
 use onefold_sharding::{AccessBins, FeatureConfig, HASH_SALT, IdPolicy, LookupShares, Lookups};
 
 /// The statistics of all features.
@@ -53,7 +54,7 @@ pub(crate) fn measure_features(
     (samples, memory_limit): (u64, u64),
     reporter: &dyn Reporter,
 ) -> Result<MeasuredFeatures> {
-    let reader = Reader::open(dataset, request, &Workers::of_machine()?)?;
+    let reader = Reader::open(dataset, request, &Workers::new(available_threads(), DEFAULT_MEMORY_LIMIT)?)?;
     let mut counts: Vec<Counting<'_>> = configs.iter().map(Counting::new).collect();
     let mut read = 0;
     reporter.begin("Counting lookups", Some(samples.min(reader.samples())), "samples");

@@ -526,7 +526,7 @@ fn losses(config: &TrainConfig, mut model: Model, form: usize) -> Vec<f64> {
         let mut forward = model.predict(&batch).unwrap();
         let loss = model.loss(&forward, &batch, Model::weight(&batch));
         model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
-        let norm = optimizer.gradient_norm().unwrap();
+        let norm = optimizer.judge(None, None).unwrap();
         optimizer.step(config.optimizer.dense.learning_rate, &norm).unwrap();
         model.update(forward, &config.optimizer.tables).unwrap();
         loss.double_value(&[])

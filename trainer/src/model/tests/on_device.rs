@@ -82,7 +82,7 @@ fn train(config: &TrainConfig, model: &mut Model, form: usize, steps: u64) -> (V
         if let Some(next) = batches.get(i + 1) {
             input = Some(model.request(Some(next), Status::default()).unwrap());
         }
-        let norm = optimizer.gradient_norm().unwrap();
+        let norm = optimizer.judge(None, None).unwrap();
         optimizer.step(config.optimizer.dense.learning_rate, &norm).unwrap();
         model.update(forward, &config.optimizer.tables).unwrap();
         losses.push(loss.double_value(&[]));
@@ -175,7 +175,7 @@ fn graphs_compute_what_was_recorded() {
         assert!((losses[0] - losses[1]).abs() <= 1e-6 * losses[1], "step {step}: {losses:?}");
         for ((model, optimizer), (mut forward, loss)) in models.iter_mut().zip(&mut optimizers).zip(passes) {
             model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
-            let norm = optimizer.gradient_norm().unwrap();
+            let norm = optimizer.judge(None, None).unwrap();
             optimizer.step(config.optimizer.dense.learning_rate, &norm).unwrap();
             model.update(forward, &config.optimizer.tables).unwrap();
         }

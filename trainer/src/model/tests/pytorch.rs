@@ -207,7 +207,7 @@ fn a_run_of_pytorch_is_reproduced() {
             let mut forward = model.predict(&batch).unwrap();
             let loss = model.loss(&forward, &batch, Model::weight(&batch));
             model.backward(&batch, &mut forward, &loss, || Ok(())).unwrap();
-            let norm = optimizer.gradient_norm().unwrap();
+            let norm = optimizer.judge(None, None).unwrap();
             optimizer.step(dense.learning_rate, &norm).unwrap();
             model.update(forward, &config.optimizer.tables).unwrap();
             let loss = loss.double_value(&[]);
