@@ -156,7 +156,7 @@ impl DenseOptimizer {
     /// # Errors
     ///
     /// [`Error::Fault`](crate::Error::Fault) if the device fails.
-    pub(crate) fn judge(&self, loss: Option<&Tensor>, others: Option<&Tensor>) -> Result<Norm> {
+    pub fn judge(&self, loss: Option<&Tensor>, others: Option<&Tensor>) -> Result<Norm> {
         let gradients = self.parameters.iter().filter_map(Parameter::gradient).collect::<Vec<_>>();
         let Some(device) = &self.device else {
             // SAFETY: the backward pass that wrote the gradients is over.
@@ -184,7 +184,7 @@ impl DenseOptimizer {
     /// # Errors
     ///
     /// [`Error::Torch`](crate::Error::Torch) if libtorch fails.
-    pub(crate) fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
+    pub fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
         self.steps += 1;
         let mut own = FusedTensors::default();
         for parameter in &self.parameters {

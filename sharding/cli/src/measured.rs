@@ -6,7 +6,8 @@ use anyhow::Result;
 use onefold_base::process::available_threads;
 use onefold_base::progress::Reporter;
 use onefold_ikjt::hash::SigridHash;
-use onefold_ikjt::{DEFAULT_MEMORY_LIMIT, Feature, Group, ReadRequest, Reader, Workers};
+use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use onefold_ikjt::{Feature, Group, ReadRequest, Reader, Workers};
 use onefold_sharding::{AccessBins, FeatureConfig, HASH_SALT, IdPolicy, LookupShares, Lookups};
 
 /// The statistics of all features.

@@ -232,7 +232,7 @@ impl<'a> Trainee<'a> {
         let (mut forward, loss) = model.learn(batch, input, Model::weight(batch))?;
         model.backward(batch, &mut forward, &loss, || Ok(()))?;
         model.profile.measure(Stage::DenseUpdate, || {
-            let norm = optimizer.gradient_norm()?;
+            let norm = optimizer.judge(None, None)?;
             optimizer.step(config.optimizer.dense.learning_rate, &norm)
         })?;
         let updating = Instant::now();
