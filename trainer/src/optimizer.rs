@@ -41,7 +41,7 @@ struct Parameter {
 /// The L2 norm of a gradient. On a device, the norm is available once all work enqueued before is done, and the
 /// device decides by it whether to apply the step.
 #[derive(Debug)]
-pub(crate) enum Norm {
+pub enum Norm {
     InMemory(f64),
     OnDevice(Verdict),
 }
