@@ -41,7 +41,7 @@ struct Parameter {
 /// The L2 norm of a gradient. On a device, the norm is available once all work enqueued before is done, and the
 /// device decides by it whether to apply the step.
 #[derive(Debug)]
-pub enum Norm {
+pub(crate) enum Norm {
     InMemory(f64),
     OnDevice(Verdict),
 }
@@ -149,6 +149,16 @@ impl DenseOptimizer {
         Ok(())
     }
 
+    /// Applies the gradients that `backward` computed to the parameters, if they are finite, and removes them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
+    pub fn apply(&mut self, learning_rate: f64) -> Result<()> {
+        let norm = self.judge(None, None)?;
+        self.step(learning_rate, &norm)
+    }
+
     /// Returns the L2 norm of the gradient that `backward` computed, over all parameters. A device computes it
     /// asynchronously, and applies the next step only if the norm, `loss`, and `others`, the sum of squares of the
     /// other gradients (a double, `[1]`), are finite. The tensors are on the device.
@@ -156,7 +166,7 @@ impl DenseOptimizer {
     /// # Errors
     ///
     /// [`Error::Fault`](crate::Error::Fault) if the device fails.
-    pub fn judge(&self, loss: Option<&Tensor>, others: Option<&Tensor>) -> Result<Norm> {
+    pub(crate) fn judge(&self, loss: Option<&Tensor>, others: Option<&Tensor>) -> Result<Norm> {
         let gradients = self.parameters.iter().filter_map(Parameter::gradient).collect::<Vec<_>>();
         let Some(device) = &self.device else {
             // SAFETY: the backward pass that wrote the gradients is over.
@@ -184,7 +194,7 @@ impl DenseOptimizer {
     /// # Errors
     ///
     /// [`Error::Torch`](crate::Error::Torch) if libtorch fails.
-    pub fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
+    pub(crate) fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
         self.steps += 1;
         let mut own = FusedTensors::default();
         for parameter in &self.parameters {

@@ -231,10 +231,9 @@ impl<'a> Trainee<'a> {
         let input = model.request(Some(batch), Status::default())?;
         let (mut forward, loss) = model.learn(batch, input, Model::weight(batch))?;
         model.backward(batch, &mut forward, &loss, || Ok(()))?;
-        model.profile.measure(Stage::DenseUpdate, || {
-            let norm = optimizer.judge(None, None)?;
-            optimizer.step(config.optimizer.dense.learning_rate, &norm)
-        })?;
+        model
+            .profile
+            .measure(Stage::DenseUpdate, || optimizer.apply(config.optimizer.dense.learning_rate))?;
         let updating = Instant::now();
         model.update(forward, &config.optimizer.tables)?;
         Ok((loss, updating.elapsed()))
