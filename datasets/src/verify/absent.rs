@@ -174,7 +174,9 @@ impl Looking<'_> {
 
     /// Returns the feature that identifies users, if there is one. Also searches its vocabulary.
     fn feature(&self, read: &mut HashSet<String>, absence: &mut Absence) -> Result<Option<OfFeature<'_>>> {
-        let Some((feature, _, ids)) = self.users.feature(self.storage, self.snapshot)? else { return Ok(None) };
+        let Some((feature, _, ids)) = self.users.feature(self.storage, self.snapshot)? else {
+            return Ok(None);
+        };
         let vocabulary = feature.vocabulary.as_ref();
         if let Some(file) = vocabulary.and_then(|name| self.snapshot.vocabularies.get(name))
             && read.insert(file.path.clone())
