@@ -101,8 +101,8 @@ class _Requests:
         if max_history is not None:
             limit = integer("max_history", max_history)
             self.history = {key: _newest(*lists, limit) for key, lists in self.history.items()}
-        self.candidates = {key: self.per_sample(key, source) for key, source in candidates.items()}
-        """One id for every candidate by the trainer's name, request after request."""
+        self.candidates = {key: (self.per_sample(key, source), self.counts) for key, source in candidates.items()}
+        """The candidates of every request by the trainer's name."""
 
     def _grouped(self, names: list[str], max_candidates: int | None) -> _Lists:
         """Returns the samples ordered by request, and the place of the first sample of every request in this order."""
@@ -143,11 +143,6 @@ class _Requests:
         values = _single(self._batch, source) if is_feature else _integers(key, source, len(self._batch))
         return values[self._order]
 
-    @property
-    def shown(self) -> dict[str, _Lists]:
-        """The lists of candidates of every request by the trainer's name."""
-        return {key: (values, self.counts) for key, values in self.candidates.items()}
-
 
 def _newest(values: numpy.ndarray, sizes: numpy.ndarray, limit: int) -> _Lists:
     """Returns the last `limit` ids of every list."""
@@ -163,7 +158,7 @@ def _single(batch: Batch[numpy.ndarray], name: str) -> numpy.ndarray:
     if len(others):
         raise DataError(
             f"sample {others[0]} of the batch has {sizes[others[0]]} ids of `{name}`, and a candidate has one\n"
-            "  hint: leave the feature out of `candidates`, or keep its first id by a step of preprocess.toml"
+            "  hint: leave the feature out of `candidates`, or keep its first id by a step `firstx` of preprocess.toml"
         )
     return feature.values[feature.offsets[rows]]
 
@@ -176,6 +171,8 @@ def _integers(key: str, source: Any, size: int) -> numpy.ndarray:
     if given.shape != (size,):
         shape = list(given.shape)
         raise OptionsError(f"`{key}` has the shape {shape}\n  hint: give one integer per sample, the shape [{size}]")
+    if given.dtype.kind not in "biuf":
+        raise OptionsError(f"`{key}` has the type {given.dtype}\n  hint: give integers")
     with numpy.errstate(invalid="ignore"):
         integers = given.astype(numpy.int64)
     if (integers != given).any():
@@ -219,7 +216,7 @@ def dlrm_v3(
     int64. Every key of the candidates has the same lengths.
     """
     requests = _Requests(batch, contextual, history, candidates, max_history, max_candidates)
-    return _kjt(requests.contextual, requests.history), _kjt(requests.shown)
+    return _kjt(requests.contextual, requests.history), _kjt(requests.candidates)
 
 
 def hstu_batch(
@@ -252,7 +249,7 @@ def hstu_batch(
         if (sizes != 1).any():
             raise DataError(
                 f"a request has more or fewer than one id of `{key}`, and a contextual feature of `HSTUBatch` has one\n"
-                "  hint: leave the feature out of `contextual`, or keep its first id by a step of preprocess.toml"
+                "  hint: leave it out of `contextual`, or keep its first id by a step `firstx` of preprocess.toml"
             )
     requested, size = len(counts), len(counts) if batch_size is None else integer("batch_size", batch_size)
     if requested > size:
@@ -261,7 +258,7 @@ def hstu_batch(
     def padded(lists: Mapping[str, _Lists]) -> dict[str, _Lists]:
         return {key: (values, numpy.pad(sizes, (0, size - requested))) for key, (values, sizes) in lists.items()}
 
-    shown = requests.shown
+    shown = requests.candidates
     sequences = {key: _joined(lists, shown[key]) if key in shown else lists for key, lists in requests.history.items()}
     label = None if labels is None else padded({"label": (requests.per_sample("labels", labels), counts)})
     longest = max_history + max_candidates
@@ -305,7 +302,7 @@ def sequence_rows(
     the rows to Parquet files, and read these with `ParquetDataset` and `fg_mode: FG_NONE`. It needs pyarrow.
     """
     requests = _Requests(batch, contextual, history, candidates, max_history, max_candidates)
-    lists = _merged(requests.contextual, requests.history, requests.shown)
+    lists = _merged(requests.contextual, requests.history, requests.candidates)
     arrow = optional("pyarrow", "arrow")
 
     def column(values: numpy.ndarray, sizes: numpy.ndarray) -> Any:

@@ -226,6 +226,7 @@ def test_wrong_features_are_exceptions_with_hints(data):
         (dict(candidates={"click": clicks + 0.5}), onefold.DataError, "no integers"),
         (dict(candidates={"click": clicks + numpy.nan}), onefold.DataError, "no integers"),
         (dict(candidates={"kept": kept}), onefold.DataError, "`kept` is null"),
+        (dict(candidates={"country": batch.kept["country"]}), onefold.OptionsError, "the type object"),
         (dict(max_candidates=0), onefold.OptionsError, "`max_candidates` is 0"),
     ]:
         with pytest.raises(kind, match=message) as caught:
