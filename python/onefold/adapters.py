@@ -2,7 +2,7 @@
 
     from onefold.adapters import dlrm_v3
 
-    history, candidates = dlrm_v3(batch, history={"movie_id": "history_items"}, candidates={"item_movie_id": "item_id"})
+    user, candidates = dlrm_v3(batch, history={"movie_id": "history_items"}, candidates={"item_movie_id": "item_id"})
 
 `dlrm_v3`, `hstu_batch` and `sequence_rows` are for trainers whose sample is a user's history with several candidates.
 Such a sample is made from a request: all samples of a batch that have the same rows of the history and the other
@@ -104,11 +104,11 @@ class _Requests:
         self.candidates = {key: (self.per_sample(key, source), self.counts) for key, source in candidates.items()}
         """The candidates of every request by the trainer's name."""
 
-    def _grouped(self, names: list[str], max_candidates: int | None) -> _Lists:
+    def _grouped(self, names: list[str], max_candidates: int | None) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Returns the samples ordered by request, and the place of the first sample of every request in this order."""
         batch, size = self._batch, len(self._batch)
         key = numpy.zeros(size, numpy.int64)
-        for group in {_group(batch, name).name: _group(batch, name) for name in names}.values():
+        for group in (group for group in batch.groups.values() if not group.features.keys().isdisjoint(names)):
             # Numbers of the combinations of rows so far, which are less than `size`.
             key = numpy.unique(key * group.rows + _rows(batch, group), return_inverse=True)[1]
         _, first, number = numpy.unique(key, return_index=True, return_inverse=True)
