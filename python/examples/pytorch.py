@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import onefold.torch
-from onefold import Batch, Feature
+from onefold import Batch
+from onefold.torch import bag_inputs
 
 
 class Model(nn.Module):
@@ -20,9 +21,7 @@ class Model(nn.Module):
     def __init__(self, schema: dict[str, Any], table_rows: int, dim: int) -> None:
         super().__init__()
         names = [feature["name"] for group in schema["groups"] for feature in group["features"]]
-        self.bags = nn.ModuleDict(
-            {name: nn.EmbeddingBag(table_rows, dim, mode="sum", sparse=True, include_last_offset=True) for name in names}
-        )
+        self.bags = nn.ModuleDict({name: nn.EmbeddingBag(table_rows, dim, mode="sum", sparse=True) for name in names})
         width = len(schema["dense"]) + dim * len(names)
         self.over = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
 
@@ -30,14 +29,9 @@ class Model(nn.Module):
         vectors = [batch.dense]
         for group in batch.groups.values():
             # One vector per distinct row, which concatenates all features of the group.
-            rows = torch.cat([self.pooled(name, feature) for name, feature in group.features.items()], dim=1)
+            rows = torch.cat([self.bags[name](*bag_inputs(feature)) for name, feature in group.features.items()], dim=1)
             vectors.append(rows if group.inverse is None else rows[group.inverse.long()])
         return self.over(torch.cat(vectors, dim=1)).squeeze(1)
-
-    def pooled(self, name: str, feature: Feature[torch.Tensor]) -> torch.Tensor:
-        """Returns the sum of the vectors of every row."""
-        ends = nn.functional.pad(feature.sizes.cumsum(0), (1, 0))
-        return self.bags[name](feature.values, ends)
 
 
 def main() -> None:
@@ -49,7 +43,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     arguments = parser.parse_args()
     torch.manual_seed(1)
-    # The rows of "exact" batches are consecutive, as EmbeddingBag requires.
+    # The rows of "exact" batches share no ids, so their ids are not copied for EmbeddingBag.
     dataset = onefold.torch.Dataset(
         arguments.dataset, global_batch_size=arguments.global_batch_size, shuffle=True, seed=1, dedupe="exact"
     )

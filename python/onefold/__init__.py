@@ -9,9 +9,9 @@
         batch.groups["user"].features["history"].row(0)
 
 `onefold.build` and `onefold.append` make datasets from files or Arrow streams. `onefold.cli` contains all commands as
-functions, including those of the wheel `onefold-train`. `onefold.torch` contains the dataset for PyTorch's loaders,
-and `onefold.torchrec` converts batches into TorchRec's KeyedJaggedTensor. `onefold.files` lists the Parquet files of
-a dataset for other engines.
+functions, including those of the wheel `onefold-train`. `onefold.torch` contains the dataset for PyTorch's loaders.
+`onefold.torchrec` converts batches into TorchRec's KeyedJaggedTensor, and `onefold.adapters` into the structures of
+other trainers. `onefold.files` lists the Parquet files of a dataset for other engines.
 """
 
 from . import _processor

@@ -11,7 +11,8 @@
 The dataset has its own threads, so `num_workers=0` is the fastest. `num_workers=N` gives the same batches in the same
 order.
 
-`load` loads a model that `onefold-train export` wrote as an `nn.Module`; see `Model`.
+`bag_inputs` and `nested` are the lists of a feature for torch's own modules. `load` loads a model that
+`onefold-train export` wrote as an `nn.Module`; see `Model`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
-from ._batch import Batch
+from ._batch import Batch, Feature
 from ._dataset import BatchIterator
 from ._dataset import Dataset as _Dataset
 from ._errors import OptionsError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 else:
     _torch = optional("torch", "torch")
 
-__all__ = ["Dataset", "Model", "load"]
+__all__ = ["Dataset", "Model", "bag_inputs", "load", "nested"]
 
 
 class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
@@ -218,3 +219,27 @@ def _of_workers(workers: list[dict[str, Any]], more: int) -> dict[str, Any]:
     else:
         first = {**first, "step": first["step"] + more}
     return {"version": workers[0]["version"], "position": first}
+
+
+def bag_inputs(feature: Feature[_torch.Tensor]) -> tuple[_torch.Tensor, _torch.Tensor]:
+    """Returns the arguments `input` and `offsets` of an `nn.EmbeddingBag`, int64, with one bag per row of the feature.
+
+    The feature is one of a batch of torch tensors. Index the result with the group's `inverse` to expand it to samples.
+    The ids are copied only if rows share them.
+    """
+    sizes = feature.sizes.long()
+    offsets = sizes.cumsum(0) - sizes
+    if feature.packed:
+        return feature.values, offsets
+    starts = _torch.repeat_interleave(feature.offsets.long() - offsets, sizes)
+    return feature.values[starts + _torch.arange(len(starts), device=starts.device)], offsets
+
+
+def nested(feature: Feature[_torch.Tensor]) -> _torch.Tensor:
+    """Returns the lists of a feature as a nested tensor, int64 [rows, ids], with the layout `torch.jagged`.
+
+    The feature is one of a batch of torch tensors. Like `bag_inputs`, it has the distinct rows.
+    """
+    values, offsets = bag_inputs(feature)
+    end = offsets.new_tensor([len(values)])
+    return _torch.nested.nested_tensor_from_jagged(values, _torch.cat([offsets, end]))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ._batch import Batch, Feature, Group
 from ._errors import OptionsError
 from ._optional import optional
+from .torch import bag_inputs
 
 if TYPE_CHECKING:
     import torch as _torch
@@ -50,21 +51,11 @@ def _is_run(batch: Batch[_Tensor], pairs: _Pairs) -> bool:
     return len(pairs) == len(batch.features)
 
 
-def _packed(feature: Feature[_Tensor]) -> _Tensor:
-    """Returns the values of a feature, list after list. Overlapping windows are copied."""
-    if feature.packed:
-        return feature.values
-    sizes = feature.sizes.long()
-    starts = _torch.repeat_interleave(feature.offsets.long() - (sizes.cumsum(0) - sizes), sizes)
-    places = starts + _torch.arange(len(starts), device=starts.device)
-    return feature.values[places]
-
-
 def _values(batch: Batch[_Tensor], pairs: _Pairs) -> tuple[_Tensor, _Tensor]:
     """Returns the values and lengths of features, ordered by feature. They are views if the batch has this order."""
     if _is_run(batch, pairs) and all(group.packed for group in batch.groups.values()):
         return batch.values, batch.lengths
-    values = _torch.cat([_packed(feature) for _, feature in pairs])
+    values = _torch.cat([bag_inputs(feature)[0] for _, feature in pairs])
     lengths = _torch.cat([feature.sizes for _, feature in pairs])
     return values, lengths
 

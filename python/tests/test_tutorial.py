@@ -1,4 +1,4 @@
-"""Runs every block of the Python tutorial and reference in order, and compares the output with the pages."""
+"""Runs every block of the manual's pages about Python in order, and compares the output with the pages."""
 
 import contextlib
 import io
@@ -32,7 +32,7 @@ def blocks_of(page):
     return blocks
 
 
-PAGES = ["tutorials/ml-engineer.md", "reference/python.md"]
+PAGES = ["tutorials/ml-engineer.md", "reference/python.md", "how-to/other-trainers.md"]
 BLOCKS = [block for page in PAGES for block in blocks_of(PROJECT / "docs" / "src" / page)]
 FIRST_WITH_TORCH = next(i for i, (language, text, _) in enumerate(BLOCKS) if language == "python" and "torch" in text)
 LOGS_AND_DATASET = next(i for i, (language, text, _) in enumerate(BLOCKS) if "onefold.build(" in text)
