@@ -111,8 +111,9 @@ docs: ## Check all links, and render the manual with mdBook into target/book (in
 	@docs/mdbook.sh build docs --dest-dir "$(abspath $(TARGET))/book"
 
 .PHONY: reference
-reference: build ## Write the reference pages of the commands, which are what the programs print for --help
+reference: build ## Write the reference pages of the commands, from --help, and complete that of their JSON output
 	@docs/commands.py --binaries $(TARGET)/release
+	@PYTHONPATH=$$(python/environment.sh) docs/json_output.py --binaries $(TARGET)/release
 
 .PHONY: fuzz
 fuzz: ## Fuzz what is read from disk and the network, SECONDS_EACH=60 for each target (installs cargo-fuzz the first time)
