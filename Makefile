@@ -53,7 +53,7 @@ test-rust: build tools ## Run the tests of the workspace
 	@$(WITH_TESTS) tests/run.py rust
 
 .PHONY: test-python
-test-python: build ## Build the wheel and run the tests of the Python package
+test-python: build tools ## Build the wheel and run the tests of the Python package
 	@$(WITH_LIBTORCH) tests/run.py python
 
 # By default, 100 times as many cases as in `make test`, with a random seed, which is printed. proptest fails when it
@@ -111,8 +111,9 @@ docs: ## Check all links, and render the manual with mdBook into target/book (in
 	@docs/mdbook.sh build docs --dest-dir "$(abspath $(TARGET))/book"
 
 .PHONY: reference
-reference: build ## Write the reference pages of the commands, which are what the programs print for --help
+reference: build tools ## Write the reference pages of the commands, from --help, and complete that of their JSON output
 	@docs/commands.py --binaries $(TARGET)/release
+	@PYTHONPATH=$$(python/environment.sh) docs/json_output.py --binaries $(TARGET)/release
 
 .PHONY: fuzz
 fuzz: ## Fuzz what is read from disk and the network, SECONDS_EACH=60 for each target (installs cargo-fuzz the first time)

@@ -50,7 +50,7 @@ pub struct BuildSummary {
     pub snapshot: u64,
     /// Whether this build committed a snapshot; `false` if the dataset already had these samples.
     pub changed: bool,
-    /// The number of buckets that divide the dataset's sessions. At most this many ranks can read the dataset.
+    /// The number of buckets that divide the dataset's sessions. They can be read as at most this number of streams.
     pub buckets: u32,
     /// The result of a merge: either the build was a merge, or an append merged samples into earlier partitions. `None`
     /// for other builds.

@@ -47,6 +47,18 @@ def test_documents_name_the_version_of_datasets():
     assert (PROJECT / "tests" / "data" / f"v{version}").is_dir()
 
 
+def test_the_reference_of_json_output_is_what_the_commands_print():
+    script = [sys.executable, PROJECT / "docs" / "json_output.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        [*script, "--binaries", os.environ["ONEFOLD_BINARIES"], "--check"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # Blocks of pages
 
 
