@@ -114,7 +114,7 @@ impl Drop for KilledAtEnd {
 fn a_full_disk_of_the_cache_is_told_by_the_worker() {
     let dir = dataset();
     let fleet = Fleet::new(&dir, 0);
-    let options = format!("--threads 1 --memory-limit 4MiB --cache-dir {}", dir.path("cache").display());
+    let options = format!("--threads 1 --memory-limit 8MiB --cache-dir {}", dir.path("cache").display());
     let line = format!("onefold-serve worker --master {} {options}", fleet.address());
     let mut worker = dir.command(&line).with_file_limit(1).spawn_with_stderr();
     fleet.wait_for_workers(1);
