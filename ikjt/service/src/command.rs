@@ -237,7 +237,8 @@ fn describe(status: &Status) -> String {
 }
 
 async fn show_jobs(asking: &Asking, printer: &Printer) -> anyhow::Result<()> {
-    let jobs = JobRates::of(&ask(asking, &AskStatus {}).await?);
+    let status = ask(asking, &AskStatus {}).await?;
+    let jobs = JobRates::of(&status.clients, &status.client_rates);
     let lines: Vec<String> = jobs.jobs.iter().map(describe_job).collect();
     let text = if lines.is_empty() { "no job is read".to_owned() } else { lines.join("\n") };
     Ok(printer.summary(&text, &jobs)?)

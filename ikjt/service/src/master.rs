@@ -20,9 +20,9 @@ use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::http;
 use crate::jobs::to_status;
-use crate::messages::{AskStatus, ClientRate, Drain, Heartbeat, Orders, Status};
+use crate::messages::{AskStatus, Drain, Heartbeat, Orders, Status};
 use crate::placement::{Earlier, Placement};
-use crate::rates::Limit;
+use crate::rates::{ClientRate, Limit};
 use crate::security::{Proof, SecurityArguments};
 use crate::warnings::Warnings;
 
