@@ -16,7 +16,6 @@ use tokio::sync::watch;
 use tonic::Status as GrpcStatus;
 
 use crate::autoscale::{Autoscaler, Bounds, Observed};
-use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::http;
 use crate::jobs::to_status;
@@ -24,6 +23,7 @@ use crate::messages::{AskStatus, Drain, Heartbeat, Orders, Status};
 use crate::placement::{Earlier, Placement};
 use crate::rates::{ClientRate, Limit};
 use crate::security::{Proof, SecurityArguments};
+use crate::server::{Listening, listen, serve, told_to_end};
 use crate::warnings::Warnings;
 
 /// The time without a report after which a client is considered gone.
