@@ -227,9 +227,7 @@ fn storage(schema: &Schema, measured: &Measured) -> StorageReport {
         (&measured.arrival.rows, &measured.clustered.rows, &measured.clustered.folded);
     let mut columns: Vec<ColumnReport> = Vec::new();
     for (name, bytes) in &rows.bytes {
-        let of = |encoded: &Encoded| {
-            ratio(encoded.bytes.get(name).copied().unwrap_or(0), encoded.samples)
-        };
+        let of = |encoded: &Encoded| ratio(encoded.bytes.get(name).copied().unwrap_or(0), encoded.samples);
         let ids =
             folded.stored.get(name).map(|stored| id_figures(stored, folded.bytes.get(name), folded.samples));
         columns.push(ColumnReport {

@@ -179,7 +179,10 @@ mod tests {
             waiting_share,
             samples,
         };
-        assert_eq!(JobRates::of(&clients, &rates).jobs, [job("a", 2, 400.0, 0.25, 30), job("b", 1, 7.0, 1.0, 3)]);
+        assert_eq!(
+            JobRates::of(&clients, &rates).jobs,
+            [job("a", 2, 400.0, 0.25, 30), job("b", 1, 7.0, 1.0, 3)]
+        );
         assert_eq!(JobRates::of(&[], &[]).jobs, []);
     }
 

@@ -11,9 +11,8 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-use crate::flight::Answers;
+use crate::flight::{self, Answers};
 use crate::security::{Proof, SecurityArguments};
-use crate::sending;
 
 /// The output of `--json` when a process starts listening.
 #[derive(serde::Serialize)]
@@ -47,7 +46,7 @@ pub(crate) async fn serve<A: Answers>(
             builder = builder.tls_config(tls)?;
         }
         let incoming = TcpIncoming::from(TcpListener::from_std(listener.try_clone()?)?);
-        let routes = pages(&proof).merge(sending::routes(Arc::clone(&answers), proof.guard()));
+        let routes = pages(&proof).merge(flight::routes(Arc::clone(&answers), proof.guard()));
         let (end, ended) = oneshot::channel::<()>();
         let server = builder.add_routes(Routes::from(routes)).serve_with_incoming_shutdown(
             incoming.with_nodelay(Some(true)),
