@@ -54,6 +54,7 @@ mod pipeline;
 mod plan;
 mod position;
 mod remote;
+mod row_group;
 mod selection;
 mod source;
 mod stages;

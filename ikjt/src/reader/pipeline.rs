@@ -18,11 +18,12 @@ use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
 use super::convert::{Conversion, Pieces};
-use super::decode::{Decoded, RowGroup};
+use super::decode::Decoded;
 use super::file::OpenFiles;
 use super::files::Opener;
 use super::output::{Output, Packing};
 use super::position::{Position, Share};
+use super::row_group::RowGroup;
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
 use super::workers::Workers;
