@@ -13,6 +13,7 @@ mod mlp;
 mod normalize;
 mod on_device;
 mod padded;
+mod passed;
 mod profile;
 mod sequences;
 #[cfg(test)]
