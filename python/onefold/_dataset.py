@@ -15,12 +15,11 @@ from typing import Any, Literal
 from . import _onefold, _ranks
 from ._arguments import integer, switch
 from ._arrow import ArrowStream
-from ._batch import Batch
+from ._batch import STATE_VERSION, Batch
 from ._errors import OnefoldError, OptionsError
 from ._html import table
 from ._onefold import Reader
 
-STATE_VERSION = 1
 
 
 class Dataset:
