@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::{Parser, Subcommand};
-use onefold_base::fault::{Explain, Explainer, explained, option, text};
+use onefold_base::fault::{Explainer, explained, option, text};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_ikjt::service::protocol::Question;
 use onefold_ikjt::service::{Failure, Network};
