@@ -43,9 +43,10 @@ use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
 pub use self::beside::ColumnsWriter;
-pub use self::bucket::{BucketWriter, BucketWriters, Decode};
+pub use self::bucket::{BucketWriter, BucketWriters};
 pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::{Counter, count_lists};
+pub use self::data_file::Decode;
 pub use self::encoders::Encoders;
 pub use self::finish::Written;
 pub use self::location::check_new_location;

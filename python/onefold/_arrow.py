@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy
 
 from ._batch import Batch
 from ._errors import OptionsError
 from ._optional import optional
-
-if TYPE_CHECKING:
-    from ._dataset import Dataset
 
 
 class ArrowStream:
@@ -23,10 +21,16 @@ class ArrowStream:
     pyarrow.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(
+        self,
+        schema: Mapping[str, Any],
+        options: Mapping[str, Any],
+        read: Callable[[], AbstractContextManager[Iterable[Batch[Any]]]],
+    ) -> None:
         self._arrow = optional("pyarrow", "arrow")
-        self._dataset = dataset
-        self._columns = _columns(self._arrow, dataset)
+        self._timestamps = options["timestamps"]
+        self._columns = _columns(self._arrow, schema, options)
+        self._read = read
 
     @property
     def schema(self) -> Any:
@@ -44,8 +48,8 @@ class ArrowStream:
         return self._arrow.RecordBatchReader.from_batches(schema, self._batches(schema))
 
     def _batches(self, schema: Any) -> Iterator[Any]:
-        with self._dataset._copy(dedupe="off", pin_memory=False) as plain:
-            for batch in plain:
+        with self._read() as batches:
+            for batch in batches:
                 if len(batch):
                     yield self._arrow.record_batch(list(self._values(batch)), schema=schema)
 
@@ -57,7 +61,7 @@ class ArrowStream:
                 yield arrow.array(numpy.ascontiguousarray(matrix[:, column]))
         if batch.weights is not None:
             yield arrow.array(batch.weights)
-        if self._dataset._options["timestamps"]:
+        if self._timestamps:
             yield arrow.array(batch.timestamps).cast(_time(arrow))
         for values in batch.kept.values():
             if isinstance(values, numpy.ma.MaskedArray):
@@ -73,9 +77,8 @@ def _time(arrow: Any) -> Any:
     return arrow.timestamp("us", tz="UTC")
 
 
-def _columns(arrow: Any, dataset: Dataset) -> list[Any]:
+def _columns(arrow: Any, schema: Mapping[str, Any], options: Mapping[str, Any]) -> list[Any]:
     """Returns the fields of the stream: labels, dense features, weight, time, kept columns, sparse features."""
-    schema, options = dataset.schema, dataset._options
     floats = [*schema["labels"], *schema["dense"], *([schema["weight"]] if schema.get("weight") else [])]
     fields = [arrow.field(name, arrow.float32(), nullable=False) for name in floats]
     if options["timestamps"]:

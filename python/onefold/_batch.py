@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import torch
     from torchrec import KeyedJaggedTensor
 
+STATE_VERSION = 1
+"""The version of the states of datasets."""
+
 Array = TypeVar("Array")
 """What the arrays of a batch are: numpy.ndarray or torch.Tensor."""
 
@@ -288,8 +291,6 @@ class Batch(Generic[Array]):
 
         It is None if the batch has no position.
         """
-        from ._dataset import STATE_VERSION
-
         if self._position is None:
             return None
         return {"version": STATE_VERSION, "position": json.loads(self._position)}

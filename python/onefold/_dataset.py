@@ -15,12 +15,10 @@ from typing import Any, Literal
 from . import _onefold, _ranks
 from ._arguments import integer, switch
 from ._arrow import ArrowStream
-from ._batch import Batch
+from ._batch import STATE_VERSION, Batch
 from ._errors import OnefoldError, OptionsError
 from ._html import table
 from ._onefold import Reader
-
-STATE_VERSION = 1
 
 
 class Dataset:
@@ -256,13 +254,13 @@ class Dataset:
         `timestamp` if the dataset has `timestamps`. The stream contains the samples of this rank, and reading it does
         not advance the epoch. It needs pyarrow.
         """
-        return ArrowStream(self)
+        return ArrowStream(self.schema, self._options, self._plain)
 
-    def _copy(self, **options: Any) -> Dataset:
-        """Returns the dataset with other options, at the next epoch."""
-        copy = Dataset(self._location, **{**self._options, **options})
-        copy.set_epoch(self.epoch)
-        return copy
+    def _plain(self) -> Dataset:
+        """Returns the dataset with plain lists, at the next epoch."""
+        plain = Dataset(self._location, **{**self._options, "dedupe": "off", "pin_memory": False})
+        plain.set_epoch(self.epoch)
+        return plain
 
     def close(self) -> None:
         """Ends all iterations and closes the dataset."""

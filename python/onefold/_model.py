@@ -102,7 +102,7 @@ class Model(torch.nn.Module):
         - For features that are pooled by a part of the model: ids [R, L], padded with zeros; the sizes of the lists
           [R]; and the list of every sample [B].
         """
-        return tensors_of(self, inputs, dense, inverse or {}, self.core.device)
+        return tensors_of(self.features, self.dense_features, inputs, dense, inverse or {}, self.core.device)
 
     def export(self) -> torch.export.ExportedProgram:
         """Returns the computation as a program of torch, for any numbers of samples, rows and ids.

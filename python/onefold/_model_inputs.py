@@ -15,8 +15,6 @@ from ._optional import optional
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from ._model import Model
 else:
     torch = optional("torch", "torch")
 
@@ -44,9 +42,14 @@ class _Lists:
 
 
 def tensors_of(
-    model: Model, inputs: Any, dense: Any, inverse: Mapping[str, Any], device: torch.device
+    features: Mapping[str, Feature],
+    dense_features: list[str],
+    inputs: Any,
+    dense: Any,
+    inverse: Mapping[str, Any],
+    device: torch.device,
 ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor, Tensor]]]:
-    """See `Model.tensors`."""
+    """See `Model.tensors`. `features` and `dense_features` are those of the model."""
     if inverse and not isinstance(inputs, Mapping):
         raise OptionsError("`inverse` is for features by name\n  hint: a batch and a KeyedJaggedTensor have their own")
     size: int | None = None
@@ -54,7 +57,7 @@ def tensors_of(
         batch = inputs.to(device)
         lists, dense, size = _of_batch(batch), batch.dense if dense is None else dense, len(batch)
     elif isinstance(inputs, Mapping):
-        lists, dense = _of_mapping(model, inputs, dense, inverse)
+        lists, dense = _of_mapping(features, dense_features, inputs, dense, inverse)
     elif hasattr(inputs, "inverse_indices_or_none"):
         lists = _of_kjt(inputs)
     else:
@@ -62,12 +65,13 @@ def tensors_of(
             f"a model takes no {type(inputs).__name__}\n"
             "  hint: give a batch, a KeyedJaggedTensor, or a dict of lists by feature"
         )
-    missing = [name for name in model.features if name not in lists]
+    missing = [name for name in features if name not in lists]
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
-        raise OptionsError(f"the model needs the features {names}, which are not given\n  hint: it has {_names(model)}")
-    lists = {name: lists[name] for name in model.features}
-    matrix = _dense(model, dense)
+        known = ", ".join([*dense_features, *features])
+        raise OptionsError(f"the model needs the features {names}, which are not given\n  hint: it has {known}")
+    lists = {name: lists[name] for name in features}
+    matrix = _dense(dense_features, dense)
     size = _size(matrix, lists) if size is None else size
     if len(matrix) != size:
         if len(matrix) != 1:
@@ -75,12 +79,8 @@ def tensors_of(
                 f"there are {len(matrix)} rows of dense features for {size} samples\n  hint: give one for each"
             )
         matrix = matrix.expand(size, -1)
-    features = {name: _tensors(model.features[name], own, size, device) for name, own in lists.items()}
-    return matrix.to(device).contiguous(), features
-
-
-def _names(model: Model) -> str:
-    return ", ".join([*model.dense_features, *model.features])
+    tensors = {name: _tensors(features[name], own, size, device) for name, own in lists.items()}
+    return matrix.to(device).contiguous(), tensors
 
 
 def _of_batch(batch: Batch[Tensor]) -> dict[str, _Lists]:
@@ -104,23 +104,27 @@ def _of_kjt(kjt: Any) -> dict[str, _Lists]:
 
 
 def _of_mapping(
-    model: Model, inputs: Mapping[str, Any], dense: Any, inverse: Mapping[str, Any]
+    features: Mapping[str, Feature],
+    dense_features: list[str],
+    inputs: Mapping[str, Any],
+    dense: Any,
+    inverse: Mapping[str, Any],
 ) -> tuple[dict[str, _Lists], Any]:
-    known = {*model.dense_features, *model.features}
+    known = dict.fromkeys([*dense_features, *features])
     unknown = [name for name in [*inputs, *inverse] if name not in known]
     if unknown:
-        raise OptionsError(f"the model has no feature `{unknown[0]}`\n  hint: it has {_names(model)}")
-    sparse = {name: value for name, value in inputs.items() if name in model.features}
+        raise OptionsError(f"the model has no feature `{unknown[0]}`\n  hint: it has {', '.join(known)}")
+    sparse = {name: value for name, value in inputs.items() if name in features}
     lists = {}
     for name, value in sparse.items():
         values, lengths = _ids(name, value)
         rows = inverse.get(name)
         lists[name] = _Lists(values, lengths, None if rows is None else _integers(name, rows))
-    columns = [name for name in model.dense_features if name in inputs]
-    if dense is None and columns != model.dense_features:
-        missing = next(name for name in model.dense_features if name not in inputs)
+    columns = [name for name in dense_features if name in inputs]
+    if dense is None and columns != dense_features:
+        missing = next(name for name in dense_features if name not in inputs)
         raise OptionsError(
-            f"the model needs the dense feature `{missing}`, which is not given\n  hint: it has {_names(model)}"
+            f"the model needs the dense feature `{missing}`, which is not given\n  hint: it has {', '.join(known)}"
         )
     if dense is None and columns:
         parts = [torch.as_tensor(inputs[name], dtype=torch.float32).reshape(-1) for name in columns]
@@ -159,9 +163,9 @@ def _ids(name: str, value: Any) -> tuple[Tensor, Tensor]:
     return _integers(name, [value for row in rows for value in row]), lengths
 
 
-def _dense(model: Model, dense: Any) -> Tensor:
+def _dense(dense_features: list[str], dense: Any) -> Tensor:
     """Returns the dense features, float32 [B, D], or [1, 0] for a model without dense features."""
-    width = len(model.dense_features)
+    width = len(dense_features)
     if width == 0:
         return torch.zeros(1, 0)
     if dense is None:
@@ -172,7 +176,7 @@ def _dense(model: Model, dense: Any) -> Tensor:
     if matrix.dim() != 2 or matrix.shape[1] != width:
         raise OptionsError(
             f"dense features have the shape {list(matrix.shape)}, and the model needs [B, {width}]\n"
-            f"  hint: the columns are {', '.join(model.dense_features)}"
+            f"  hint: the columns are {', '.join(dense_features)}"
         )
     return matrix
 

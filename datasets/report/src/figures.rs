@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::counter::Counted;
-use super::encoded::StoredIds;
-use super::gather::MeasuredCourse;
+use super::encoded::{Encoded, StoredIds};
 use super::pass::{Counts, Pass};
 use super::{
     BATCH_SIZES, BatchFigures, CoChange, ColumnReport, FeatureReport, Figures, GroupReport, IdFigures,
@@ -21,6 +20,15 @@ const BARS: u64 = 40;
 pub(super) struct Measured {
     pub(super) clustered: MeasuredCourse,
     pub(super) arrival: MeasuredCourse,
+}
+
+/// The results for samples in one order.
+#[derive(Debug)]
+pub(super) struct MeasuredCourse {
+    pub(super) pass: Pass,
+    pub(super) rows: Encoded,
+    /// The sizes in the layout `folded`, for clustered samples only.
+    pub(super) folded: Encoded,
 }
 
 /// Returns the report of the dataset `name`.
@@ -219,9 +227,7 @@ fn storage(schema: &Schema, measured: &Measured) -> StorageReport {
         (&measured.arrival.rows, &measured.clustered.rows, &measured.clustered.folded);
     let mut columns: Vec<ColumnReport> = Vec::new();
     for (name, bytes) in &rows.bytes {
-        let of = |encoded: &super::encoded::Encoded| {
-            ratio(encoded.bytes.get(name).copied().unwrap_or(0), encoded.samples)
-        };
+        let of = |encoded: &Encoded| ratio(encoded.bytes.get(name).copied().unwrap_or(0), encoded.samples);
         let ids =
             folded.stored.get(name).map(|stored| id_figures(stored, folded.bytes.get(name), folded.samples));
         columns.push(ColumnReport {

@@ -7,8 +7,8 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{Float32Type, Int64Type, SchemaRef, TimestampMicrosecondType};
 use rayon::prelude::*;
 
-use super::encoded::{Encoded, Encoder, writer_options};
-use super::figures::{Measured, report};
+use super::encoded::{Encoder, writer_options};
+use super::figures::{Measured, MeasuredCourse, report};
 use super::gathered::{BATCH_SAMPLES, Gathered, Samples, sessions_and_lists};
 use super::pass::Pass;
 use super::plan::{Files, RowGroup, choose, row_groups, spread};
@@ -158,15 +158,6 @@ struct Course {
     rows: Encoder,
     /// `None` in arrival order, in which samples rarely repeat the lists of the previous sample.
     folded: Option<Encoder>,
-}
-
-/// The results for samples in one order.
-#[derive(Debug)]
-pub(super) struct MeasuredCourse {
-    pub(super) pass: Pass,
-    pub(super) rows: Encoded,
-    /// The sizes in the layout `folded`, for clustered samples only.
-    pub(super) folded: Encoded,
 }
 
 impl Course {

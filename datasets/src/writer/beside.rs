@@ -16,8 +16,8 @@ use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use onefold_storage::random_name;
 
-use super::bucket::{BucketWriters, Pushed};
-use super::data_file::DataFileWriter;
+use super::bucket::BucketWriters;
+use super::data_file::{DataFileWriter, Pushed};
 use super::{DatasetWriter, WAITING_PART, discard};
 use crate::names::data_file;
 use crate::scan::OpenFiles;

@@ -3,70 +3,19 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
 use onefold_storage::{Storage, random_name};
 
 use super::columns::FileColumns;
-use super::count::Counter;
-use super::data_file::DataFileWriter;
+use super::data_file::{DataFileWriter, Decode, Format, Pushed};
 use super::encoders::Encoders;
 use super::order::SampleOrder;
 use super::{WAITING_PART, WriterOptions, discard};
 use crate::names::data_file;
-use crate::schema::with_sample_keys;
 use crate::{Buckets, PartitionKey, Result, Schema, WrittenBucket};
 
 /// The largest target size of a row group in decoded bytes. A row group can reach twice this size, for which
 /// 32-bit offsets still suffice.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
-
-/// A function that returns the samples of a row group, in batches with the columns of [`Schema::to_arrow`]
-/// and, if the dataset has sample keys, [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN). Lists may be
-/// `ListView`s.
-pub type Decode = Box<
-    dyn FnOnce() -> std::result::Result<Vec<RecordBatch>, Box<dyn std::error::Error + Send + Sync>> + Send,
->;
-
-/// The properties that all files of a dataset share, and the threads that encode them.
-#[derive(Debug)]
-pub(super) struct Format {
-    pub(super) columns_of_samples: SchemaRef,
-    options: WriterOptions,
-    pub(super) columns: FileColumns,
-    pub(super) counter: Counter,
-    /// The indices of the dense features among the samples' columns.
-    pub(super) dense: Vec<usize>,
-    pub(super) encoders: Encoders,
-}
-
-impl Format {
-    /// Creates the format of files with these columns. Statistics are not collected for the features in `lacks`,
-    /// which no file of the set has.
-    fn new(
-        schema: &Schema,
-        columns: FileColumns,
-        lacks: &[String],
-        options: WriterOptions,
-        encoders: Encoders,
-    ) -> Self {
-        let columns_of_samples = with_sample_keys(schema.to_arrow(), options.sample_keys);
-        let counted = schema.dense.iter().filter(|name| !lacks.contains(name));
-        let dense = counted.filter_map(|name| columns_of_samples.index_of(name).ok()).collect();
-        Self { columns_of_samples, options, columns, counter: Counter::new(schema, lacks), dense, encoders }
-    }
-
-    /// Returns the format of whole files that lack the features `lacks`.
-    pub(super) fn without(&self, schema: &Schema, lacks: &[String]) -> Self {
-        self.of_some(schema, self.columns.without(lacks, self.options.order), lacks)
-    }
-
-    /// Returns the format of files that have only these `columns`. Statistics are not collected for the
-    /// features in `lacks`, which no file of the set has.
-    pub(super) fn of_some(&self, schema: &Schema, columns: FileColumns, lacks: &[String]) -> Self {
-        Self::new(schema, columns, lacks, self.options.clone(), self.encoders.clone())
-    }
-}
 
 /// Creates the writers of a dataset's ranges of buckets, which can run in parallel.
 #[derive(Debug, Clone)]
@@ -144,15 +93,6 @@ pub struct BucketWriter {
     /// The paths of all started files, for removal if the writer fails.
     started: Vec<String>,
     written: WrittenBucket,
-}
-
-/// The pushed samples of a row group.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Pushed {
-    /// The decoded size of the samples in bytes.
-    pub(super) bytes: usize,
-    /// The number of sessions that begin with one of these samples.
-    pub(super) sessions: u64,
 }
 
 impl BucketWriter {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::Float32Type;
+use arrow::datatypes::{Float32Type, SchemaRef};
 use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::executor::block_on;
@@ -29,16 +29,74 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use rayon::prelude::*;
 
-use super::bucket::{Decode, Format, Pushed};
 use super::checksums::ChecksumWriter;
 use super::columns::{FileColumns, leaf_path};
+use super::count::Counter;
+use super::encoders::Encoders;
 use super::encodings::{Encoded, compression};
 use super::row_group::{choose_encodings, encode};
-use super::{session_ids, times};
+use super::{WriterOptions, session_ids, times};
 use crate::conform::conform;
 use crate::footer::checksums_entry;
+use crate::schema::with_sample_keys;
 use crate::snapshot::RowGroupStatistics;
-use crate::{Buckets, ColumnChanges, DataFile, DenseStatistics, Error, FileSet, Result, RowGroup};
+use crate::{Buckets, ColumnChanges, DataFile, DenseStatistics, Error, FileSet, Result, RowGroup, Schema};
+
+/// A function that returns the samples of a row group, in batches with the columns of [`Schema::to_arrow`]
+/// and, if the dataset has sample keys, [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN). Lists may be
+/// `ListView`s.
+pub type Decode = Box<
+    dyn FnOnce() -> std::result::Result<Vec<RecordBatch>, Box<dyn std::error::Error + Send + Sync>> + Send,
+>;
+
+/// The properties that all files of a dataset share, and the threads that encode them.
+#[derive(Debug)]
+pub(super) struct Format {
+    pub(super) columns_of_samples: SchemaRef,
+    pub(super) options: WriterOptions,
+    pub(super) columns: FileColumns,
+    pub(super) counter: Counter,
+    /// The indices of the dense features among the samples' columns.
+    pub(super) dense: Vec<usize>,
+    pub(super) encoders: Encoders,
+}
+
+impl Format {
+    /// Creates the format of files with these columns. Statistics are not collected for the features in `lacks`,
+    /// which no file of the set has.
+    pub(super) fn new(
+        schema: &Schema,
+        columns: FileColumns,
+        lacks: &[String],
+        options: WriterOptions,
+        encoders: Encoders,
+    ) -> Self {
+        let columns_of_samples = with_sample_keys(schema.to_arrow(), options.sample_keys);
+        let counted = schema.dense.iter().filter(|name| !lacks.contains(name));
+        let dense = counted.filter_map(|name| columns_of_samples.index_of(name).ok()).collect();
+        Self { columns_of_samples, options, columns, counter: Counter::new(schema, lacks), dense, encoders }
+    }
+
+    /// Returns the format of whole files that lack the features `lacks`.
+    pub(super) fn without(&self, schema: &Schema, lacks: &[String]) -> Self {
+        self.of_some(schema, self.columns.without(lacks, self.options.order), lacks)
+    }
+
+    /// Returns the format of files that have only these `columns`. Statistics are not collected for the
+    /// features in `lacks`, which no file of the set has.
+    pub(super) fn of_some(&self, schema: &Schema, columns: FileColumns, lacks: &[String]) -> Self {
+        Self::new(schema, columns, lacks, self.options.clone(), self.encoders.clone())
+    }
+}
+
+/// The pushed samples of a row group.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Pushed {
+    /// The decoded size of the samples in bytes.
+    pub(super) bytes: usize,
+    /// The number of sessions that begin with one of these samples.
+    pub(super) sessions: u64,
+}
 
 /// A data file to which row groups are appended.
 #[derive(Debug)]

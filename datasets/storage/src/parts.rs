@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-use crate::remote::LARGEST_REQUEST;
+use crate::retry::LARGEST_REQUEST;
 
 /// Limits the number of parts that uploads send at a time, because each part's bytes are in memory. All
 /// uploads that share clones of this share the limit.

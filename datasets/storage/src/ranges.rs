@@ -10,8 +10,7 @@ use object_store::{GetOptions, GetRange, ObjectStore};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
-use crate::remote::LARGEST_REQUEST;
-use crate::retry;
+use crate::retry::{self, LARGEST_REQUEST};
 
 /// The largest gap in bytes across which ranges are fetched with one request: the bytes in between cost less
 /// than another request. (Meta's readers merge ranges within about 1 MiB.)

@@ -13,7 +13,7 @@ use url::Url;
 
 use crate::Service;
 use crate::aws::{self, Profile};
-use crate::retry::Patience;
+use crate::retry::{LARGEST_REQUEST, Patience};
 
 /// Settings for an S3 bucket that take precedence over those in the environment and in AWS profiles. They
 /// contain no credentials.
@@ -34,10 +34,6 @@ pub struct S3Settings {
     #[serde(default)]
     pub anonymous: bool,
 }
-
-/// The largest number of bytes of a request, except by a client for [larger
-/// requests](RemoteStore::connect_for).
-pub(crate) const LARGEST_REQUEST: u64 = 8 << 20;
 
 /// The hint on how to write a location.
 const WRITE_URL: &str = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \

@@ -20,6 +20,9 @@ use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, PutMode, RetryCon
 use crate::Created;
 use crate::service::find_cause;
 
+/// The largest number of bytes of a request, except by a client for [larger
+/// requests](crate::RemoteStore::connect_for).
+pub(crate) const LARGEST_REQUEST: u64 = 8 << 20;
 /// The time after which a failed request is not repeated. The signatures of requests are valid for longer.
 const BUDGET: Duration = Duration::from_secs(180);
 /// The budget of the first request to a store, which may be unreachable.
@@ -148,7 +151,6 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::remote::LARGEST_REQUEST;
 
     /// Sends a request whose first `failures` attempts fail with `kind`. Returns the number of attempts, and
     /// whether one succeeded.

@@ -13,7 +13,7 @@ use object_store::MultipartUpload;
 use onefold_base::units;
 use sha2::{Digest, Sha256};
 
-use crate::remote::LARGEST_REQUEST;
+use crate::retry::LARGEST_REQUEST;
 use crate::{Error, Result, Storage, runtime};
 
 /// The smallest size of a part in bytes. With S3's 10,000 parts an object may have 78 GiB, unless it is known

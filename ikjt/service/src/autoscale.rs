@@ -13,7 +13,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::str::FromStr;
 
-use crate::messages::{ClientRate, Status, WorkerRate};
+use crate::messages::Status;
+use crate::rates::{ClientRate, WorkerRate};
 
 /// The capacity of the workers relative to the demand, so that small changes cause no waiting.
 const HEADROOM: f64 = 1.2;

@@ -1,30 +1,22 @@
 //! The command line of `onefold-serve`.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
-use std::sync::Arc;
 
-use axum::Router;
 use clap::{Parser, Subcommand};
-use onefold_base::fault::{Explain, Explainer, explained, option, text};
+use onefold_base::fault::{Explainer, explained, option, text};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_ikjt::service::protocol::Question;
 use onefold_ikjt::service::{Failure, Network};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
-use tonic::service::Routes;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
-use crate::flight::Answers;
 use crate::local::LocalArguments;
 use crate::master::MasterArguments;
 use crate::messages::{AskStatus, Drain, Status};
 use crate::rates::{JobRate, JobRates};
-use crate::security::{Proof, SecurityArguments};
+use crate::security::SecurityArguments;
+use crate::server::Listening;
 use crate::worker::WorkerArguments;
-use crate::{local, master, sending, worker};
+use crate::{local, master, worker};
 
 /// The program.
 pub const PROGRAM: Program = Program::of::<Cli>();
@@ -87,12 +79,6 @@ struct Asking {
     security: SecurityArguments,
 }
 
-/// The output of `--json` when a process starts listening.
-#[derive(serde::Serialize)]
-pub(crate) struct Listening {
-    pub(crate) address: String,
-}
-
 impl CommandLine for Cli {
     const ERRORS: &'static [Explainer] = &[explained::<onefold_ikjt::Error>];
 
@@ -113,62 +99,6 @@ impl CommandLine for Cli {
         // Ends threads that still read files together with the process.
         runtime.shutdown_background();
         done
-    }
-}
-
-/// Listens on an address.
-pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await.map_err(|error| {
-        let hint = text!["choose another port with ", option("listen")];
-        error.fault().within(&format!("`{address}` cannot be listened on")).hint(hint)
-    });
-    Ok(listener?)
-}
-
-/// Serves a port: answers questions, and requests for `pages`. If the files with certificates or tokens change, new
-/// connections use the new ones. Existing connections end after their current requests.
-pub(crate) async fn serve<A: Answers>(
-    listener: TcpListener,
-    answers: Arc<A>,
-    security: &SecurityArguments,
-    pages: impl Fn(&Proof) -> Router,
-) -> anyhow::Result<()> {
-    let listener = listener.into_std()?;
-    let mut proof = security.load()?;
-    loop {
-        let keep_alive = std::time::Duration::from_secs(10);
-        let mut builder = Server::builder().accept_http1(true).http2_keepalive_interval(Some(keep_alive));
-        if let Some(tls) = proof.server_tls() {
-            builder = builder.tls_config(tls)?;
-        }
-        let incoming = TcpIncoming::from(TcpListener::from_std(listener.try_clone()?)?);
-        let routes = pages(&proof).merge(sending::routes(Arc::clone(&answers), proof.guard()));
-        let (end, ended) = oneshot::channel::<()>();
-        let server = builder.add_routes(Routes::from(routes)).serve_with_incoming_shutdown(
-            incoming.with_nodelay(Some(true)),
-            async move {
-                let _ = ended.await;
-            },
-        );
-        let mut server = tokio::spawn(server);
-        tokio::select! {
-            served = &mut server => return Ok(served??),
-            found = security.changed(&proof) => proof = found,
-        }
-        let _ = end.send(());
-    }
-}
-
-/// Waits for a signal to end.
-pub(crate) async fn told_to_end() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (terminated, interrupted) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    let (Ok(mut terminated), Ok(mut interrupted)) = (terminated, interrupted) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminated.recv() => {},
-        _ = interrupted.recv() => {},
     }
 }
 
@@ -237,7 +167,8 @@ fn describe(status: &Status) -> String {
 }
 
 async fn show_jobs(asking: &Asking, printer: &Printer) -> anyhow::Result<()> {
-    let jobs = JobRates::of(&ask(asking, &AskStatus {}).await?);
+    let status = ask(asking, &AskStatus {}).await?;
+    let jobs = JobRates::of(&status.clients, &status.client_rates);
     let lines: Vec<String> = jobs.jobs.iter().map(describe_job).collect();
     let text = if lines.is_empty() { "no job is read".to_owned() } else { lines.join("\n") };
     Ok(printer.summary(&text, &jobs)?)

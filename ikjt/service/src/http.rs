@@ -19,7 +19,8 @@ use onefold_page::text::{escape, percent};
 use onefold_page::{STYLE, document, section};
 use serde::Deserialize;
 
-use crate::messages::{ClientRate, Status, WorkerRate, WorkerState};
+use crate::messages::{Status, WorkerState};
+use crate::rates::{ClientRate, WorkerRate};
 use crate::security::{Guard, Proof};
 
 /// The style of the status page's tables, in addition to the style of all pages.

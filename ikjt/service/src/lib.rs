@@ -30,6 +30,7 @@ mod rates;
 mod schedule;
 mod security;
 mod sending;
+mod server;
 mod warnings;
 mod worker;
 

@@ -15,8 +15,8 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use crate::autoscale::Bounds;
-use crate::command::listen;
 use crate::master::{self, ServingArguments};
+use crate::server::listen;
 
 /// The interval of checking for workers that have ended.
 const LOOK: Duration = Duration::from_millis(500);

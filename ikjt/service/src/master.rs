@@ -16,14 +16,14 @@ use tokio::sync::watch;
 use tonic::Status as GrpcStatus;
 
 use crate::autoscale::{Autoscaler, Bounds, Observed};
-use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::http;
 use crate::jobs::to_status;
-use crate::messages::{AskStatus, ClientRate, Drain, Heartbeat, Orders, Status};
+use crate::messages::{AskStatus, Drain, Heartbeat, Orders, Status};
 use crate::placement::{Earlier, Placement};
-use crate::rates::Limit;
+use crate::rates::{ClientRate, Limit};
 use crate::security::{Proof, SecurityArguments};
+use crate::server::{Listening, listen, serve, told_to_end};
 use crate::warnings::Warnings;
 
 /// The time without a report after which a client is considered gone.

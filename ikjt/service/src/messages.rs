@@ -7,7 +7,7 @@ use onefold_ikjt::cache::CacheFigures;
 use onefold_ikjt::service::protocol::{ClientState, Question};
 use serde::{Deserialize, Serialize};
 
-use crate::rates::Limit;
+use crate::rates::{ClientRate, Limit, WorkerRate};
 
 /// Reports to the master that a worker is running.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,31 +72,6 @@ pub(crate) struct WorkerFigures {
     /// The time of the reader's threads by stage.
     #[serde(flatten)]
     pub(crate) stages: StageFigures,
-}
-
-/// A worker's rates over the last 2 to 4 seconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct WorkerRate {
-    pub(crate) address: String,
-    pub(crate) threads: usize,
-    /// The processor seconds per second.
-    pub(crate) busy_threads: f64,
-    pub(crate) samples_computed_per_second: f64,
-    pub(crate) bytes_sent_per_second: f64,
-    /// The share of the sent batches that were already available, because another client had requested them.
-    pub(crate) shared_share: f64,
-    /// The seconds per second, summed over the reader's threads.
-    pub(crate) stages: StageFigures,
-}
-
-/// A client's rates over the last 2 to 4 seconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ClientRate {
-    pub(crate) client: String,
-    pub(crate) samples_per_second: f64,
-    pub(crate) bytes_per_second: f64,
-    /// The share of the time in which the client's caller waits for a batch.
-    pub(crate) waiting_share: f64,
 }
 
 /// Asks the master for the status of the service.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::messages::{WorkerFigures, WorkerRate, WorkerState};
+use crate::messages::{WorkerFigures, WorkerState};
+use crate::rates::WorkerRate;
 
 /// The time without a report after which a worker is considered lost.
 const LOST_AFTER: Duration = Duration::from_secs(3);

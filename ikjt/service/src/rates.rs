@@ -2,15 +2,39 @@
 //! report.
 
 use onefold_ikjt::StageFigures;
+use onefold_ikjt::service::protocol::ClientState;
 use serde::{Deserialize, Serialize};
-
-use crate::messages::{ClientRate, Status, WorkerRate};
 
 /// A client whose share of waiting is below this value counts as not waiting.
 const WAITS: f64 = 0.1;
 
 /// Workers whose share of busy threads is at least this value have no spare time.
 const BUSY: f64 = 0.75;
+
+/// A worker's rates over the last 2 to 4 seconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct WorkerRate {
+    pub(crate) address: String,
+    pub(crate) threads: usize,
+    /// The processor seconds per second.
+    pub(crate) busy_threads: f64,
+    pub(crate) samples_computed_per_second: f64,
+    pub(crate) bytes_sent_per_second: f64,
+    /// The share of the sent batches that were already available, because another client had requested them.
+    pub(crate) shared_share: f64,
+    /// The seconds per second, summed over the reader's threads.
+    pub(crate) stages: StageFigures,
+}
+
+/// A client's rates over the last 2 to 4 seconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ClientRate {
+    pub(crate) client: String,
+    pub(crate) samples_per_second: f64,
+    pub(crate) bytes_per_second: f64,
+    /// The share of the time in which the client's caller waits for a batch.
+    pub(crate) waiting_share: f64,
+}
 
 /// The factor that limits the rate at which trainers receive batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -102,11 +126,11 @@ pub(crate) struct JobRate {
 }
 
 impl JobRates {
-    /// Returns the jobs of a service.
-    pub(crate) fn of(status: &Status) -> Self {
+    /// Returns the jobs of a service, given its clients, sorted by job, and their rates.
+    pub(crate) fn of(clients: &[ClientState], rates: &[ClientRate]) -> Self {
         let mut jobs: Vec<JobRate> = Vec::new();
         // The clients of a job are adjacent.
-        for (client, rate) in status.clients.iter().zip(&status.client_rates) {
+        for (client, rate) in clients.iter().zip(rates) {
             if jobs.last().is_none_or(|job| job.job != client.job) {
                 let (job, dataset) = (client.job.clone(), client.dataset.clone());
                 let (samples_per_second, waiting_share) = (0.0, 0.0);
@@ -132,8 +156,6 @@ impl JobRates {
 
 #[cfg(test)]
 mod tests {
-    use onefold_ikjt::service::protocol::ClientState;
-
     use super::*;
 
     #[test]
@@ -147,11 +169,8 @@ mod tests {
             waiting_share,
             ..ClientRate::default()
         };
-        let status = Status {
-            clients: vec![client("a", 10), client("a", 20), client("b", 3)],
-            client_rates: vec![rate(100.0, 0.5), rate(300.0, 0.0), rate(7.0, 1.0)],
-            ..Status::default()
-        };
+        let clients = [client("a", 10), client("a", 20), client("b", 3)];
+        let rates = [rate(100.0, 0.5), rate(300.0, 0.0), rate(7.0, 1.0)];
         let job = |job: &str, clients, samples_per_second, waiting_share, samples| JobRate {
             job: job.to_owned(),
             dataset: format!("s3://{job}"),
@@ -160,8 +179,11 @@ mod tests {
             waiting_share,
             samples,
         };
-        assert_eq!(JobRates::of(&status).jobs, [job("a", 2, 400.0, 0.25, 30), job("b", 1, 7.0, 1.0, 3)]);
-        assert_eq!(JobRates::of(&Status::default()).jobs, []);
+        assert_eq!(
+            JobRates::of(&clients, &rates).jobs,
+            [job("a", 2, 400.0, 0.25, 30), job("b", 1, 7.0, 1.0, 3)]
+        );
+        assert_eq!(JobRates::of(&[], &[]).jobs, []);
     }
 
     #[test]

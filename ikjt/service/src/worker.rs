@@ -24,13 +24,13 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::blocks::{Blocks, OfBlock, Subscription};
-use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::http;
 use crate::jobs::{Jobs, blocking, opening, to_status};
 use crate::messages::{Heartbeat, Orders, WorkerFigures, WorkerState};
 use crate::schedule::{Limits, Request};
 use crate::security::{Proof, SecurityArguments};
+use crate::server::{Listening, listen, serve, told_to_end};
 use crate::warnings::Warnings;
 
 /// The interval at which a worker reports to the master.

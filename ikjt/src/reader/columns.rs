@@ -11,8 +11,8 @@ use arrow::array::ArrayRef;
 use onefold_storage::Ranges;
 use parquet::arrow::ProjectionMask;
 
-use super::decode::RowGroup;
 use super::file::OpenFile;
+use super::row_group::RowGroup;
 use super::stages::Stages;
 use crate::cache::{Cache, Chunk, Claim, Found, Interest, Waiter};
 use crate::{Error, Result};

@@ -8,10 +8,11 @@ use arrow::datatypes::FieldRef;
 use onefold_datasets::{ColumnChanges, FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
 use onefold_storage::Storage;
 
+use super::budget::Account;
 use super::file::{OpenFiles, WantedColumns};
 use super::known::KnownFiles;
 use super::options::ReaderOptions;
-use super::pipeline::{Promise, Work, ended, promise, promise_beside};
+use super::promise::{Promise, ended, promise, promise_beside};
 use super::workers::Workers;
 use crate::Result;
 
@@ -111,25 +112,34 @@ pub(super) struct Opener {
     opening: HashMap<usize, Promise<Arc<OpenFiles>>>,
     /// The maximal number of files that are opened ahead.
     ahead: usize,
+    workers: Workers,
+    account: Arc<Account>,
 }
 
 impl Opener {
-    /// Creates an opener of the files `upcoming` that opens at most `ahead` files ahead of their use.
-    pub(super) fn new(files: Arc<Files>, upcoming: VecDeque<usize>, ahead: usize) -> Self {
-        Self { files, upcoming, begun: HashSet::new(), opening: HashMap::new(), ahead }
+    /// Creates an opener of the files `upcoming` that opens at most `ahead` files ahead of their use, with the threads
+    /// of `workers` and until `account` is closed.
+    pub(super) fn new(
+        files: Arc<Files>,
+        upcoming: VecDeque<usize>,
+        ahead: usize,
+        (workers, account): (&Workers, &Arc<Account>),
+    ) -> Self {
+        let (workers, account) = (workers.clone(), Arc::clone(account));
+        Self { files, upcoming, begun: HashSet::new(), opening: HashMap::new(), ahead, workers, account }
     }
 
     /// Returns an open set of files, or `None` if it is still being opened and `wait` is false.
-    pub(super) fn file(&mut self, file: usize, work: &Work, wait: bool) -> Result<Option<Arc<OpenFiles>>> {
+    pub(super) fn file(&mut self, file: usize, wait: bool) -> Result<Option<Arc<OpenFiles>>> {
         if !self.opening.contains_key(&file) {
             if self.files.are_known(file) {
                 self.begun.insert(file);
-                self.open_ahead(work)?;
+                self.open_ahead()?;
                 return self.files.open(file).map(Some);
             }
-            self.begin(file, work)?;
+            self.begin(file)?;
         }
-        self.open_ahead(work)?;
+        self.open_ahead()?;
         let Some(promise) = self.opening.get(&file) else { return Ok(None) };
         let opened = match wait {
             true => promise.recv().map_err(|_| ended()),
@@ -143,27 +153,27 @@ impl Opener {
         opened?.map(Some)
     }
 
-    fn open_ahead(&mut self, work: &Work) -> Result<()> {
+    fn open_ahead(&mut self) -> Result<()> {
         while self.opening.len() < self.ahead
             && let Some(file) = self.upcoming.pop_front()
         {
             if !self.begun.contains(&file) && !self.files.are_known(file) {
-                self.begin(file, work)?;
+                self.begin(file)?;
             }
         }
         Ok(())
     }
 
-    fn begin(&mut self, file: usize, work: &Work) -> Result<()> {
+    fn begin(&mut self, file: usize) -> Result<()> {
         self.begun.insert(file);
-        let (files, account) = (Arc::clone(&self.files), Arc::clone(&work.account));
+        let (files, account) = (Arc::clone(&self.files), Arc::clone(&self.account));
         let open = move || {
             account.check_open()?;
             files.open(file)
         };
         let promise = match self.files.storage.has_latency() {
             true => promise_beside(open)?,
-            false => promise(&work.workers.pool, open),
+            false => promise(&self.workers.pool, open),
         };
         self.opening.insert(file, promise);
         Ok(())

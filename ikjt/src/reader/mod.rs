@@ -53,7 +53,9 @@ mod output;
 mod pipeline;
 mod plan;
 mod position;
+mod promise;
 mod remote;
+mod row_group;
 mod selection;
 mod source;
 mod stages;
@@ -373,7 +375,12 @@ impl Reader {
                 let streams = orders.into_iter().zip(each);
                 let streams: Vec<Stream> =
                     streams.map(|(order, each)| Stream::new(order, each, position.step)).collect();
-                let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
+                let opener = Opener::new(
+                    Arc::clone(files),
+                    files_by_first_use(&streams),
+                    streams.len() + 1,
+                    (&work.workers, &work.account),
+                );
                 let scheduler = Scheduler {
                     work,
                     opener,

@@ -2,7 +2,7 @@
 
 use onefold_datasets::Schema;
 
-use super::decode::RowGroup;
+use super::row_group::RowGroup;
 use super::{Input, Reader};
 use crate::Result;
 

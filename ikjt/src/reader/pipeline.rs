@@ -6,7 +6,6 @@
 //! caller receives a queue of promises in batch order, so the work overlaps and the order of batches does not depend
 //! on the speed of threads. A slow caller blocks the scheduler, and thereby the decoding.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -18,72 +17,22 @@ use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
 use super::convert::{Conversion, Pieces};
-use super::decode::{Decoded, RowGroup};
+use super::decode::Decoded;
 use super::file::OpenFiles;
 use super::files::Opener;
 use super::output::{Output, Packing};
 use super::position::{Position, Share};
+use super::promise::{Promise, fulfilled, promise};
+use super::row_group::RowGroup;
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
 use super::workers::Workers;
 use crate::{Batch, Error, Result};
 
-/// The receiver of a result that another thread will send.
-pub(super) type Promise<T> = Receiver<Result<T>>;
-
 /// A finished batch in the queue, the row groups that it shares buffers with, and its reservation, which counts until
 /// the caller has the batch. The fields are dropped in this order, so that the memory of the row groups is free when
 /// the reservation is released.
 pub(super) type Delivery<T> = (T, Pieces, Reservation);
-
-/// Runs `work` on a thread of the pool, and returns a promise of its result.
-pub(super) fn promise<T: Send + 'static>(
-    pool: &rayon::ThreadPool,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Promise<T> {
-    let (task, promise) = promised(work);
-    pool.spawn(task);
-    promise
-}
-
-/// Runs `work` on a new thread, and returns a promise of its result. It is for work that mostly waits for an object
-/// store, which must not occupy a thread of the pool.
-///
-/// # Errors
-///
-/// The operating system's error if the thread cannot be started.
-pub(super) fn promise_beside<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<Promise<T>> {
-    let (task, promise) = promised(work);
-    std::thread::Builder::new().name("onefold-open".to_owned()).spawn(task)?;
-    Ok(promise)
-}
-
-/// Returns a task that runs `work` and sends its result, and the promise of the result.
-fn promised<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> (impl FnOnce() + Send + 'static, Promise<T>) {
-    let (sender, promise) = sync_channel(1);
-    let task = move || {
-        // Running out of memory or threads is not a bug, so the caller gets an error instead of a panic.
-        let result = catch_unwind(AssertUnwindSafe(work));
-        let result = result.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
-        // Sending fails if the caller no longer waits.
-        let _ = sender.send(result);
-    };
-    (task, promise)
-}
-
-/// Waits for the result of another thread.
-fn fulfilled<T>(promise: &Promise<T>) -> Result<T> {
-    promise.recv().unwrap_or_else(|_| Err(ended()))
-}
-
-/// Returns the error for a thread that ended without sending its result.
-pub(super) fn ended() -> Error {
-    Error::invariant("reader", "a reader thread ended without a result")
-}
 
 /// A step of an epoch: this rank's part of a global batch, and the position after it.
 #[derive(Debug, Clone)]
@@ -471,7 +420,7 @@ impl Scheduler {
         {
             return Ok(Some(Arc::clone(open)));
         }
-        let open = self.opener.file(file, &self.work, wait)?;
+        let open = self.opener.file(file, wait)?;
         if let Some(open) = &open {
             self.streams[stream].current = Some((file, Arc::clone(open)));
         }
@@ -560,18 +509,4 @@ fn batch_too_large(batch_size: usize, bytes: u64, budget: &Budget) -> Error {
         ),
         text!["raise ", option("memory_limit"), ", or take smaller batches"],
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_panic_of_a_task_is_its_result() {
-        let (task, promise) =
-            promised::<()>(|| panic!("failed to spawn thread: Resource temporarily unavailable"));
-        task();
-        let error = fulfilled(&promise).unwrap_err().to_string();
-        assert!(error.contains("pids.max") && !error.contains("bug"), "{error}");
-    }
 }

@@ -6,10 +6,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::decode::RowGroup;
 use super::files::{Chosen, Files};
 use super::known_labels::KnownLabels;
 use super::order::buckets_of_stream;
+use super::row_group::RowGroup;
 use crate::Result;
 use crate::preprocess::Sampler;
 

@@ -9,7 +9,7 @@ use super::convert::Pieces;
 use super::decode::Decoded;
 use super::file::OpenFiles;
 use super::order::{Item, StreamOrder};
-use super::pipeline::Promise;
+use super::promise::Promise;
 use crate::{Error, Result};
 
 /// One stream of an epoch.

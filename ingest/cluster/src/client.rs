@@ -31,9 +31,9 @@ use tonic::codegen::{Body as _, Service, http};
 use tonic::transport::Channel;
 
 use crate::MESSAGE_BYTES;
+use crate::address::Address;
 use crate::codec::PlanCodec;
-use crate::command::Address;
-use crate::results::Results;
+use crate::results::{Results, failure};
 use crate::tls::Tls;
 
 /// The first interval between two queries for the status of a job. It grows by half each time, up to [`LAST_WAIT`].
@@ -263,10 +263,6 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-pub(crate) fn failure(message: String, hint: &str) -> DataFusionError {
-    DataFusionError::External(Box::new(onefold_ingest::Error::engine(message, hint)))
 }
 
 /// Converts the error text of a job. Removes the wrapping of Ballista and DataFusion around the executor's own message

@@ -1,8 +1,6 @@
 //! The command line of `onefold-cluster`.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
@@ -11,6 +9,7 @@ use onefold_ingest::command::{AppendArguments, BuildArguments, run_append, run_b
 use onefold_ingest::remote::Cluster;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 
+use crate::address::Address;
 use crate::client::Client;
 use crate::executor::ExecutorArguments;
 use crate::scheduler::SchedulerArguments;
@@ -101,32 +100,6 @@ fn block_on(server: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(server)
 }
 
-/// A host name or address, and a port.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Address {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (host, port) = text.rsplit_once(':').ok_or("write a host and a port, as `10.0.0.1:50050`")?;
-        let port = port.parse().map_err(|_| format!("`{port}` is not a port"))?;
-        if host.is_empty() || host.contains('/') {
-            return Err(format!("`{host}` is not the name or address of a host"));
-        }
-        Ok(Self { host: host.to_owned(), port })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -136,14 +109,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn addresses_have_a_host_and_a_port() {
-        let address = Address { host: "10.0.0.1".to_owned(), port: 50050 };
-        assert_eq!("10.0.0.1:50050".parse(), Ok(address));
-        for wrong in ["10.0.0.1", ":50050", "10.0.0.1:x", "http://10.0.0.1:50050", "a:70000"] {
-            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
-        }
     }
 }

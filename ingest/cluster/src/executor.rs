@@ -23,8 +23,8 @@ use onefold_ingest::remote::Stores;
 use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;
+use crate::address::Address;
 use crate::codec::PlanCodec;
-use crate::command::Address;
 use crate::engine::Engine;
 use crate::tls::{Tls, TlsArguments};
 

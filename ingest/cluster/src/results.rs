@@ -17,7 +17,6 @@ use datafusion::execution::SendableRecordBatchStream;
 use futures::{Stream, StreamExt, TryStreamExt};
 
 use crate::MESSAGE_BYTES;
-use crate::client::failure;
 use crate::tls::Tls;
 
 /// The number of executors that the client connects to at the same time.
@@ -162,4 +161,8 @@ impl From<Lost> for DataFusionError {
     fn from(lost: Lost) -> Self {
         failure(lost.to_string(), "run the command again; nothing was committed")
     }
+}
+
+pub(crate) fn failure(message: String, hint: &str) -> DataFusionError {
+    DataFusionError::External(Box::new(onefold_ingest::Error::engine(message, hint)))
 }

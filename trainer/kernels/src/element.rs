@@ -12,7 +12,7 @@ use std::borrow::Cow;
 
 use bytemuck::Pod;
 
-use super::simd::{Lanes, WIDTH, dispatched};
+use super::simd::{Lanes, WIDTH, dispatched, widen_fp16};
 
 /// A type in which a table stores its weights.
 pub trait Element: Copy + Send + Sync + 'static {
@@ -112,16 +112,6 @@ impl Element for Fp16 {
             *stored = narrow_fp16(*value, noise.of(column) >> 19);
         }
     }
-}
-
-/// Converts a 16-bit float to a 32-bit float. The exponent and the mantissa are moved to their new positions, and
-/// the value is scaled by the difference of the exponent biases, which is exact for subnormal numbers too.
-#[inline(always)]
-pub(crate) fn widen_fp16(stored: u16) -> f32 {
-    let (sign, magnitude) = (u32::from(stored & 0x8000) << 16, u32::from(stored & 0x7fff));
-    let scaled = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
-    let special = if magnitude >= 0x7c00 { 0x7f80_0000 } else { 0 };
-    f32::from_bits(scaled.to_bits() | special | sign)
 }
 
 /// Rounds to `bf16`, up with a probability equal to the truncated fraction: `noise` is uniform in `0..1 << 16`.

@@ -12,7 +12,7 @@ use tch::Device;
 
 use super::c10d::{Group, Interface, Store};
 use super::gloo::Gloo;
-use super::loss::Watch;
+use super::loss::{ENDED, Watch};
 use super::nccl::{self, Nccl};
 use super::{Alone, Collectives};
 use crate::error::ranks;
@@ -318,10 +318,6 @@ impl Environment {
 pub(super) fn prefix(restarts: u64) -> String {
     format!("/worker/attempt_{restarts}/onefold")
 }
-
-/// The key under which a launcher records the rank that failed, so that other ranks stop waiting for it to
-/// join.
-pub(super) const ENDED: &str = "ended";
 
 /// Returns the key of a rank that has joined.
 pub(super) fn joined_key(rank: u32) -> String {

@@ -13,7 +13,7 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::c10d::Store;
-use super::environment;
+use super::{environment, loss};
 use crate::{Error, Result};
 
 /// The time that the other ranks have to end after one has failed, before they are killed.
@@ -71,7 +71,7 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
         running.ranks.push((rank, child));
     }
     // An error is ignored: a store that does not answer is no worse than a store without the note.
-    let failed = |rank: u32| drop(store.set(environment::ENDED, rank.to_string().as_bytes()));
+    let failed = |rank: u32| drop(store.set(loss::ENDED, rank.to_string().as_bytes()));
     let exits = running.wait(&signals, patience, failed)?;
     if running.signals > 1 && exits.iter().any(|exit| exit.killed && !exit.status.success()) {
         return Err(Error::ranks(

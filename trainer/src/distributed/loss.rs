@@ -11,7 +11,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::c10d::{Said, Store};
-use super::environment;
 use crate::{Error, Result};
 
 /// The interval at which the store is polled.
@@ -30,6 +29,10 @@ const SILENCE: Duration = Duration::from_secs(15);
 
 /// The key that indicates that some rank has left a note.
 const FAILED: &str = "failed";
+
+/// The key under which a launcher records the rank that failed, so that other ranks stop waiting for it to
+/// join.
+pub(super) const ENDED: &str = "ended";
 
 /// The note of a rank after an operation has failed, on this rank or on another one.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -247,7 +250,7 @@ impl Shared {
             return None;
         }
         // A store that does not answer is detected where the notes are read.
-        let rank = store.get(environment::ENDED).ok()??;
+        let rank = store.get(ENDED).ok()??;
         String::from_utf8_lossy(&rank).parse().ok()
     }
 

@@ -10,8 +10,7 @@ use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use tch::{Kind, Tensor};
 
 use super::shard::{Buffer, RowSet, Shard};
-use super::table::{Table, shard_buffers};
-use super::update::rule;
+use super::table::{Table, rule, shard_buffers};
 use super::usage::Usage;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, DeviceTables, LookedUp, Slots, Staged, Stored, Update, failed, guarded};

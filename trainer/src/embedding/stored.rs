@@ -7,7 +7,7 @@ use onefold_sharding::{DataType, TableConfig};
 
 use super::shard::{Buffer, RowSet, Shard};
 use super::usage::Usage;
-use super::{Embeddings, Store, table, update};
+use super::{Embeddings, Store, table};
 use crate::config::TableOptimizerConfig;
 
 /// The indices of a shard's buffers.
@@ -197,7 +197,7 @@ pub(crate) fn whole_buffers(
     with_usage: bool,
 ) -> Vec<Buffer> {
     let dim = config.dim as usize;
-    let mut buffers = table::shard_buffers(config, dim, update::rule(optimizer, 1).state_width(dim));
+    let mut buffers = table::shard_buffers(config, dim, table::rule(optimizer, 1).state_width(dim));
     buffers.extend(with_usage.then_some(Buffer::USAGE));
     buffers
 }

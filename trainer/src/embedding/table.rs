@@ -5,14 +5,14 @@ use std::io;
 use onefold_ikjt::Feature;
 use onefold_ikjt::hash::SigridHash;
 use onefold_kernels::element::{Elements, ElementsMut, Noise, nearest_bf16, nearest_fp16};
+use onefold_kernels::update::Rule;
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::Dtype;
 
 use super::shard::{Buffer, RowSet, Shard};
-use super::update::rule;
-use crate::config::TableOptimizerConfig;
+use crate::config::{TableOptimizer, TableOptimizerConfig};
 use crate::{Error, Result};
 
 /// The salt of hashed ids.
@@ -71,6 +71,17 @@ impl Weights {
             Self::Fp32(values) => bytemuck::cast_slice_mut(values),
             Self::Bf16(values) | Self::Fp16(values) => bytemuck::cast_slice_mut(values),
         }
+    }
+}
+
+/// Returns the update rule of a configuration in step `step`, counted from 1.
+pub(super) fn rule(optimizer: &TableOptimizerConfig, step: u64) -> Rule {
+    let eps = optimizer.eps;
+    match optimizer.kind {
+        TableOptimizer::RowWiseAdagrad => Rule::RowWiseAdagrad { eps },
+        TableOptimizer::Adagrad => Rule::Adagrad { eps },
+        TableOptimizer::Sgd => Rule::Sgd,
+        TableOptimizer::Adam => Rule::Adam { beta1: optimizer.beta1, beta2: optimizer.beta2, eps, step },
     }
 }
 

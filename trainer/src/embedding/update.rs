@@ -8,20 +8,9 @@ use onefold_kernels::update::{self, Place, Rule, Sources, Update, place, sort_pl
 use rayon::prelude::*;
 
 use super::lookup::FeatureLookup;
-use super::table::Table;
+use super::table::{Table, rule};
 use super::usage::Usage;
-use crate::config::{TableOptimizer, TableOptimizerConfig};
-
-/// Returns the update rule of a configuration in step `step`, counted from 1.
-pub(super) fn rule(optimizer: &TableOptimizerConfig, step: u64) -> Rule {
-    let eps = optimizer.eps;
-    match optimizer.kind {
-        TableOptimizer::RowWiseAdagrad => Rule::RowWiseAdagrad { eps },
-        TableOptimizer::Adagrad => Rule::Adagrad { eps },
-        TableOptimizer::Sgd => Rule::Sgd,
-        TableOptimizer::Adam => Rule::Adam { beta1: optimizer.beta1, beta2: optimizer.beta2, eps, step },
-    }
-}
+use crate::config::TableOptimizerConfig;
 
 /// The contribution of one feature on one rank to the gradient of a table.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use onefold_sharding::Pooling;
 use tch::nn;
 use tch::{Kind, Tensor};
 
+use super::block::{Block, Features, OfQueries, Pooled, Read};
 use super::compute::Compute;
 use super::linear::{bias, layer, linear, without_key_gradient};
 use super::padded::Valid;
-use super::sequences::{Block, Features, OfQueries, Pooled, Read};
 use crate::{Result, tensors};
 
 /// A multi-head self-attention block (Vaswani et al. 2017), shared by all features with this pooling: QKV

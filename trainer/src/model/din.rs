@@ -3,10 +3,10 @@
 use tch::Tensor;
 use tch::nn;
 
+use super::block::{Block, Features, OfQueries, Pooled};
 use super::compute::Compute;
 use super::linear::{layer, linear};
 use super::lists::{Lists, gather, indices, weighted_sum};
-use super::sequences::{Block, Features, OfQueries, Pooled};
 use crate::Result;
 
 /// The local activation unit of DIN (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction"),
@@ -64,7 +64,7 @@ impl TargetAttention {
     }
 
     /// Concatenates every query and its part of the first layer, `[U, D + H]` from `[U, D]`.
-    pub(super) fn with_queries(&self, queries: &Tensor) -> Tensor {
+    fn with_queries(&self, queries: &Tensor) -> Tensor {
         Tensor::cat(&[queries, &self.of_queries(queries)], 1)
     }
 
@@ -114,7 +114,8 @@ impl Block for TargetAttention {
             let parts = all.split_with_sizes([self.dim, hidden], 2);
             (parts[0].shallow_clone(), parts[1].shallow_clone())
         };
-        let ((vectors, of_keys), (queries, of_queries)) = (parts(lists), parts(&queries(self)?.unsqueeze(1)));
+        let ((vectors, of_keys), (queries, of_queries)) =
+            (parts(lists), parts(&queries(&|vectors| self.with_queries(vectors))?.unsqueeze(1)));
         let weights = self.weights(&(queries * &vectors), &of_queries, &of_keys);
         // Vectors after the end of a list are zero, so their weights do not matter.
         Ok(weights.transpose(1, 2).matmul(&vectors).squeeze_dim(1))
@@ -153,10 +154,8 @@ mod tests {
         let targets = [1, 0, 1, 1];
         let keys = pad(&unit.of_elements(&vectors), &lists);
         let sizes = Tensor::from_slice(&lists.sizes);
-        let mut of_lists = |unit: &TargetAttention| {
-            Ok(gather(&unit.with_queries(&queries), &indices(&targets, Device::Cpu)))
-        };
-        let found = unit.of_rows(&keys, &sizes, &mut of_lists).unwrap();
+        let rows = indices(&targets, Device::Cpu);
+        let found = unit.of_rows(&keys, &sizes, &mut |part| Ok(gather(&part(&queries), &rows))).unwrap();
         let expected = unit.forward(&vectors, &queries, &lists, &targets);
         assert!((found - expected).abs().max().double_value(&[]) < 1e-6);
     }

@@ -3,11 +3,11 @@
 use tch::Tensor;
 use tch::nn::{self, Module};
 
+use super::block::{Block, Features, OfQueries, Pooled};
 use super::compute::Compute;
 use super::linear::{ZEROS, bias, layer, linear, uniform, with_init, without_key_gradient, xavier_uniform};
 use super::lists::{Lists, gather, indices, mean};
 use super::padded::Valid;
-use super::sequences::{Block, Features, OfQueries, Pooled};
 use crate::Result;
 
 /// An encoder block with normalization before each part (Xiong et al. 2020), shared by all features with this

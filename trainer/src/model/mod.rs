@@ -1,6 +1,7 @@
 //! The DLRM: bottom MLP, pooled embeddings, interaction by dot products (Naumov et al. 2019) or cross layers, top MLP.
 
 mod attention;
+mod block;
 mod compute;
 mod cross;
 mod din;
@@ -13,6 +14,7 @@ mod mlp;
 mod normalize;
 mod on_device;
 mod padded;
+mod passed;
 mod profile;
 mod sequences;
 #[cfg(test)]

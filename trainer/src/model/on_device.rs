@@ -19,7 +19,7 @@ use tch::{Kind, Tensor};
 use self::blocks::Pooled;
 use self::recorded::Recorded;
 use super::Model;
-use super::forward::{Finite, Passed};
+use super::passed::{Finite, Passed};
 use crate::Result;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, Staged, Sums};

@@ -83,6 +83,16 @@ pub trait Lanes<const N: usize = WIDTH>: Copy {
     }
 }
 
+/// Converts a 16-bit float to a 32-bit float. The exponent and the mantissa are moved to their new positions, and
+/// the value is scaled by the difference of the exponent biases, which is exact for subnormal numbers too.
+#[inline(always)]
+pub(crate) fn widen_fp16(stored: u16) -> f32 {
+    let (sign, magnitude) = (u32::from(stored & 0x8000) << 16, u32::from(stored & 0x7fff));
+    let scaled = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
+    let special = if magnitude >= 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(scaled.to_bits() | special | sign)
+}
+
 /// A vector for any processor.
 #[derive(Clone, Copy)]
 struct Portable([f32; WIDTH]);
@@ -123,7 +133,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn load_fp16(values: &[u16; WIDTH]) -> Self {
-        Self(values.map(super::element::widen_fp16))
+        Self(values.map(widen_fp16))
     }
     #[inline(always)]
     fn sub(self, other: Self) -> Self {

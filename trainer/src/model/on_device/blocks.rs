@@ -13,7 +13,6 @@ use std::ops::Range;
 use onefold_sharding::Pooling;
 use tch::{Kind, Tensor};
 
-use super::super::din::TargetAttention;
 use super::super::sequences::Blocks;
 use crate::device::{Accelerator, LookedUp, Staged, StagedSequences, Target};
 use crate::{Result, shim};
@@ -68,8 +67,8 @@ impl Blocks {
             let block = &self.blocks[self.place(*pooling)].1;
             let shared = block.of_elements(&elements);
             let padded = accelerator.pad(&shared.detach().contiguous(), jagged)?.set_requires_grad(true);
-            let rows = block.of_rows(&padded, &jagged.sizes, &mut |din| {
-                let queries = Queries::new(accelerator, batch, looked_up, din)?;
+            let rows = block.of_rows(&padded, &jagged.sizes, &mut |part| {
+                let queries = Queries::new(accelerator, batch, looked_up, part)?;
                 Ok(pooled.queries.insert(queries).by_sample.shallow_clone())
             })?;
             pooled.blocks.push(Block { pooling: *pooling, elements, shared, padded, rows });
@@ -116,7 +115,7 @@ impl Queries {
         accelerator: &Accelerator,
         batch: &Staged,
         looked_up: &LookedUp,
-        din: &TargetAttention,
+        part: &dyn Fn(&Tensor) -> Tensor,
     ) -> Result<Self> {
         let pooled = looked_up.pooled.as_ref().expect("a target pools by sum or mean");
         let (mut targets, mut end): (Vec<(Target, _)>, _) = (Vec::new(), 0);
@@ -129,7 +128,7 @@ impl Queries {
         }
         let vectors: Vec<_> = targets.iter().map(|(target, _)| vectors_of(batch, *target, pooled)).collect();
         let vectors = Tensor::cat(&vectors, 0).detach().set_requires_grad(true);
-        let shared = din.with_queries(&vectors);
+        let shared = part(&vectors);
         let (samples, width) = (batch.size(), shared.size()[1]);
         let by_sample = accelerator.empty(&[samples * batch.targets.len() as i64, width], Kind::Float)?;
         let mut queries = Self { targets, vectors, shared, by_sample };
