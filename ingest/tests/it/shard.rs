@@ -6,7 +6,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, StringArray, TimestampMicrosecondArray};
-use arrow::datatypes::Int64Type;
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Int64Type};
 use bytes::Bytes;
 use onefold_tests::S3Server;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -130,7 +131,9 @@ fn rows_with_folders(files: BTreeMap<PathBuf, Vec<u8>>) -> Vec<(i64, Option<Stri
     for bytes in files.into_values() {
         let batches = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(bytes)).unwrap().build().unwrap();
         for batch in batches.map(Result::unwrap) {
-            let text = |name: &str| batch.column_by_name(name).unwrap().as_string::<i32>().clone();
+            let text = |name: &str| {
+                cast(batch.column_by_name(name).unwrap(), &DataType::Utf8).unwrap().as_string::<i32>().clone()
+            };
             let (dates, zones) = (text("date"), text("zone"));
             let users = batch.column_by_name("user").unwrap().as_primitive::<Int64Type>();
             rows.extend(users.values().iter().enumerate().map(|(row, user)| {
