@@ -142,7 +142,7 @@ fn steps_are_the_same_on_any_number_of_ranks() {
         "--streams 65",
         &["64 buckets cannot be divided into 65 streams", "hint: ", "--streams", "must be 1 to 64"],
     );
-    refused("--rank 0/9 --batch-size 8", &["8 samples cannot be divided among 9 ranks"]);
+    refused("--rank 0/9 --batch-size 8", &["8 samples cannot be divided among 9 streams"]);
     refused(
         "--streams 8 --batch-size 7",
         &["7 samples cannot be divided among 8 streams", "--global-batch-size"],
