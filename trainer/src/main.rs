@@ -114,7 +114,7 @@ struct RunArguments {
     /// Replace the run in `--out` when the new run is complete
     #[arg(id = "existing = overwrite", long = "overwrite", conflicts_with = "existing = resume")]
     overwrite: bool,
-    /// Continue from the newest checkpoint of the run in `--out`, or start from the beginning if there is none
+    /// Continue from the newest checkpoint of the run in `--out`, or start from the beginning if it has no checkpoint
     #[arg(id = "existing = resume", long = "resume")]
     resume: bool,
     /// Train on the partitions of one day or hour after another, and evaluate on each day before training on it. This

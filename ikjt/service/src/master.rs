@@ -45,7 +45,7 @@ pub(crate) struct MasterArguments {
 /// The datasets that a master serves, and its address.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServingArguments {
-    /// Address to listen on; port 0 stands for any free port
+    /// Address to listen on; with port 0, the system chooses a free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070")]
     pub(crate) listen: SocketAddr,
     /// Dataset that clients can name, such as `clicks=s3://bucket/clicks`; can be given several times

@@ -48,7 +48,7 @@ pub(crate) struct WorkerArguments {
     /// Master, as `HOST:PORT`
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) master: String,
-    /// Address to listen on; port 0 stands for any free port
+    /// Address to listen on; with port 0, the system chooses a free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
     /// Name or address at which clients reach this process [default: that of `--listen`]

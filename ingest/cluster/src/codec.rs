@@ -3,7 +3,7 @@
 //!
 //! An operator of `onefold-ingest` is encoded as three parts with a line end after each of the first two: `ofld` and the
 //! version of the sender, the operator's text, which is one line of JSON, and the plan of the part that DataFusion can
-//! encode (empty if there is none).
+//! encode (empty if the operator has no such part).
 
 use std::sync::Arc;
 

@@ -9,8 +9,8 @@
 //! A cluster runs the tasks of a lost machine again, and Ballista 55 may then deliver both the output of the lost task
 //! and that of the new one. Each row therefore carries the number of its partition and of the run of this partition.
 //! The receiver keeps the first run of a partition that it sees, and drops the rows of other runs. After its rows, a
-//! sender tells every receiver the number of the rows that it sent there, and their digest, even if there are none. If
-//! they differ from the rows that arrived, or no sender told anything, the query fails.
+//! sender tells every receiver the number of the rows that it sent there, and their digest, also if this number is 0.
+//! The query fails if they differ from the rows that arrived, or if no sender told the receiver anything.
 
 use std::collections::HashMap;
 use std::sync::Arc;
