@@ -240,7 +240,7 @@ impl Master {
         };
         let leased = worker.map(|worker| Leased { worker, workers }).ok_or_else(none);
         // Logs the error, because only the operator of the service can resolve it.
-        leased.inspect_err(|status| self.warnings.warn(status.message()))
+        leased.inspect_err(|status| self.warnings.warn(status.message(), status.message()))
     }
 
     pub(crate) fn status(&self) -> Status {

@@ -13,9 +13,10 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// The maximal number of warnings in this interval.
 const MOST: usize = 20;
 
-/// Writes each warning at most once a minute, because clients repeat requests that fail.
+/// Writes one warning about a subject per minute, because clients repeat requests that fail.
 #[derive(Debug, Default)]
 pub(crate) struct Warnings {
+    /// The time of the last warning about each subject.
     written: Mutex<HashMap<String, Instant>>,
     failures: AtomicU64,
 }
@@ -31,7 +32,7 @@ impl Warnings {
         let is_of_storage = matches!(status.code(), Code::FailedPrecondition | Code::Unavailable);
         // Other statuses contain no fault.
         if is_of_storage && !status.details().is_empty() {
-            self.warn(status.message());
+            self.warn(status.message(), status.message());
         }
     }
 
@@ -40,18 +41,19 @@ impl Warnings {
         self.failures.load(Relaxed)
     }
 
-    pub(crate) fn warn(&self, text: &str) {
-        if self.is_due(text, Instant::now()) {
+    /// Writes a warning, unless a warning about the same subject was written within the last minute.
+    pub(crate) fn warn(&self, subject: &str, text: &str) {
+        if self.is_due(subject, Instant::now()) {
             tracing::warn!("{text}");
         }
     }
 
-    fn is_due(&self, text: &str, now: Instant) -> bool {
+    fn is_due(&self, subject: &str, now: Instant) -> bool {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         written.retain(|_, when| now.saturating_duration_since(*when) < AGAIN);
-        let is_due = written.len() < MOST && !written.contains_key(text);
+        let is_due = written.len() < MOST && !written.contains_key(subject);
         if is_due {
-            written.insert(text.to_owned(), now);
+            written.insert(subject.to_owned(), now);
         }
         is_due
     }

@@ -172,8 +172,10 @@ async fn pass(worker: &Worker, cache: &Cache) {
         worker.blocks.pass();
         worker.jobs.pass();
         if let Some(failure) = cache.take_disk_failure() {
+            let failed = "`--cache-dir` cannot be written to";
             let hint = "free space there, or lower `--cache-limit`";
-            worker.warnings.warn(&format!("`--cache-dir` cannot be written to: {failure}\n  hint: {hint}"));
+            // The names of the files differ, so the subject does not contain them.
+            worker.warnings.warn(failed, &format!("{failed}: {failure}\n  hint: {hint}"));
         }
     }
 }

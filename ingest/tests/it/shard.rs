@@ -172,7 +172,7 @@ fn folders_become_columns_of_the_segments() {
     dir.fails_as(
         shard(&dir, "user", 3, "others"),
         &[
-            "its folders make other columns (`date=`) than those of `log/late.parquet` (none)",
+            "its folders make other columns (`zone=`, `date=`) than those of `log/late.parquet` (none)",
             "give all files folders",
         ],
     );
