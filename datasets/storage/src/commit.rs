@@ -5,18 +5,27 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use onefold_base::fault::{option, text};
+use onefold_base::fault::{Explain, option, text};
 
 use crate::{Created, Error, Result};
 
-/// Replaces the file at `path` with `bytes`. It writes and syncs a file next to it, renames it over the old
-/// file, and syncs the directory, so after a crash either the old or the new file exists, complete.
+/// Replaces the file at `path`, or the target of a symbolic link there, with `bytes`. It writes and syncs a file
+/// next to it, renames it over the old file, and syncs the directory, so after a crash either the old or the new
+/// file exists, complete. A device or a pipe, such as `/dev/stdout`, takes the bytes and is not replaced.
 ///
 /// # Errors
 ///
-/// Returns the operating system's error. In this case the old file is unchanged, and no temporary file is
-/// left.
+/// Returns the operating system's error, or an error that carries the [`Fault`](onefold_base::fault::Fault) of a
+/// URL or of a path that is not valid (see [`absolute`](crate::absolute)). In these cases the old file is
+/// unchanged, and no temporary file is left.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if fs_err::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+        return fs_err::write(path, bytes);
+    }
+    let hint = "give a local path, and copy the file to the store afterwards";
+    let place = crate::path_on_disk(path, "this file is written to a local disk", hint);
+    let place = place.map_err(|error| io::Error::other(error.fault()))?;
+    let path = &fs_err::canonicalize(&place).unwrap_or(place);
     let temporary = sibling(path, "tmp");
     let written = write_synced(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, path));
     if written.is_err() {

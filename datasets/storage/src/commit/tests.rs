@@ -10,6 +10,38 @@ fn a_file_is_replaced_whole() {
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
 }
 
+#[cfg(unix)]
+#[test]
+fn links_and_devices_are_not_replaced() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+    let directory = tempfile::tempdir().unwrap();
+    let (path, link) = (directory.path().join("file"), directory.path().join("link"));
+    fs_err::write(&path, b"old").unwrap();
+    symlink(&path, &link).unwrap();
+    write_atomically(&link, b"new").unwrap();
+    assert_eq!(fs_err::read(&path).unwrap(), b"new");
+    assert!(fs_err::symlink_metadata(&link).unwrap().is_symlink());
+    // The link protects the device of the machine if this fails: a rename would replace the link.
+    let device = directory.path().join("null");
+    symlink("/dev/null", &device).unwrap();
+    write_atomically(&device, b"new").unwrap();
+    assert!(fs_err::metadata(&device).unwrap().file_type().is_char_device());
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn a_file_at_a_location_that_is_no_local_path_is_refused() {
+    for (path, message) in [
+        ("~/page.html", "did not expand `~`"),
+        ("s3:/b/page.html", "two slashes"),
+        ("s3://b/page.html", "local disk"),
+    ] {
+        let fault = write_atomically(Path::new(path), b"page").unwrap_err().fault();
+        let text = fault.to_string();
+        assert!(text.contains(message) && text.contains(path) && !fault.hints.is_empty(), "{text}");
+    }
+}
+
 /// Returns methods of naming a file, for file systems with fewer and fewer capabilities.
 #[cfg(unix)]
 fn namings() -> [Naming; 4] {
