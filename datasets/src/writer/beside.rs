@@ -127,6 +127,7 @@ impl ColumnsWriter {
         let Some(open) = &mut self.open else { return Err(no_row_group()) };
         let (files, index) = (Arc::clone(&open.files), open.row_groups);
         let (schema, base) = (Arc::clone(&self.schema), Arc::clone(&self.base));
+        let pool = Arc::clone(&self.writers.format.encoders.pool);
         let (samples, wanted) = (open.set.row_groups[index].samples, open.columns.clone());
         let decode = move || -> Result<Vec<RecordBatch>, Box<dyn std::error::Error + Send + Sync>> {
             let given = some_columns(&columns, &wanted)?;
@@ -134,7 +135,7 @@ impl ColumnsWriter {
                 return Err(no_row_group().into());
             }
             let how = (&*schema, base.layout, base.sample_keys);
-            Ok(vec![files.samples(index, how, &given)?])
+            Ok(vec![pool.install(|| files.samples(index, how, Some(&given)))?])
         };
         let sessions = open.set.row_groups[index].sessions;
         open.beside.write_row_group(Pushed { bytes: 0, sessions }, Box::new(decode))?;
