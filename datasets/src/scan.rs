@@ -421,9 +421,8 @@ impl OpenFiles {
         if let Some(kept) = schema.kept.iter().find(|kept| kept.name == *name) {
             return self.kept(row_group, kept);
         }
-        let mut features =
-            schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
-        if let Some((group, feature)) = features.find(|(_, feature)| feature.name == *name) {
+        let feature = schema.grouped_features().find(|(_, feature)| feature.name == *name);
+        if let Some((group, feature)) = feature {
             let lists = self.lists(row_group, layout, group, feature)?;
             return Ok(lists.to_views(0..lists.len()));
         }

@@ -151,8 +151,11 @@ impl ColumnsWriter {
     fn begin(&self, set: FileSet) -> Result<OpenSet> {
         let BucketWriters { storage, format, buckets, .. } = &self.writers;
         let further = self.schema.further_features(&self.base.schema);
-        let is_written =
-            |name: &&String| !self.is_feature(name) || further.contains(name) || set.changes.lacks(name);
+        // Files may lack columns of features, but not other columns.
+        let is_written = |name: &&String| {
+            let is_feature = self.schema.feature_names().any(|feature| feature == name.as_str());
+            !is_feature || further.contains(name) || set.changes.lacks(name)
+        };
         let columns: Vec<String> = self.columns.iter().filter(is_written).cloned().collect();
         let mut changes = set.changes.clone();
         changes.lacks.retain(|feature| !columns.contains(feature));
@@ -163,13 +166,6 @@ impl ColumnsWriter {
         let path = data_file(&self.written.key, self.written.range, *buckets, 0, &random_name());
         let beside = DataFileWriter::create(storage, path, &format, *buckets)?;
         Ok(OpenSet { set, columns, changes, files, beside, row_groups: 0 })
-    }
-
-    /// Returns whether a column belongs to a feature. Files may lack columns of features, but not other
-    /// columns.
-    fn is_feature(&self, name: &str) -> bool {
-        let is_dense = self.schema.dense.iter().any(|dense| dense == name);
-        is_dense || self.schema.sparse_features().any(|feature| feature.name == name)
     }
 
     /// Completes the open file.

@@ -524,7 +524,7 @@ impl Storage {
     /// Returns a client with a timeout for requests of up to `bytes` bytes.
     fn store_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
         match &self.remote {
-            Some(remote) if bytes > LARGEST_REQUEST => remote.connect_for(bytes),
+            Some(remote) if bytes > LARGEST_REQUEST => remote.connect_with(Patience::Long, bytes),
             _ => Ok(Arc::clone(&self.store)),
         }
     }
