@@ -155,28 +155,19 @@ fn is_taken(path: &Path) -> io::Result<bool> {
 }
 
 /// Creates a hard link. The error has the system's error code, which `fs_err` hides.
-#[cfg(unix)]
 fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::fs::link(from, to)?)
 }
 
-#[cfg(not(unix))]
-fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
-    fs_err::hard_link(from, to)
-}
-
-#[cfg(target_os = "linux")]
 fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
     rename_with(from, to, rustix::fs::RenameFlags::NOREPLACE)
 }
 
 /// Exchanges the names of two files or directories atomically.
-#[cfg(target_os = "linux")]
 fn exchange_names(one: &Path, other: &Path) -> io::Result<()> {
     rename_with(one, other, rustix::fs::RenameFlags::EXCHANGE)
 }
 
-#[cfg(target_os = "linux")]
 fn rename_with(from: &Path, to: &Path, flags: rustix::fs::RenameFlags) -> io::Result<()> {
     use rustix::fs::{CWD, renameat_with};
     renameat_with(CWD, from, CWD, to, flags).map_err(|error| match error {
@@ -186,28 +177,13 @@ fn rename_with(from: &Path, to: &Path, flags: rustix::fs::RenameFlags) -> io::Re
     })
 }
 
-#[cfg(not(target_os = "linux"))]
-fn rename_without_replacing(_: &Path, _: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn exchange_names(_: &Path, _: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
 /// Returns whether the file system does not support a call. File systems without links report missing
 /// permission. If the user really has no permission, the next call fails too.
 fn is_unsupported(error: &io::Error) -> bool {
-    #[cfg(unix)]
-    {
-        use rustix::io::Errno;
-        let codes = [Errno::PERM, Errno::NOTSUP, Errno::OPNOTSUPP, Errno::MLINK, Errno::NOSYS, Errno::XDEV];
-        if codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error())) {
-            return true;
-        }
-    }
-    error.kind() == io::ErrorKind::Unsupported
+    use rustix::io::Errno;
+    let codes = [Errno::PERM, Errno::NOTSUP, Errno::OPNOTSUPP, Errno::MLINK, Errno::NOSYS, Errno::XDEV];
+    let is_one = codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()));
+    is_one || error.kind() == io::ErrorKind::Unsupported
 }
 
 /// The largest number of repetitions because another process removed the empty folder. A process removes
@@ -294,7 +270,6 @@ impl Drop for DirectoryLock {
 }
 
 /// Returns whether the open file `file` still has the path `path`.
-#[cfg(unix)]
 fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
     match fs_err::metadata(path) {
@@ -302,12 +277,6 @@ fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// On systems where an open file cannot be removed, it always has its path.
-#[cfg(not(unix))]
-fn is_still_at(_: &fs_err::File, _: &Path) -> io::Result<bool> {
-    Ok(true)
 }
 
 /// Directories that were created on the path to an output. Dropping this before [`keep`](Self::keep) removes

@@ -198,7 +198,7 @@ fn prefix_of(folder: &Path) -> Result<ObjectPath, Problem> {
     Ok(prefix)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;

@@ -10,7 +10,6 @@ fn a_file_is_replaced_whole() {
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
 }
 
-#[cfg(unix)]
 #[test]
 fn links_and_devices_are_not_replaced() {
     use std::os::unix::fs::{FileTypeExt, symlink};
@@ -43,7 +42,6 @@ fn a_file_at_a_location_that_is_no_local_path_is_refused() {
 }
 
 /// Returns methods of naming a file, for file systems with fewer and fewer capabilities.
-#[cfg(unix)]
 fn namings() -> [Naming; 4] {
     use rustix::io::Errno;
     let full = Naming::default();
@@ -54,7 +52,6 @@ fn namings() -> [Naming; 4] {
     [full, no_links, neither, old_kernel]
 }
 
-#[cfg(unix)]
 #[test]
 fn a_file_is_created_once_also_without_hard_links() {
     for naming in namings() {
@@ -67,7 +64,6 @@ fn a_file_is_created_once_also_without_hard_links() {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn of_many_writers_one_creates_a_file_also_without_hard_links() {
     for naming in namings() {
@@ -88,7 +84,6 @@ fn of_many_writers_one_creates_a_file_also_without_hard_links() {
 }
 
 /// Other errors of the system do not count as a missing capability.
-#[cfg(unix)]
 #[test]
 fn a_full_disk_is_reported_by_the_first_way() {
     use rustix::io::Errno;
@@ -101,7 +96,6 @@ fn a_full_disk_is_reported_by_the_first_way() {
 }
 
 /// A killed writer leaves its claim but no file. No other writer gets the name before the claim is removed.
-#[cfg(unix)]
 #[test]
 fn a_claim_of_a_killed_writer_is_reported() {
     let directory = tempfile::tempdir().unwrap();
