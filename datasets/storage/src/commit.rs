@@ -23,9 +23,8 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
         return fs_err::write(path, bytes);
     }
     let hint = "give a local path, and copy the file to the store afterwards";
-    let place = crate::path_on_disk(path, "this file is written to a local disk", hint);
-    let place = place.map_err(|error| io::Error::other(error.fault()))?;
-    let path = &fs_err::canonicalize(&place).unwrap_or(place);
+    let path = crate::path_on_disk(path, "this file is written to a local disk", hint);
+    let path = &path.map_err(|error| io::Error::other(error.fault()))?;
     let temporary = sibling(path, "tmp");
     let written = write_synced(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, path));
     if written.is_err() {
@@ -324,35 +323,42 @@ pub struct StagedDirectory {
 }
 
 impl StagedDirectory {
-    /// Starts a directory that will appear at `target`.
+    /// Starts a directory that will appear at `location`. If it is a symbolic link, the directory will appear at
+    /// the link's target.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if `target` exists and `overwrite` is false, if it exists without the file `marker`,
-    /// which identifies a directory of the same kind, or if `target` is not a valid path (see
-    /// [`absolute`](crate::absolute)); [`Error::Locked`] if another process writes the same directory.
-    pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
+    /// [`Error::Fault`] if `location` exists and `overwrite` is false, if it exists without the file `marker`,
+    /// which identifies a directory of the same kind, if it contains the working directory, or if it is not a
+    /// valid path (see [`absolute`](crate::absolute)); [`Error::Locked`] if another process writes the same
+    /// directory.
+    pub fn create(location: &Path, marker: &str, overwrite: bool) -> Result<Self> {
         // Missing folders are created, so this must first reject a `~` that the shell did not expand.
         let hint = "give a local path, and copy the folder to the store afterwards";
-        crate::path_on_disk(target, "this folder is written to a local disk", hint)?;
-        let created = CreatedDirectories::create(parent(target))?;
-        let lock = DirectoryLock::take_file(sibling(target, "lock"), target)?;
-        restore(target)?;
-        let occupied = target.exists() && !is_empty_directory(target)?;
+        let target = crate::path_on_disk(location, "this folder is written to a local disk", hint)?;
+        // The rename would leave the shell in a directory without a name.
+        if fs_err::canonicalize(".").is_ok_and(|here| here.starts_with(&target)) {
+            let message = "the working directory is in this folder, which is replaced as a whole";
+            return Err(Error::location(location.display(), message, "choose another folder"));
+        }
+        let created = CreatedDirectories::create(parent(&target))?;
+        let lock = DirectoryLock::take_file(sibling(&target, "lock"), location)?;
+        restore(&target)?;
+        let occupied = target.exists() && !is_empty_directory(&target)?;
         if occupied && !target.join(marker).is_file() {
             let hint = format!("it holds no `{marker}`, so it is not replaced; choose another directory");
-            return Err(Error::exists(target, hint));
+            return Err(Error::exists(location, hint));
         }
         if occupied && !overwrite {
             let hint = text!["choose another directory, or replace it with ", option("overwrite")];
-            return Err(Error::exists(target, hint));
+            return Err(Error::exists(location, hint));
         }
-        let staging = sibling(target, "partial");
+        let staging = sibling(&target, "partial");
         if staging.exists() {
             fs_err::remove_dir_all(&staging)?;
         }
         fs_err::create_dir(&staging)?;
-        Ok(Self { target: target.to_owned(), staging, overwrite, _lock: lock, created })
+        Ok(Self { target, staging, overwrite, _lock: lock, created })
     }
 
     /// Returns the path under which files are written until the commit.

@@ -44,8 +44,8 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
     Ok(std::path::absolute(location)?.components().collect())
 }
 
-/// Returns the [absolute] form of a location that must be a local path. `message` and `hint` are those of the
-/// error for a URL.
+/// Returns the resolved form of a location that must be a local path: absolute, without `.`, `..` and symbolic
+/// links. `message` and `hint` are those of the error for a URL.
 ///
 /// # Errors
 ///
@@ -53,7 +53,7 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
 pub fn path_on_disk(location: &Path, message: &str, hint: impl Into<Text>) -> Result<PathBuf> {
     match is_url(location) {
         true => Err(Error::location(location.display(), message, hint)),
-        false => absolute(location),
+        false => Ok(Folder::resolve(location, location)?.path),
     }
 }
 

@@ -137,6 +137,30 @@ fn a_staged_directory_appears_only_at_commit() {
 }
 
 #[test]
+fn the_target_of_a_link_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let (target, link) = (directory.path().join("disk/out"), directory.path().join("out"));
+    fs_err::create_dir_all(&target).unwrap();
+    std::os::unix::fs::symlink("disk/out", &link).unwrap();
+    for (overwrite, text) in [(false, "old"), (true, "new")] {
+        let staged = StagedDirectory::create(&link, "marker", overwrite).unwrap();
+        fs_err::write(staged.path().join("marker"), text).unwrap();
+        staged.commit().unwrap();
+        assert!(fs_err::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs_err::read_to_string(target.join("marker")).unwrap(), text);
+        assert_eq!(fs_err::read_dir(directory.path().join("disk")).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn a_folder_around_the_working_directory_is_not_replaced() {
+    for location in [".", "./", "..", "/"] {
+        let error = StagedDirectory::create(Path::new(location), "marker", true).err().unwrap().to_string();
+        assert!(error.contains(&format!("`{location}`: the working directory is in this folder")), "{error}");
+    }
+}
+
+#[test]
 fn a_url_does_not_become_a_local_directory() {
     for (target, message) in [
         ("s3://bucket/logs", "local disk"),
