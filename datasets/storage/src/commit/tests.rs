@@ -11,20 +11,26 @@ fn a_file_is_replaced_whole() {
 }
 
 #[test]
-fn links_and_devices_are_not_replaced() {
+fn links_and_pipes_are_not_replaced() {
+    use std::io::Read;
     use std::os::unix::fs::{FileTypeExt, symlink};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
     let directory = tempfile::tempdir().unwrap();
-    let (path, link) = (directory.path().join("file"), directory.path().join("link"));
+    let [path, link, pipe] = ["file", "link", "pipe"].map(|name| directory.path().join(name));
     fs_err::write(&path, b"old").unwrap();
     symlink(&path, &link).unwrap();
     write_atomically(&link, b"new").unwrap();
     assert_eq!(fs_err::read(&path).unwrap(), b"new");
     assert!(fs_err::symlink_metadata(&link).unwrap().is_symlink());
-    // The link protects the device of the machine if this fails: a rename would replace the link.
-    let device = directory.path().join("null");
-    symlink("/dev/null", &device).unwrap();
-    write_atomically(&device, b"new").unwrap();
-    assert!(fs_err::metadata(&device).unwrap().file_type().is_char_device());
+    mknodat(CWD, pipe.as_path(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    // Linux opens both ends of a pipe without waiting.
+    let mut ends = fs_err::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
+    write_atomically(&pipe, b"new").unwrap();
+    assert!(fs_err::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+    let mut bytes = [0; 3];
+    ends.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"new");
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 3);
 }
 
