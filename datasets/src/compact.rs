@@ -108,7 +108,7 @@ pub fn compact(
     rewritten?;
     if compacted.ranges_rewritten > 0 {
         compacted.changed = true;
-        compacted.snapshot = rewriter.finish()?.snapshot.snapshot;
+        compacted.snapshot = rewriter.writer.finish()?.snapshot.snapshot;
     }
     compacted.wall_seconds = started.elapsed().as_secs_f64();
     Ok(compacted)
@@ -132,7 +132,7 @@ impl Compacted {
         self.files = self.files + now.files - before.files;
         self.row_groups = self.row_groups + now.row_groups - before.row_groups;
         self.bytes_on_disk = self.bytes_on_disk + now.bytes - before.bytes;
-        rewriter.add(written, sets, &all)
+        rewriter.writer.add_rewritten(written, sets.iter())
     }
 }
 

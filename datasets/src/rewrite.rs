@@ -9,22 +9,18 @@
 //! Files that are not chosen do not change. Row groups are read one at a time, so memory holds only the row
 //! groups being read and written.
 
-use arrow::array::{ArrayRef, RecordBatch};
-use arrow::datatypes::Int64Type;
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::progress::Reporter;
 use onefold_storage::Storage;
-use rayon::prelude::*;
 
 use crate::digest::Digest;
 use crate::scan::OpenFiles;
 use crate::schema::with_sample_keys;
 use crate::snapshot::{latest_head, not_a_dataset};
-use crate::vocabulary::FormerOriginals;
-use crate::writer::SampleWriter;
+use crate::writer::{SampleWriter, session_ids};
 use crate::{
-    Commit, DatasetWriter, Error, FileSet, Order, PartitionKey, Result, RowGroup, SESSION_COLUMN, Snapshot,
-    Vocabulary, WriterOptions, Written, WrittenBucket, thread_pool,
+    Commit, DatasetWriter, FileSet, Order, PartitionKey, Result, RowGroup, Snapshot, WriterOptions,
+    WrittenBucket, thread_pool,
 };
 
 /// The options for rewriting files. The new files have the form that they would have in a new dataset with
@@ -93,7 +89,8 @@ fn column_order(snapshot: &Snapshot) -> Vec<String> {
 pub(crate) struct Rewriter<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
-    writer: DatasetWriter,
+    /// The writer that commits the ranges with rewritten files.
+    pub(crate) writer: DatasetWriter,
     pool: rayon::ThreadPool,
     reporter: &'a dyn Reporter,
 }
@@ -113,7 +110,7 @@ impl<'a> Rewriter<'a> {
 
     /// Rewrites the `chosen` sets of a range with the samples of the sessions for which `is_kept` returns
     /// `true`. New files lack the features that the old ones lack, because their values may still be computed. The
-    /// new files are removed if the rewriter is dropped before [`finish`](Self::finish).
+    /// new files are removed if the writer is dropped before [`finish`](DatasetWriter::finish).
     ///
     /// # Errors
     ///
@@ -155,12 +152,13 @@ impl<'a> Rewriter<'a> {
 
     /// Appends the samples of a set that belong to kept sessions.
     fn copy(&self, set: &FileSet, is_kept: &dyn Fn(i64) -> bool, output: &mut SampleWriter) -> Result<()> {
-        let files = OpenFiles::open(self.storage, self.snapshot, set)?;
-        files.check_columns(&self.snapshot.columns_of(set))?;
+        let Self { storage, snapshot, .. } = self;
+        let files = OpenFiles::open(storage, snapshot, set)?;
+        files.check_columns(&snapshot.columns_of(set))?;
+        let how = (&snapshot.schema, snapshot.layout, snapshot.sample_keys);
         for row_group in 0..files.row_groups() {
-            let _fetched = files.fetch(row_group)?;
-            let samples = self.pool.install(|| samples(&files, self.snapshot, row_group))?;
-            let sessions = files.numbers::<Int64Type>(row_group, SESSION_COLUMN)?;
+            let samples = self.pool.install(|| files.samples(row_group, how, None))?;
+            let sessions = session_ids(&samples);
             let mut start = 0;
             for run in sessions.chunk_by(|a, b| is_kept(*a) == is_kept(*b)) {
                 if is_kept(run[0]) {
@@ -175,42 +173,9 @@ impl<'a> Rewriter<'a> {
     }
 
     /// Removes the new files of a range that was [rewritten](Self::rewrite) completely and is not going to
-    /// be [added](Self::add).
+    /// be [added](DatasetWriter::add_rewritten).
     pub(crate) fn discard(&self, range: &WrittenBucket) {
         self.storage.clean_up(range.paths().map(str::to_owned).collect());
-    }
-
-    /// Adds a range with [rewritten](Self::rewrite) files to the commit, in place of its `chosen` sets.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`DatasetWriter::add`].
-    pub(crate) fn add(&mut self, written: WrittenBucket, sets: &[FileSet], chosen: &[bool]) -> Result<()> {
-        self.writer.add_rewritten(written, of_chosen(sets, chosen).map(|set| set.path().to_owned()))
-    }
-
-    /// Adds a vocabulary from which originals were removed to the commit, in place of the dataset's
-    /// vocabulary with this name. `former` contains the digests of its earlier originals.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`DatasetWriter::add_vocabulary`].
-    pub(crate) fn add_vocabulary(
-        &mut self,
-        name: &str,
-        vocabulary: &Vocabulary,
-        former: Vec<FormerOriginals>,
-    ) -> Result<()> {
-        self.writer.add_vocabulary_of(name, vocabulary, former)
-    }
-
-    /// Commits the added ranges and vocabularies.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`DatasetWriter::finish`].
-    pub(crate) fn finish(self) -> Result<Written> {
-        self.writer.finish()
     }
 }
 
@@ -235,7 +200,7 @@ pub(crate) fn of_chosen<'s>(sets: &'s [FileSet], chosen: &[bool]) -> impl Iterat
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the samples differ, which is a bug.
+/// [`Error::Fault`](crate::Error::Fault) if the samples differ, which is a bug.
 pub(crate) fn check_samples(
     sets: &[FileSet],
     chosen: &[bool],
@@ -263,20 +228,6 @@ pub(crate) fn check_samples(
 pub(crate) fn files_of<'s>(sets: impl IntoIterator<Item = &'s FileSet>) -> (u64, u64) {
     sets.into_iter()
         .fold((0, 0), |(files, bytes), set| (files + set.files.len() as u64, bytes + set.bytes_on_disk()))
-}
-
-/// Returns the samples of a row group in the form that a writer takes. The columns are decoded on the
-/// threads of the current pool. Lists are views of shared ids.
-fn samples(files: &OpenFiles, snapshot: &Snapshot, row_group: usize) -> Result<RecordBatch> {
-    let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
-    let how = (&snapshot.schema, snapshot.layout);
-    let fields: Vec<_> = columns.fields().iter().collect();
-    let arrays = fields.into_par_iter().map(|field| -> Result<(String, ArrayRef, bool)> {
-        let column = files.of_samples(row_group, how, field)?;
-        Ok((field.name().clone(), column, field.is_nullable()))
-    });
-    let arrays: Vec<_> = arrays.collect::<Result<_>>()?;
-    RecordBatch::try_from_iter_with_nullable(arrays).map_err(Error::from)
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::ChunkReader;
+use rayon::prelude::*;
 
 use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::footer::{Footer, check_counts, decoding_bytes, find, same_field};
@@ -379,7 +380,7 @@ impl OpenFiles {
     }
 
     /// Returns the samples of a row group with the columns that a writer with this schema takes. Columns of
-    /// `given` are used instead of being read.
+    /// `given` are used instead of being read. The others are decoded on the threads of the current pool.
     ///
     /// # Errors
     ///
@@ -388,16 +389,21 @@ impl OpenFiles {
         &self,
         row_group: usize,
         (schema, layout, sample_keys): (&Schema, Layout, bool),
-        given: &RecordBatch,
+        given: Option<&RecordBatch>,
     ) -> Result<RecordBatch> {
         let _fetched = self.fetch(row_group)?;
         let columns = schema::with_sample_keys(schema.to_arrow(), sample_keys);
-        let read = |field: &FieldRef| match given.column_by_name(field.name()) {
-            Some(given) => Ok((field.name().clone(), Arc::clone(given))),
-            None => Ok((field.name().clone(), self.of_samples(row_group, (schema, layout), field)?)),
-        };
-        let columns = columns.fields().iter().map(read).collect::<Result<Vec<_>>>()?;
-        Ok(RecordBatch::try_from_iter(columns)?)
+        let fields: Vec<&FieldRef> = columns.fields().iter().collect();
+        let columns = fields.into_par_iter().map(|field| -> Result<(String, ArrayRef, bool)> {
+            let column = match given.and_then(|given| given.column_by_name(field.name())) {
+                Some(given) => Arc::clone(given),
+                None => self.of_samples(row_group, (schema, layout), field)?,
+            };
+            let is_nullable = field.is_nullable() || column.null_count() > 0;
+            Ok((field.name().clone(), column, is_nullable))
+        });
+        let columns: Vec<_> = columns.collect::<Result<_>>()?;
+        Ok(RecordBatch::try_from_iter_with_nullable(columns)?)
     }
 
     /// Returns a column of a row group in the form that a writer takes. Lists are views of shared ids.
@@ -405,7 +411,7 @@ impl OpenFiles {
     /// # Errors
     ///
     /// Returns the errors of [`numbers`](Self::numbers).
-    pub(crate) fn of_samples(
+    fn of_samples(
         &self,
         row_group: usize,
         (schema, layout): (&Schema, Layout),
@@ -415,9 +421,8 @@ impl OpenFiles {
         if let Some(kept) = schema.kept.iter().find(|kept| kept.name == *name) {
             return self.kept(row_group, kept);
         }
-        let mut features =
-            schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
-        if let Some((group, feature)) = features.find(|(_, feature)| feature.name == *name) {
+        let feature = schema.grouped_features().find(|(_, feature)| feature.name == *name);
+        if let Some((group, feature)) = feature {
             let lists = self.lists(row_group, layout, group, feature)?;
             return Ok(lists.to_views(0..lists.len()));
         }

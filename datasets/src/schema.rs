@@ -161,6 +161,17 @@ impl Schema {
         self.groups.iter().flat_map(|group| &group.features)
     }
 
+    /// Returns all sparse features with their groups, in column order.
+    pub fn grouped_features(&self) -> impl Iterator<Item = (&FeatureGroup, &SparseFeature)> {
+        self.groups.iter().flat_map(|group| group.features.iter().map(move |feature| (group, feature)))
+    }
+
+    /// Returns the names of the dense features, then of the sparse features, each in column order.
+    pub fn feature_names(&self) -> impl Iterator<Item = &str> {
+        let sparse = self.sparse_features().map(|feature| feature.name.as_str());
+        self.dense.iter().map(String::as_str).chain(sparse)
+    }
+
     /// Returns the names of the `f32` columns: labels, then the weight, then dense features.
     pub fn float_columns(&self) -> impl Iterator<Item = &str> {
         let labels = self.labels.iter().map(String::as_str);
@@ -174,12 +185,8 @@ impl Schema {
 
     /// Returns the names of the dense and sparse features that `older` does not have.
     pub fn further_features(&self, older: &Self) -> Vec<String> {
-        let names = |schema: &Self| -> Vec<String> {
-            let sparse = schema.sparse_features().map(|feature| feature.name.clone());
-            schema.dense.iter().cloned().chain(sparse).collect()
-        };
-        let known = names(older);
-        names(self).into_iter().filter(|name| !known.contains(name)).collect()
+        let known: HashSet<&str> = older.feature_names().collect();
+        self.feature_names().filter(|name| !known.contains(name)).map(str::to_owned).collect()
     }
 
     /// Returns the columns of a `rows` data file: [`SESSION_COLUMN`], [`TIME_COLUMN`], the [`f32`
@@ -198,15 +205,10 @@ impl Schema {
     /// their contents.
     pub fn to_folded_arrow(&self) -> SchemaRef {
         let mut fields = self.sample_fields();
-        for group in &self.groups {
-            for feature in &group.features {
-                if group.folds_to_window(feature) {
-                    fields.push(list_field(feature, false));
-                    fields.push(Field::new(feature.length_column(), DataType::Int32, true));
-                } else {
-                    fields.push(list_field(feature, group.deduplicated));
-                }
-            }
+        for (group, feature) in self.grouped_features() {
+            let is_window = group.folds_to_window(feature);
+            fields.push(list_field(feature, group.deduplicated && !is_window));
+            fields.extend(is_window.then(|| Field::new(feature.length_column(), DataType::Int32, true)));
         }
         Arc::new(ArrowSchema::new(fields))
     }
@@ -257,8 +259,8 @@ impl Schema {
             let message = format!("the column name `{name}` is reserved: batches have a column of that name");
             return wrong(message, "give the column another name with `AS` in the query");
         }
-        let windows = self.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
-        for (_, feature) in windows.filter(|(group, feature)| group.folds_to_window(feature)) {
+        let windows = self.grouped_features().filter(|(group, feature)| group.folds_to_window(feature));
+        for (_, feature) in windows {
             let length = feature.length_column();
             if names.contains(length.as_str()) {
                 let message =

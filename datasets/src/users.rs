@@ -166,28 +166,6 @@ impl Users {
         Some(ids.filter_map(|(user, key)| Some((id(key.first()?)?, user))).collect())
     }
 
-    /// Returns the vocabulary `name` of a snapshot, and the users by their ids in it; `None` if the
-    /// vocabulary does not belong to the users' feature.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`Vocabulary::read`].
-    pub(crate) fn known_by(
-        &self,
-        storage: &Storage,
-        snapshot: &Snapshot,
-        name: &str,
-    ) -> Result<Option<(Vocabulary, HashMap<i64, usize>)>> {
-        let is_of_users = |feature: &&SparseFeature| {
-            feature.vocabulary.as_deref() == Some(name) && self.column() == Some(feature.name.as_str())
-        };
-        let feature = snapshot.schema.sparse_features().find(is_of_users);
-        let (Some(feature), Some(file)) = (feature, snapshot.vocabularies.get(name)) else { return Ok(None) };
-        let vocabulary = Vocabulary::read(storage, file)?;
-        let ids = self.ids(feature, Some(&vocabulary)).unwrap_or_default();
-        Ok(Some((vocabulary, ids)))
-    }
-
     /// Returns the feature of a snapshot that is the users' [column](Self::column), its vocabulary if it has
     /// one, and the users by their ids.
     ///
@@ -203,13 +181,15 @@ impl Users {
         let Some(feature) = features.find(|feature| self.column() == Some(feature.name.as_str())) else {
             return Ok(None);
         };
-        Ok(match &feature.vocabulary {
-            None => self.ids(feature, None).map(|ids| (feature, None, ids)),
+        let vocabulary = match &feature.vocabulary {
+            None => None,
             Some(name) => {
-                let known = self.known_by(storage, snapshot, name)?;
-                known.map(|(vocabulary, ids)| (feature, Some(vocabulary), ids))
+                let Some(file) = snapshot.vocabularies.get(name) else { return Ok(None) };
+                Some(Vocabulary::read(storage, file)?)
             }
-        })
+        };
+        let ids = self.ids(feature, vocabulary.as_ref()).unwrap_or_default();
+        Ok(Some((feature, vocabulary, ids)))
     }
 
     /// Returns the row groups of a manifest whose statistics have an id of a user as the smallest or

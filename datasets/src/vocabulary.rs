@@ -219,7 +219,7 @@ impl Vocabulary {
     /// Returns the id of the text `original`, or [`OUT_OF_VOCABULARY`] if it has no id.
     pub fn id_of_text(&self, original: &str) -> i64 {
         let Originals::Texts(texts) = &self.originals else { return OUT_OF_VOCABULARY };
-        find_text(texts, &self.ids, self.hash, original).unwrap_or(OUT_OF_VOCABULARY)
+        key_of(texts, &self.ids, self.hash, original).map_or(OUT_OF_VOCABULARY, |(_, id)| id)
     }
 
     /// Returns the id of an original that is given as text, even if originals are integers;
@@ -345,38 +345,21 @@ fn integer_keys(integers: &[i64], counts: &[u64]) -> IdMap {
 fn text_keys(texts: &TextColumn, counts: &[u64], hash: TextHash) -> (IdMap, Option<String>) {
     let mut ids = IdMap::with_room_for(texts.len());
     for ((id, text), _) in (1..).zip(texts.iter()).zip(counts).filter(|(_, count)| **count > 0) {
-        match free_key(texts, &ids, hash, text) {
-            Some(key) => ids.add(key, id),
-            None => return (ids, Some(text.to_owned())),
+        match key_of(texts, &ids, hash, text) {
+            Some((key, OUT_OF_VOCABULARY)) => ids.add(key, id),
+            _ => return (ids, Some(text.to_owned())),
         }
     }
     (ids, None)
 }
 
-/// Returns the id of `text`, if it has one.
-fn find_text(texts: &TextColumn, ids: &IdMap, hash: TextHash, text: &str) -> Option<i64> {
-    for key in candidates(hash(text.as_bytes())) {
-        let id = ids.get(key);
-        if id == OUT_OF_VOCABULARY {
-            return None;
-        }
-        if texts.get(position(id)?) == Some(text) {
-            return Some(id);
-        }
-    }
-    None
-}
-
-/// Returns the first candidate key of `text` that is not in use; `None` if `text` already has a key.
-fn free_key(texts: &TextColumn, ids: &IdMap, hash: TextHash, text: &str) -> Option<i64> {
-    for key in candidates(hash(text.as_bytes())) {
-        match ids.get(key) {
-            OUT_OF_VOCABULARY => return Some(key),
-            id if texts.get(position(id)?) == Some(text) => return None,
-            _ => {}
-        }
-    }
-    None
+/// Returns the first candidate key of `text` that no other text has, and the id of `text`, which is
+/// [`OUT_OF_VOCABULARY`] if the key is not in use.
+fn key_of(texts: &TextColumn, ids: &IdMap, hash: TextHash, text: &str) -> Option<(i64, i64)> {
+    candidates(hash(text.as_bytes())).find_map(|key| match ids.get(key) {
+        OUT_OF_VOCABULARY => Some((key, OUT_OF_VOCABULARY)),
+        id => (texts.get(position(id)?) == Some(text)).then_some((key, id)),
+    })
 }
 
 #[cfg(test)]

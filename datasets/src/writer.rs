@@ -60,8 +60,8 @@ use crate::partition_column::misfit;
 use crate::snapshot::{Snapshot, WrittenBucket, latest_head, not_a_dataset};
 use crate::vocabulary::FormerOriginals;
 use crate::{
-    Buckets, Commit, Error, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
-    Vocabulary, VocabularyFile,
+    Buckets, Commit, Error, FileSet, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema,
+    TIME_COLUMN, Vocabulary, VocabularyFile,
 };
 
 /// Row groups that are encoded and wait for one before them, for each thread.
@@ -351,18 +351,18 @@ impl DatasetWriter {
         self.paths.extend(range.paths().map(str::to_owned));
     }
 
-    /// Adds what is written in place of some row groups of a range of buckets, which are known by their first files. The
-    /// others stay. Needed for [`Commit::Forget`] and [`Commit::Compact`] alone.
+    /// Adds a range of buckets whose files are written in place of the sets `replaced` of the range. The other sets
+    /// stay. Needed for [`Commit::Forget`] and [`Commit::Compact`] alone.
     ///
     /// # Errors
     ///
     /// As [`add`](Self::add).
-    pub(crate) fn add_rewritten(
+    pub(crate) fn add_rewritten<'s>(
         &mut self,
         range: WrittenBucket,
-        replaced: impl Iterator<Item = String>,
+        replaced: impl Iterator<Item = &'s FileSet>,
     ) -> Result<()> {
-        self.replaced.extend(replaced);
+        self.replaced.extend(replaced.map(|set| set.path().to_owned()));
         self.add_part(range)
     }
 
@@ -490,7 +490,7 @@ fn check_appendable(
     Ok(())
 }
 
-fn session_ids(batch: &RecordBatch) -> &[i64] {
+pub(crate) fn session_ids(batch: &RecordBatch) -> &[i64] {
     batch.column_by_name(SESSION_COLUMN).map_or(&[], |column| column.as_primitive::<Int64Type>().values())
 }
 

@@ -84,17 +84,11 @@ fn spill_limit(options: &EngineOptions) -> u64 {
 
 /// Returns the free bytes on the disk of `directory` or of its nearest existing parent; `None` if the system does not
 /// report them.
-#[cfg(unix)]
 fn free_bytes(directory: &Path) -> Option<u64> {
     let directory = std::path::absolute(directory).ok()?;
     let there = directory.ancestors().find(|directory| directory.exists())?;
     let disk = rustix::fs::statvfs(there).ok()?;
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
-}
-
-#[cfg(not(unix))]
-fn free_bytes(_: &Path) -> Option<u64> {
-    None
 }
 
 /// Returns DataFusion's optimizer rules with ours: [`ProbeLists`] follows the rule that chooses the sides of joins, and
@@ -227,7 +221,6 @@ mod tests {
         }
     }
 
-    #[cfg(unix)]
     #[test]
     fn the_spill_limit_follows_the_free_space_of_the_disk() {
         let there = tempfile::tempdir().unwrap();

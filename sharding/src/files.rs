@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
 use onefold_base::fault::{option, text};
+use onefold_base::versioned::parse_json;
 use onefold_storage::commit;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -33,23 +34,7 @@ pub(crate) fn load<T: DeserializeOwned>(path: &Path, kind: &FileKind) -> Result<
         }
         other => other?,
     };
-    parse(&bytes, kind).map_err(wrong)
-}
-
-/// Parses the bytes of a file. The error is a description of the problem.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], kind: &FileKind) -> Result<T, String> {
-    #[derive(serde::Deserialize)]
-    struct Versioned {
-        format_version: u32,
-    }
-    let versioned: Versioned = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    if versioned.format_version != kind.version {
-        return Err(format!(
-            "format version {}, this program reads {}",
-            versioned.format_version, kind.version
-        ));
-    }
-    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+    parse_json(&bytes, kind.version).map_err(wrong)
 }
 
 /// Replaces the file at `path` atomically with `value` as indented JSON.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_base::fault::{option, text};
+use onefold_base::versioned::parse_json;
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::tables::{self, StoredTables};
 use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
-use crate::checkpoint::{CheckpointChoice, Checkpoints, DenseFile, Versioned, dense_entries, sha256};
+use crate::checkpoint::{CheckpointChoice, Checkpoints, DenseFile, dense_entries, sha256};
 use crate::device::{Accelerator, guarded};
 use crate::distributed::Collectives;
 use crate::embedding::{Buffer, Embeddings, Placement, Shard};
@@ -336,14 +337,7 @@ impl Run {
         let Some(text) = storage.read(RUN_FILE)? else { return Ok(None) };
         let hint = "train again, or use the program that wrote it";
         let wrong = |message: String| Error::run(storage.shown(RUN_FILE), message, hint);
-        let malformed = |error: serde_json::Error| wrong(error.to_string());
-        let Versioned { format_version } = serde_json::from_slice(&text).map_err(malformed)?;
-        if format_version != FORMAT_VERSION {
-            return Err(wrong(format!(
-                "format version {format_version}, this program reads {FORMAT_VERSION}"
-            )));
-        }
-        Ok(Some(serde_json::from_slice(&text).map_err(malformed)?))
+        parse_json(&text, FORMAT_VERSION).map(Some).map_err(wrong)
     }
 
     /// Opens the files of the model of the run at `location`, or of one of its checkpoints. Every rank must

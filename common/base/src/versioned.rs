@@ -1,20 +1,33 @@
-//! Configuration files that state the version of their format.
+//! Files that state the version of their format. The version is checked before the rest, so that the error for a file
+//! of another version is not about unknown keys.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// Parses the text of a TOML file whose `format_version` must be `version`.
+#[derive(Deserialize)]
+struct Versioned {
+    format_version: u32,
+}
+
+/// Parses the bytes of a JSON file whose `format_version` must be `version`.
 ///
-/// The version is checked first, so that the error for a file of another version is not about unknown keys.
+/// # Errors
+///
+/// A description of the problem.
+pub fn parse_json<T: DeserializeOwned>(bytes: &[u8], version: u32) -> Result<T, String> {
+    let Versioned { format_version } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if format_version != version {
+        return Err(format!("format version {format_version}, this program reads {version}"));
+    }
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+/// Parses the text of a TOML file whose `format_version` must be `version`.
 ///
 /// # Errors
 ///
 /// A message with line and column, and a hint. The hint is `hint` if the text is not TOML or does not fit `T`.
 pub fn parse_toml<T: DeserializeOwned>(text: &str, version: u32, hint: &str) -> Result<T, (String, String)> {
-    #[derive(Deserialize)]
-    struct Versioned {
-        format_version: u32,
-    }
     let wrong = |error: toml::de::Error| (error.to_string().trim_end().to_owned(), hint.to_owned());
     let found = toml::from_str::<Versioned>(text).map_err(wrong)?.format_version;
     if found != version {

@@ -13,6 +13,7 @@ use std::path::Path;
 use clap::Command;
 use clap_complete::Shell;
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::location::check_local;
 
 /// The hidden option that makes a program generate its completions or manual pages.
 pub const GENERATE: &str = "--generate";
@@ -62,6 +63,9 @@ fn completions(mut definition: Command, shell: Shell) -> Vec<u8> {
 /// Writes the manual pages of a program and of its commands (`onefold-read.1`, `onefold-read-head.1`). Creates the
 /// directory if it does not exist.
 pub(crate) fn manual(definition: Command, folder: &Path) -> io::Result<()> {
+    check_local(folder).map_err(|(message, hint)| {
+        io::Error::other(Fault::of_file(Kind::Options, folder, message).hint(hint))
+    })?;
     fs_err::create_dir_all(folder)?;
     clap_mangen::generate_to(definition, folder)
 }
@@ -69,6 +73,7 @@ pub(crate) fn manual(definition: Command, folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use clap::Arg;
+    use onefold_base::fault::Explain;
 
     use super::*;
 
@@ -102,6 +107,17 @@ mod tests {
         let page = fs_err::read_to_string(pages.join("onefold-test.1")).unwrap();
         assert!(page.contains("Build a dataset"), "{page}");
         assert_eq!(fs_err::read_dir(&pages).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_location_that_is_no_local_folder_gets_no_manual_pages() {
+        for folder in ["~/man", "file:/man", "s3://bucket/man"] {
+            let error = generate(program(), &line(&["man", folder])).unwrap_err();
+            let fault = error.downcast::<io::Error>().unwrap().fault();
+            assert_eq!(fault.kind, Kind::Options);
+            assert!(fault.message.to_string().starts_with(&format!("`{folder}`: ")), "{fault}");
+            assert!(!Path::new(folder).exists());
+        }
     }
 
     #[test]

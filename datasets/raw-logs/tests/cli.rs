@@ -70,7 +70,6 @@ impl Folder {
     }
 
     /// Adds a program `python3` to the PATH.
-    #[cfg(unix)]
     fn python(&self, script: &str) {
         use std::os::unix::fs::PermissionsExt;
         fs_err::create_dir_all(self.path("bin")).unwrap();
@@ -257,7 +256,6 @@ fn a_missing_python_is_named_with_its_remedy() {
     folder.fails(without_cache, &["no folder for the cache", "`--cache DIR`"]);
 }
 
-#[cfg(unix)]
 #[test]
 fn a_corrupt_wheel_is_never_used() {
     let folder = Folder::new();

@@ -104,8 +104,7 @@ fn read(
 ) -> Result<Samples> {
     let &RowGroup { partition, index, .. } = row_group;
     let schema = &snapshot.schema;
-    let features = schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
-    let features: Vec<_> = features.collect();
+    let features: Vec<_> = schema.grouped_features().collect();
     let lists =
         features.par_iter().map(|(group, feature)| file.lists(index, snapshot.layout, group, feature));
     let mut samples = Samples {

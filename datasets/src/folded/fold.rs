@@ -22,12 +22,10 @@ pub(crate) enum Fold {
 impl Fold {
     /// Returns one element per column of [`Schema::to_arrow`], for the `folded` layout.
     pub(crate) fn of_schema(schema: &Schema) -> Vec<Self> {
-        let lists = schema.groups.iter().flat_map(|group| {
-            group.features.iter().map(|feature| match group.deduplicated {
-                true if group.folds_to_window(feature) => Self::Window,
-                true => Self::List,
-                false => Self::Unchanged,
-            })
+        let lists = schema.grouped_features().map(|(group, feature)| match group.deduplicated {
+            true if group.folds_to_window(feature) => Self::Window,
+            true => Self::List,
+            false => Self::Unchanged,
         });
         let numbers = schema.to_arrow().fields().len() - schema.sparse_features().count();
         std::iter::repeat_n(Self::Unchanged, numbers).chain(lists).collect()

@@ -136,7 +136,7 @@ pub fn forget(
     let has_some = samples_removed + vocabulary_entries_removed + manifests_with_users > 0;
     forgotten.changed = has_some && !options.dry_run;
     forgotten.snapshot = match forgotten.changed {
-        true => rewriter.finish()?.snapshot.snapshot,
+        true => rewriter.writer.finish()?.snapshot.snapshot,
         false => snapshot.snapshot,
     };
     forgotten.users_found = found.len();
@@ -207,7 +207,7 @@ impl Work<'_> {
         let (files, bytes) = files_of(&written.files);
         forgotten.files_written += files;
         forgotten.bytes_written += bytes;
-        self.rewriter.add(written, sets, &chosen)
+        self.rewriter.writer.add_rewritten(written, of_chosen(sets, &chosen))
     }
 
     /// Removes the users' originals from the vocabulary of the feature that identifies users, and finds the
@@ -222,7 +222,7 @@ impl Work<'_> {
             if !self.dry_run && !ids.is_empty() {
                 let former = self.former_originals(name, &vocabulary)?;
                 vocabulary.remove(ids.keys().copied());
-                self.rewriter.add_vocabulary(name, &vocabulary, former)?;
+                self.rewriter.writer.add_vocabulary_of(name, &vocabulary, former)?;
             }
         }
         for entry in &snapshot.manifests {

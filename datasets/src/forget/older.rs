@@ -44,27 +44,25 @@ impl OlderSnapshots<'_> {
 
     fn has_users(&mut self, snapshot: &Snapshot) -> Result<bool> {
         let Ok(users) = Users::new(snapshot, self.keys, self.column) else { return Ok(true) };
-        for (name, file) in &snapshot.vocabularies {
-            if !self.has_users.contains_key(&file.path) {
-                let known = users.known_by(self.storage, snapshot, name)?;
-                self.has_users.insert(file.path.clone(), known.is_some_and(|(_, ids)| !ids.is_empty()));
-            }
-            if self.has_users[&file.path] {
-                return Ok(true);
-            }
-        }
-        // A later snapshot has most of the manifests, too. The vocabulary is read only for others.
-        let is_new = |entry: &&ManifestEntry| !self.has_users.contains_key(&entry.path);
-        let new: Vec<&ManifestEntry> = snapshot.manifests.iter().filter(is_new).collect();
-        if !new.is_empty()
+        let vocabularies = snapshot.vocabularies.values().map(|file| &file.path);
+        let mut paths = vocabularies.chain(snapshot.manifests.iter().map(|entry| &entry.path));
+        // A later snapshot has most of the vocabularies and manifests, too. The vocabulary is read only for others.
+        if paths.clone().any(|path| !self.has_users.contains_key(path))
             && let Some((feature, _, ids)) = users.feature(self.storage, snapshot)?
         {
+            let file = feature.vocabulary.as_ref().and_then(|name| snapshot.vocabularies.get(name));
+            self.has_users.extend(file.map(|file| (file.path.clone(), !ids.is_empty())));
+            for file in snapshot.vocabularies.values() {
+                self.has_users.entry(file.path.clone()).or_insert(false);
+            }
+            let is_new = |entry: &&ManifestEntry| !self.has_users.contains_key(&entry.path);
+            let new: Vec<&ManifestEntry> = snapshot.manifests.iter().filter(is_new).collect();
             for entry in new {
                 let found = users.in_manifest(self.storage, snapshot, entry, (feature, &ids))?;
                 self.has_users.insert(entry.path.clone(), !found.is_empty());
             }
         }
-        if snapshot.manifests.iter().any(|entry| self.has_users.get(&entry.path) == Some(&true)) {
+        if paths.any(|path| self.has_users.get(path) == Some(&true)) {
             return Ok(true);
         }
         let search = Search { storage: self.storage, snapshot, users: &users, reporter: self.reporter };

@@ -54,11 +54,8 @@ fn columns_of_feature(snapshot: &Snapshot, name: &str) -> Result<Vec<String>> {
     if schema.dense.iter().any(|dense| dense == name) {
         return Ok(columns);
     }
-    let groups = schema.groups.iter();
-    let mut features = groups.flat_map(|group| group.features.iter().map(move |feature| (group, feature)));
-    let Some((group, feature)) = features.find(|(_, feature)| feature.name == name) else {
-        let known = schema.dense.iter().chain(schema.sparse_features().map(|feature| &feature.name));
-        let hint = suggest(name, known.map(String::as_str));
+    let Some((group, feature)) = schema.grouped_features().find(|(_, feature)| feature.name == name) else {
+        let hint = suggest(name, schema.feature_names());
         return Err(Error::schema(format!("the dataset has no feature `{name}`"), hint));
     };
     if snapshot.layout == Layout::Folded && group.folds_to_window(feature) {

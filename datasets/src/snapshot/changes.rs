@@ -10,7 +10,6 @@ use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaR
 use serde::{Deserialize, Serialize};
 
 use super::{DataFile, FileSet, Layout, Snapshot};
-use crate::Schema;
 
 /// The value of a dense feature for samples that were written before the feature was added.
 pub const MISSING_DENSE: f32 = 0.0;
@@ -164,13 +163,11 @@ impl Snapshot {
     /// Returns the columns that the files of `set` have, and the columns that they lack.
     fn divided_columns(&self, set: &FileSet) -> (Vec<FieldRef>, Vec<FieldRef>) {
         let mut lacking: HashSet<String> = set.changes.lacks.iter().cloned().collect();
-        for group in &self.schema.groups {
-            let windows = group.features.iter().filter(|feature| {
-                self.layout == Layout::Folded
-                    && group.folds_to_window(feature)
-                    && set.changes.lacks(&feature.name)
-            });
-            lacking.extend(windows.map(|feature| feature.length_column()));
+        if self.layout == Layout::Folded {
+            let features =
+                self.schema.grouped_features().filter(|(_, feature)| set.changes.lacks(&feature.name));
+            let windows = features.filter(|(group, feature)| group.folds_to_window(feature));
+            lacking.extend(windows.map(|(_, feature)| feature.length_column()));
         }
         let columns = self.file_columns();
         columns.fields().iter().cloned().partition(|field| !lacking.contains(field.name()))
@@ -178,7 +175,7 @@ impl Snapshot {
 
     /// Checks that the files lack only features that were added later.
     pub(super) fn check_changes(&self) -> Result<(), String> {
-        let names = feature_names(&self.schema);
+        let names: HashSet<&str> = self.schema.feature_names().collect();
         for (feature, since) in &self.features_since {
             if !names.contains(feature.as_str()) || *since > self.snapshot {
                 return Err(format!(
@@ -200,12 +197,6 @@ impl Snapshot {
             Some(column) => Err(format!("files have another name for `{column}`, which is not a column")),
         }
     }
-}
-
-/// Returns the names of all dense and sparse features.
-fn feature_names(schema: &Schema) -> HashSet<&str> {
-    let sparse = schema.sparse_features().map(|feature| feature.name.as_str());
-    schema.dense.iter().map(String::as_str).chain(sparse).collect()
 }
 
 /// Creates the column `field` for a row group of `rows` samples whose files lack it. Every sample has an

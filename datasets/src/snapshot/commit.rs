@@ -51,7 +51,7 @@ impl Changes {
     }
 
     /// Returns whether the changes replace `set` in the partition `key`.
-    fn replaces(&self, key: &PartitionKey, set: &FileSet) -> bool {
+    pub(crate) fn replaces(&self, key: &PartitionKey, set: &FileSet) -> bool {
         let Some(ranges) = self.written.get(key) else { return false };
         let range = ranges.get(&self.division.range_of(set.bucket));
         match self.kind {

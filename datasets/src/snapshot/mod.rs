@@ -33,6 +33,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use arrow::datatypes::SchemaRef;
+use onefold_base::versioned::parse_json;
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
@@ -313,16 +314,7 @@ impl Snapshot {
     /// Returns a message if the format version is not supported, a key is missing or unknown, or the snapshot
     /// contradicts itself.
     pub fn parse(text: &str) -> Result<Self, String> {
-        #[derive(Deserialize)]
-        struct Versioned {
-            format_version: u32,
-        }
-        let version: Versioned = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let version = version.format_version;
-        if version != FORMAT_VERSION {
-            return Err(format!("format version {version}, this program reads {FORMAT_VERSION}"));
-        }
-        let snapshot: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let snapshot: Self = parse_json(text.as_bytes(), FORMAT_VERSION)?;
         if !snapshot.partitions.is_empty() {
             return Err("unknown field `partitions`".to_owned());
         }

@@ -185,7 +185,6 @@ fn a_dry_run_says_why() {
 }
 
 /// Files that others may have put into the dataset's folders do not disturb a vacuum, and it follows no links.
-#[cfg(unix)]
 #[test]
 fn odd_names_and_linked_folders_are_kept() {
     use std::ffi::OsStr;

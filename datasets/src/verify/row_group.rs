@@ -79,9 +79,8 @@ impl RowGroupCheck<'_> {
                 Err(problem) => problems.push(unreadable(problem)),
             }
         }
-        let features = schema.groups.iter().flat_map(|g| g.features.iter().map(move |f| (g, f)));
         let mut ids = 0;
-        for ((group, feature), expected) in features.zip(&self.statistics.features) {
+        for ((group, feature), expected) in schema.grouped_features().zip(&self.statistics.features) {
             if self.files.lacks(&feature.name) {
                 missing.add(ColumnSeed::new(&feature.name).list(&[]));
                 continue;

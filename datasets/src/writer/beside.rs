@@ -127,6 +127,7 @@ impl ColumnsWriter {
         let Some(open) = &mut self.open else { return Err(no_row_group()) };
         let (files, index) = (Arc::clone(&open.files), open.row_groups);
         let (schema, base) = (Arc::clone(&self.schema), Arc::clone(&self.base));
+        let pool = Arc::clone(&self.writers.format.encoders.pool);
         let (samples, wanted) = (open.set.row_groups[index].samples, open.columns.clone());
         let decode = move || -> Result<Vec<RecordBatch>, Box<dyn std::error::Error + Send + Sync>> {
             let given = some_columns(&columns, &wanted)?;
@@ -134,7 +135,7 @@ impl ColumnsWriter {
                 return Err(no_row_group().into());
             }
             let how = (&*schema, base.layout, base.sample_keys);
-            Ok(vec![files.samples(index, how, &given)?])
+            Ok(vec![pool.install(|| files.samples(index, how, Some(&given)))?])
         };
         let sessions = open.set.row_groups[index].sessions;
         open.beside.write_row_group(Pushed { bytes: 0, sessions }, Box::new(decode))?;
@@ -150,8 +151,11 @@ impl ColumnsWriter {
     fn begin(&self, set: FileSet) -> Result<OpenSet> {
         let BucketWriters { storage, format, buckets, .. } = &self.writers;
         let further = self.schema.further_features(&self.base.schema);
-        let is_written =
-            |name: &&String| !self.is_feature(name) || further.contains(name) || set.changes.lacks(name);
+        // Files may lack columns of features, but not other columns.
+        let is_written = |name: &&String| {
+            let is_feature = self.schema.feature_names().any(|feature| feature == name.as_str());
+            !is_feature || further.contains(name) || set.changes.lacks(name)
+        };
         let columns: Vec<String> = self.columns.iter().filter(is_written).cloned().collect();
         let mut changes = set.changes.clone();
         changes.lacks.retain(|feature| !columns.contains(feature));
@@ -162,13 +166,6 @@ impl ColumnsWriter {
         let path = data_file(&self.written.key, self.written.range, *buckets, 0, &random_name());
         let beside = DataFileWriter::create(storage, path, &format, *buckets)?;
         Ok(OpenSet { set, columns, changes, files, beside, row_groups: 0 })
-    }
-
-    /// Returns whether a column belongs to a feature. Files may lack columns of features, but not other
-    /// columns.
-    fn is_feature(&self, name: &str) -> bool {
-        let is_dense = self.schema.dense.iter().any(|dense| dense == name);
-        is_dense || self.schema.sparse_features().any(|feature| feature.name == name)
     }
 
     /// Completes the open file.

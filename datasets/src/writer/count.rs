@@ -42,11 +42,6 @@ impl Counter {
         Self { seeds, features }
     }
 
-    /// Returns the statistics of zero samples.
-    fn nothing(&self) -> Counts {
-        Counts { features: vec![FeatureStatistics::default(); self.features], digest: Digest::default() }
-    }
-
     /// Counts the samples of `batches`, which have the columns of [`Schema::to_arrow`], on the current thread
     /// pool.
     pub(crate) fn count(&self, batches: &[RecordBatch]) -> Counts {
@@ -56,7 +51,15 @@ impl Counter {
         });
         let blocks: Vec<_> = blocks.collect();
         let counts = blocks.into_par_iter().map(|(batch, rows)| self.count_block(batch, rows));
-        counts.reduce(|| self.nothing(), Counts::merged)
+        let nothing = || Counts {
+            features: vec![FeatureStatistics::default(); self.features],
+            digest: Digest::default(),
+        };
+        counts.reduce(nothing, |mut all, next| {
+            all.features.iter_mut().zip(&next.features).for_each(|(all, next)| all.merge(next));
+            all.digest.merge(next.digest);
+            all
+        })
     }
 
     fn count_block(&self, batch: &RecordBatch, rows: Range<usize>) -> Counts {
@@ -71,18 +74,6 @@ impl Counter {
         }
         samples.into_iter().for_each(|sample| counts.digest.add(sample));
         counts
-    }
-}
-
-impl Counts {
-    fn merge(&mut self, other: &Self) {
-        self.features.iter_mut().zip(&other.features).for_each(|(a, b)| a.merge(b));
-        self.digest.merge(other.digest);
-    }
-
-    fn merged(mut self, other: Self) -> Self {
-        self.merge(&other);
-        self
     }
 }
 

@@ -6,7 +6,7 @@ use onefold_base::fault::{Fault, Kind, option, text};
 
 use super::DatasetWriter;
 use crate::digest::Digest;
-use crate::snapshot::{Changes, Commit, Partition, Snapshot, WrittenBucket, commit};
+use crate::snapshot::{Changes, Commit, Partition, Snapshot, commit};
 use crate::{Error, FileSet, PartitionKey, Result, VocabularyFile};
 
 /// The result of a commit.
@@ -42,9 +42,26 @@ impl DatasetWriter {
             Some(kept) => kept.partitions_of(&self.writers.storage, &keys)?,
             None => BTreeMap::new(),
         };
-        let written = std::mem::take(&mut self.written);
+        let mut changes = Changes {
+            kind: match (self.options.commit, kept) {
+                (Commit::Overwrite, _) if base.is_some() => Commit::Overwrite,
+                (Commit::Create | Commit::Overwrite, _) | (_, None) => Commit::Create,
+                (kind, Some(_)) => kind,
+            },
+            layout: self.options.layout,
+            order: self.options.order,
+            division: self.options.buckets,
+            sessions: self.options.sessions.clone().or(kept.and_then(|kept| kept.sessions.clone())),
+            schema: self.schema.clone(),
+            sample_keys: self.options.sample_keys,
+            partition_columns: self.partition_columns.clone(),
+            written: std::mem::take(&mut self.written),
+            replaced: std::mem::take(&mut self.replaced),
+            vocabularies: BTreeMap::new(),
+        };
+        let keys = changes.written.keys();
         let new: BTreeMap<&PartitionKey, Samples> =
-            written.iter().map(|(key, ranges)| (key, self.samples(ranges, old.get(key)))).collect();
+            keys.map(|key| (key, samples_of(&changes, key, old.get(key)))).collect();
         self.check_losses(&old, &new)?;
         let before = |key: &PartitionKey| old.get(key).map_or(0, |old| old.samples);
         let partitions = new.iter().map(|(key, new)| ((*key).clone(), (before(key), new.number))).collect();
@@ -62,50 +79,13 @@ impl DatasetWriter {
             // Dropping the writer before it is finished removes its files.
             return Ok(Written { snapshot: kept.clone(), changed: false, partitions });
         }
-        let changes = Changes {
-            kind: match (self.options.commit, kept) {
-                (Commit::Overwrite, _) if base.is_some() => Commit::Overwrite,
-                (Commit::Create | Commit::Overwrite, _) | (_, None) => Commit::Create,
-                (kind, Some(_)) => kind,
-            },
-            layout: self.options.layout,
-            order: self.options.order,
-            division: self.options.buckets,
-            sessions: self.options.sessions.clone().or(kept.and_then(|kept| kept.sessions.clone())),
-            schema: self.schema.clone(),
-            sample_keys: self.options.sample_keys,
-            partition_columns: self.partition_columns.clone(),
-            written,
-            replaced: std::mem::take(&mut self.replaced),
-            vocabularies,
-        };
+        changes.vocabularies = vocabularies;
         let snapshot = commit(&self.writers.storage, base.as_ref(), &changes)?;
         self.finished = true;
         if !unchanged.is_empty() {
             self.writers.storage.clean_up(unchanged.into_values().map(|file| file.path).collect());
         }
         Ok(Written { snapshot, changed: true, partitions })
-    }
-
-    /// Returns the number and digest of a partition's samples in the written ranges. For a merge, they
-    /// include the other ranges of `old`.
-    fn samples(&self, written: &BTreeMap<u32, WrittenBucket>, old: Option<&Partition>) -> Samples {
-        let mut samples = Samples::default();
-        written.values().for_each(|range| samples.add(range.samples(), range.digest()));
-        let buckets = self.options.buckets;
-        let is_kept = |set: &&FileSet| {
-            let range = written.get(&buckets.range_of(set.bucket));
-            match self.options.commit {
-                Commit::Merge => range.is_none(),
-                Commit::Columns => range.is_none_or(|range| !range.has_set(set)),
-                Commit::Forget | Commit::Compact => !self.replaced.contains(set.path()),
-                _ => false,
-            }
-        };
-        for set in old.into_iter().flat_map(|old| &old.files).filter(is_kept) {
-            set.row_groups.iter().for_each(|row_group| samples.add(row_group.samples, row_group.digest));
-        }
-        samples
     }
 
     /// Returns an error if an append would reduce the number of samples in a partition.
@@ -197,6 +177,19 @@ impl Samples {
         self.number += number;
         self.digest.merge(digest);
     }
+}
+
+/// Returns the number and digest of the samples that a written partition will have. `old` is the partition in the
+/// existing dataset.
+fn samples_of(changes: &Changes, key: &PartitionKey, old: Option<&Partition>) -> Samples {
+    let mut samples = Samples::default();
+    let written = changes.written.get(key).into_iter().flat_map(BTreeMap::values);
+    written.for_each(|range| samples.add(range.samples(), range.digest()));
+    let kept = old.into_iter().flat_map(|old| &old.files).filter(|set| !changes.replaces(key, set));
+    for row_group in kept.flat_map(|set| &set.row_groups) {
+        samples.add(row_group.samples, row_group.digest);
+    }
+    samples
 }
 
 /// Returns whether the new partitions have the samples of the old ones. Digests of files whose features have

@@ -5,18 +5,26 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use onefold_base::fault::{option, text};
+use onefold_base::fault::{Explain, option, text};
 
 use crate::{Created, Error, Result};
 
-/// Replaces the file at `path` with `bytes`. It writes and syncs a file next to it, renames it over the old
-/// file, and syncs the directory, so after a crash either the old or the new file exists, complete.
+/// Replaces the file at `path`, or the target of a symbolic link there, with `bytes`. It writes and syncs a file
+/// next to it, renames it over the old file, and syncs the directory, so after a crash either the old or the new
+/// file exists, complete. A device or a pipe, such as `/dev/stdout`, takes the bytes and is not replaced.
 ///
 /// # Errors
 ///
-/// Returns the operating system's error. In this case the old file is unchanged, and no temporary file is
-/// left.
+/// Returns the operating system's error, or an error that carries the [`Fault`](onefold_base::fault::Fault) of a
+/// URL or of a path that is not valid (see [`absolute`](crate::absolute)). In these cases the old file is
+/// unchanged, and no temporary file is left.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if fs_err::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+        return fs_err::write(path, bytes);
+    }
+    let hint = "give a local path, and copy the file to the store afterwards";
+    let path = crate::path_on_disk(path, "this file is written to a local disk", hint);
+    let path = &path.map_err(|error| io::Error::other(error.fault()))?;
     let temporary = sibling(path, "tmp");
     let written = write_synced(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, path));
     if written.is_err() {
@@ -146,28 +154,19 @@ fn is_taken(path: &Path) -> io::Result<bool> {
 }
 
 /// Creates a hard link. The error has the system's error code, which `fs_err` hides.
-#[cfg(unix)]
 fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::fs::link(from, to)?)
 }
 
-#[cfg(not(unix))]
-fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
-    fs_err::hard_link(from, to)
-}
-
-#[cfg(target_os = "linux")]
 fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
     rename_with(from, to, rustix::fs::RenameFlags::NOREPLACE)
 }
 
 /// Exchanges the names of two files or directories atomically.
-#[cfg(target_os = "linux")]
 fn exchange_names(one: &Path, other: &Path) -> io::Result<()> {
     rename_with(one, other, rustix::fs::RenameFlags::EXCHANGE)
 }
 
-#[cfg(target_os = "linux")]
 fn rename_with(from: &Path, to: &Path, flags: rustix::fs::RenameFlags) -> io::Result<()> {
     use rustix::fs::{CWD, renameat_with};
     renameat_with(CWD, from, CWD, to, flags).map_err(|error| match error {
@@ -177,28 +176,13 @@ fn rename_with(from: &Path, to: &Path, flags: rustix::fs::RenameFlags) -> io::Re
     })
 }
 
-#[cfg(not(target_os = "linux"))]
-fn rename_without_replacing(_: &Path, _: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn exchange_names(_: &Path, _: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
 /// Returns whether the file system does not support a call. File systems without links report missing
 /// permission. If the user really has no permission, the next call fails too.
 fn is_unsupported(error: &io::Error) -> bool {
-    #[cfg(unix)]
-    {
-        use rustix::io::Errno;
-        let codes = [Errno::PERM, Errno::NOTSUP, Errno::OPNOTSUPP, Errno::MLINK, Errno::NOSYS, Errno::XDEV];
-        if codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error())) {
-            return true;
-        }
-    }
-    error.kind() == io::ErrorKind::Unsupported
+    use rustix::io::Errno;
+    let codes = [Errno::PERM, Errno::NOTSUP, Errno::OPNOTSUPP, Errno::MLINK, Errno::NOSYS, Errno::XDEV];
+    let is_one = codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()));
+    is_one || error.kind() == io::ErrorKind::Unsupported
 }
 
 /// The largest number of repetitions because another process removed the empty folder. A process removes
@@ -285,7 +269,6 @@ impl Drop for DirectoryLock {
 }
 
 /// Returns whether the open file `file` still has the path `path`.
-#[cfg(unix)]
 fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
     match fs_err::metadata(path) {
@@ -293,12 +276,6 @@ fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// On systems where an open file cannot be removed, it always has its path.
-#[cfg(not(unix))]
-fn is_still_at(_: &fs_err::File, _: &Path) -> io::Result<bool> {
-    Ok(true)
 }
 
 /// Directories that were created on the path to an output. Dropping this before [`keep`](Self::keep) removes
@@ -346,35 +323,42 @@ pub struct StagedDirectory {
 }
 
 impl StagedDirectory {
-    /// Starts a directory that will appear at `target`.
+    /// Starts a directory that will appear at `location`. If it is a symbolic link, the directory will appear at
+    /// the link's target.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if `target` exists and `overwrite` is false, if it exists without the file `marker`,
-    /// which identifies a directory of the same kind, or if `target` is not a valid path (see
-    /// [`absolute`](crate::absolute)); [`Error::Locked`] if another process writes the same directory.
-    pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
+    /// [`Error::Fault`] if `location` exists and `overwrite` is false, if it exists without the file `marker`,
+    /// which identifies a directory of the same kind, if it contains the working directory, or if it is not a
+    /// valid path (see [`absolute`](crate::absolute)); [`Error::Locked`] if another process writes the same
+    /// directory.
+    pub fn create(location: &Path, marker: &str, overwrite: bool) -> Result<Self> {
         // Missing folders are created, so this must first reject a `~` that the shell did not expand.
         let hint = "give a local path, and copy the folder to the store afterwards";
-        crate::path_on_disk(target, "this folder is written to a local disk", hint)?;
-        let created = CreatedDirectories::create(parent(target))?;
-        let lock = DirectoryLock::take_file(sibling(target, "lock"), target)?;
-        restore(target)?;
-        let occupied = target.exists() && !is_empty_directory(target)?;
+        let target = crate::path_on_disk(location, "this folder is written to a local disk", hint)?;
+        // The rename would leave the shell in a directory without a name.
+        if fs_err::canonicalize(".").is_ok_and(|here| here.starts_with(&target)) {
+            let message = "the working directory is in this folder, which is replaced as a whole";
+            return Err(Error::location(location.display(), message, "choose another folder"));
+        }
+        let created = CreatedDirectories::create(parent(&target))?;
+        let lock = DirectoryLock::take_file(sibling(&target, "lock"), location)?;
+        restore(&target)?;
+        let occupied = target.exists() && !is_empty_directory(&target)?;
         if occupied && !target.join(marker).is_file() {
             let hint = format!("it holds no `{marker}`, so it is not replaced; choose another directory");
-            return Err(Error::exists(target, hint));
+            return Err(Error::exists(location, hint));
         }
         if occupied && !overwrite {
             let hint = text!["choose another directory, or replace it with ", option("overwrite")];
-            return Err(Error::exists(target, hint));
+            return Err(Error::exists(location, hint));
         }
-        let staging = sibling(target, "partial");
+        let staging = sibling(&target, "partial");
         if staging.exists() {
             fs_err::remove_dir_all(&staging)?;
         }
         fs_err::create_dir(&staging)?;
-        Ok(Self { target: target.to_owned(), staging, overwrite, _lock: lock, created })
+        Ok(Self { target, staging, overwrite, _lock: lock, created })
     }
 
     /// Returns the path under which files are written until the commit.

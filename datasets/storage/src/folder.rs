@@ -5,9 +5,10 @@ use std::path::{Component, Path, PathBuf};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use onefold_base::fault::Text;
+use onefold_base::location::{Problem, check_scheme, check_tilde, is_url};
 use onefold_base::percent;
 
-use crate::{Error, Result, is_url};
+use crate::{Error, Result};
 
 /// A folder on a local disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,9 +20,6 @@ pub(crate) struct Folder {
     /// Whether the last component of the location is a symbolic link.
     pub(crate) is_link: bool,
 }
-
-/// A message and a hint.
-type Problem = (String, String);
 
 /// Returns the absolute form of a location: a local path without `.` and `..`, or a URL without trailing
 /// slashes. It does not depend on the working directory, so it can be stored and sent to other processes.
@@ -46,8 +44,8 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
     Ok(std::path::absolute(location)?.components().collect())
 }
 
-/// Returns the [absolute] form of a location that must be a local path. `message` and `hint` are those of the
-/// error for a URL.
+/// Returns the resolved form of a location that must be a local path: absolute, without `.`, `..` and symbolic
+/// links. `message` and `hint` are those of the error for a URL.
 ///
 /// # Errors
 ///
@@ -55,7 +53,7 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
 pub fn path_on_disk(location: &Path, message: &str, hint: impl Into<Text>) -> Result<PathBuf> {
     match is_url(location) {
         true => Err(Error::location(location.display(), message, hint)),
-        false => absolute(location),
+        false => Ok(Folder::resolve(location, location)?.path),
     }
 }
 
@@ -183,46 +181,6 @@ fn append(mut folder: PathBuf, missing: &[Component<'_>]) -> Result<PathBuf, Pro
     Ok(folder)
 }
 
-/// Rejects a `~` that the shell should have expanded, unless a folder with this name exists.
-fn check_tilde(folder: &Path) -> Result<(), Problem> {
-    let Some(Component::Normal(first)) = folder.components().next() else { return Ok(()) };
-    if !first.to_string_lossy().starts_with('~') || Path::new(first).is_dir() {
-        return Ok(());
-    }
-    let first = first.to_string_lossy();
-    let message = format!("the shell did not expand `{first}`, and the working directory has no such folder");
-    let hint = format!(
-        "write `$HOME/…` or remove the quotes around the path; `./{first}` names a folder of that name"
-    );
-    Err((message, hint))
-}
-
-/// The schemes of URLs that locations may have.
-const SCHEMES: [&str; 13] =
-    ["file", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "grpc", "grpcs"];
-
-/// Rejects a path that begins with the scheme of a URL, such as `s3:/bucket/folder`, which results from
-/// converting a URL to a `pathlib.Path`.
-pub(crate) fn check_scheme(location: &Path) -> Result<(), Problem> {
-    let Some(Component::Normal(first)) = location.components().next() else { return Ok(()) };
-    let text = location.to_string_lossy();
-    let first = first.to_string_lossy();
-    let known = |scheme: &str| SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
-    let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| known(scheme)) else {
-        return Ok(());
-    };
-    if is_url(location) {
-        return Ok(());
-    }
-    let slashes = if scheme.eq_ignore_ascii_case("file") { "///" } else { "//" };
-    let hint = format!(
-        "write `{scheme}:{slashes}{}`, in Python as text, because a `Path` leaves one slash of two; `./{first}` names a \
-         local folder",
-        rest.trim_start_matches('/')
-    );
-    Err(problem(format!("a URL needs two slashes after `{scheme}:`"), &hint))
-}
-
 /// Returns the key of an absolute folder in a store of the whole local disk.
 fn prefix_of(folder: &Path) -> Result<ObjectPath, Problem> {
     let hint = "rename the folder, or choose another one";
@@ -240,7 +198,7 @@ fn prefix_of(folder: &Path) -> Result<ObjectPath, Problem> {
     Ok(prefix)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
@@ -339,6 +297,18 @@ mod tests {
         assert!(refused(&bytes).contains("is not UTF-8"), "{}", refused(&bytes));
         assert!(refused(&bytes).contains("caf"), "{}", refused(&bytes));
         assert!(refused(Path::new("")).contains("is empty"));
+    }
+
+    #[test]
+    fn a_file_is_no_folder() {
+        let (_folder, root) = folder();
+        fs_err::write(root.join("file"), "text").unwrap();
+        symlink("file", root.join("link")).unwrap();
+        for name in ["file", "link"] {
+            let error = Storage::open(&root.join(name)).unwrap_err().to_string();
+            assert!(error.contains("this is a file, not a folder\n  hint: "), "{error}");
+        }
+        assert_eq!(Storage::of_file(&root.join("file")).unwrap().1, "file");
     }
 
     #[test]

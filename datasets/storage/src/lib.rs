@@ -44,6 +44,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt};
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::location::{check_scheme, is_url};
 use onefold_base::percent;
 
 pub use self::error::{Error, Result, write_hint};
@@ -113,16 +114,6 @@ impl fmt::Debug for Storage {
     }
 }
 
-/// Returns whether a location is a URL rather than a local path.
-pub(crate) fn is_url(location: &Path) -> bool {
-    location.to_str().is_some_and(|text| {
-        text.split_once("://").is_some_and(|(scheme, _)| {
-            scheme.len() > 1
-                && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
-        })
-    })
-}
-
 /// Whether a location is the URL of a local path.
 fn is_file_url(location: &str) -> bool {
     location.split_once("://").is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("file"))
@@ -137,8 +128,8 @@ impl Storage {
     /// # Errors
     ///
     /// [`Error::Fault`] if the URL is malformed or has an unknown scheme, if the environment's settings for
-    /// its store contradict each other, if a local path is not valid (see [`absolute`]), or if it is the root
-    /// of the file system.
+    /// its store contradict each other, if a local path is not valid (see [`absolute`]), or if it is a file or
+    /// the root of the file system.
     pub fn open(location: &Path) -> Result<Self> {
         let Some(text) = location.to_str().filter(|_| is_url(location)) else {
             return Self::of_disk(Folder::resolve(location, location)?, location);
@@ -173,7 +164,7 @@ impl Storage {
         let text = location.to_str().ok_or_else(|| {
             Error::location(location.display(), "the path is not UTF-8 text", "choose another name")
         })?;
-        folder::check_scheme(location).map_err(|problem| wrong_location(location, problem))?;
+        check_scheme(location).map_err(|problem| wrong_location(location, problem))?;
         if is_file_url(text) {
             // The name is decoded too.
             let path = folder::path_of_url(text).map_err(|problem| wrong_location(location, problem))?;
@@ -198,11 +189,17 @@ impl Storage {
         Ok((storage, name))
     }
 
-    /// Returns the storage of a folder on a local disk, which must not be the root of the file system.
+    /// Returns the storage of a folder on a local disk, which must not be a file or the root of the file system.
     fn of_disk(folder: Folder, location: &Path) -> Result<Self> {
-        if folder.is_root() {
-            let message = "this is the root of the file system";
-            return Err(Error::location(location.display(), message, "choose a folder in it"));
+        let problem = if folder.is_root() {
+            Some(("this is the root of the file system", "choose a folder in it"))
+        } else if folder.path.is_file() {
+            Some(("this is a file, not a folder", "give the path of a folder"))
+        } else {
+            None
+        };
+        if let Some((message, hint)) = problem {
+            return Err(Error::location(location.display(), message, hint));
         }
         Ok(Self::of_resolved(folder, location))
     }
@@ -527,7 +524,7 @@ impl Storage {
     /// Returns a client with a timeout for requests of up to `bytes` bytes.
     fn store_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
         match &self.remote {
-            Some(remote) if bytes > LARGEST_REQUEST => remote.connect_for(bytes),
+            Some(remote) if bytes > LARGEST_REQUEST => remote.connect_with(Patience::Long, bytes),
             _ => Ok(Arc::clone(&self.store)),
         }
     }

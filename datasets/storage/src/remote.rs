@@ -145,17 +145,16 @@ impl RemoteStore {
         self.connect_with(patience, LARGEST_REQUEST)
     }
 
-    /// Creates a client of the bucket with [`Patience::Long`] for requests of up to `bytes` bytes. Sends no
-    /// request.
+    /// Creates a client of the bucket for requests of up to `bytes` bytes. Sends no request.
     ///
     /// # Errors
     ///
-    /// Returns an error if the settings contradict each other.
-    pub(crate) fn connect_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
-        self.connect_with(Patience::Long, bytes)
-    }
-
-    fn connect_with(&self, patience: Patience, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
+    /// Returns the errors of [`connect`](Self::connect).
+    pub(crate) fn connect_with(
+        &self,
+        patience: Patience,
+        bytes: u64,
+    ) -> object_store::Result<Arc<dyn ObjectStore>> {
         use ClientConfigKey::{AllowHttp, ConnectTimeout, Timeout};
         let retries = patience.retries();
         // A timeout in the environment takes precedence.

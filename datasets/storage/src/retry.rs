@@ -21,7 +21,7 @@ use crate::Created;
 use crate::service::find_cause;
 
 /// The largest number of bytes of a request, except by a client for [larger
-/// requests](crate::RemoteStore::connect_for).
+/// requests](crate::RemoteStore::connect_with).
 pub(crate) const LARGEST_REQUEST: u64 = 8 << 20;
 /// The time after which a failed request is not repeated. The signatures of requests are valid for longer.
 const BUDGET: Duration = Duration::from_secs(180);

@@ -233,7 +233,7 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> io::Result<T> {
     Ok(futures::executor::block_on(work))
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 

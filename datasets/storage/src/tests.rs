@@ -160,7 +160,6 @@ fn a_file_is_in_the_folder_that_its_path_names() {
 }
 
 /// A failed writer keeps the folder that is the target of the user's link.
-#[cfg(unix)]
 #[test]
 fn the_target_of_a_link_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();

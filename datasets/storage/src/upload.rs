@@ -162,13 +162,12 @@ impl Write for Upload {
 pub struct HashingWriter {
     upload: Upload,
     digest: Sha256,
-    bytes: u64,
 }
 
 impl HashingWriter {
-    /// Creates a writer that computes the digest of all bytes written to `upload` from now on.
+    /// Creates a writer that computes the digest of all bytes of `upload`, to which nothing was written yet.
     pub fn new(upload: Upload) -> Self {
-        Self { upload, digest: Sha256::new(), bytes: 0 }
+        Self { upload, digest: Sha256::new() }
     }
 
     /// Completes the upload; returns its size in bytes and its SHA-256 in hexadecimal.
@@ -177,8 +176,9 @@ impl HashingWriter {
     ///
     /// Returns the errors of [`Upload::finish`].
     pub fn finish(self) -> Result<(u64, String)> {
+        let bytes = self.upload.bytes;
         self.upload.finish()?;
-        Ok((self.bytes, units::format_hex(&self.digest.finalize())))
+        Ok((bytes, units::format_hex(&self.digest.finalize())))
     }
 }
 
@@ -186,7 +186,6 @@ impl Write for HashingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.upload.write(bytes)?;
         self.digest.update(&bytes[..written]);
-        self.bytes += written as u64;
         Ok(written)
     }
 

@@ -179,9 +179,7 @@ impl OldDataset {
 
     /// Returns a feature of the dataset and its group.
     fn feature(&self, name: &str) -> Option<(FeatureGroup, SparseFeature)> {
-        let groups = self.snapshot.schema.groups.iter();
-        let mut features =
-            groups.flat_map(|group| group.features.iter().map(move |feature| (group, feature)));
+        let mut features = self.snapshot.schema.grouped_features();
         features.find(|(_, f)| f.name == name).map(|(group, feature)| (group.clone(), feature.clone()))
     }
 }

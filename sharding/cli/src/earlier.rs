@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::versioned::parse_json;
 use onefold_sharding::FeatureConfig;
 use onefold_storage::Storage;
 use onefold_train_config::{RUN_FILE, RUN_FORMAT_VERSION};
@@ -21,10 +22,6 @@ pub(crate) struct EarlierRun {
 impl EarlierRun {
     /// Reads the description of the run at `location`, which is a path or a URL.
     pub(crate) fn load(location: &Path) -> Result<Self> {
-        #[derive(Deserialize)]
-        struct Versioned {
-            format_version: u32,
-        }
         let storage = Storage::open(location).map_err(onefold_datasets::Error::from)?;
         let shown = storage.shown(RUN_FILE);
         let wrong = |message: String, hint: &str| Fault::of_file(Kind::Options, &shown, message).hint(hint);
@@ -34,12 +31,6 @@ impl EarlierRun {
             return Err(wrong("not a run: it is missing".to_owned(), hint).into());
         };
         let hint = "train again, or use the program that wrote it";
-        let malformed = |error: serde_json::Error| wrong(error.to_string(), hint);
-        let Versioned { format_version } = serde_json::from_slice(&text).map_err(malformed)?;
-        if format_version != RUN_FORMAT_VERSION {
-            let message = format!("format version {format_version}, this program reads {RUN_FORMAT_VERSION}");
-            return Err(wrong(message, hint).into());
-        }
-        Ok(serde_json::from_slice(&text).map_err(malformed)?)
+        parse_json(&text, RUN_FORMAT_VERSION).map_err(|message| wrong(message, hint).into())
     }
 }

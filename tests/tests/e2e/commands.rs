@@ -145,9 +145,12 @@ fn locations_that_name_no_folder_are_refused() {
         Nothing(_) => None,
     });
     for line in with_location {
-        for (location, part) in
-            [("missing/../dataset", "does not exist"), ("~/dataset", "$HOME"), ("/", "the root")]
-        {
+        for (location, part) in [
+            ("missing/../dataset", "does not exist"),
+            ("~/dataset", "$HOME"),
+            ("/", "the root"),
+            ("logs/dataset.toml", "`logs/dataset.toml`: this is a file, not a folder"),
+        ] {
             command(&dir, &line, location).fails(&[part]);
         }
         command(&dir, &line, OsStr::from_bytes(b"data\xffset")).fails(&["not UTF-8"]);

@@ -35,6 +35,8 @@ fn every_program_has_manual_pages() {
     let page = dir.text("pages/man1/onefold-ingest-build.1");
     assert!(page.contains("memory\\-limit"), "{page}");
     assert!(dir.path("pages/man1/onefold-train-run.1").is_file());
+    dir.command("onefold man ~/man1").fails(&["`~/man1`: the shell did not expand `~`", "$HOME"]);
+    assert!(!dir.path("~").exists());
 }
 
 /// Returns the completions that bash offers for the last word of a line.

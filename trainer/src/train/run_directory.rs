@@ -46,11 +46,14 @@ impl RunDirectory {
         let (out, checkpoints) = (option("out"), option("checkpoints"));
         let hint = text!["give a local directory with ", out, ", and this URL with ", checkpoints];
         // Parent folders are created, so this also rejects a `~` that the shell did not expand.
-        path_on_disk(path, message, hint)?;
+        let resolved = path_on_disk(path, message, hint)?;
         let occupied = path.is_file() || (path.is_dir() && fs_err::read_dir(path)?.next().is_some());
         if occupied {
             check_occupied(path, existing)?;
         }
+        // The target of a symbolic link is replaced, not the link. The components omit a trailing slash.
+        let named: PathBuf = path.components().collect();
+        let path = if named.is_symlink() { resolved.as_path() } else { path };
         let replaced = replaced(path);
         if occupied && existing == Existing::Overwrite {
             drop(lock(path)?);
@@ -118,6 +121,9 @@ impl RunDirectory {
         let _ = fs_err::remove_dir_all(&self.path);
         for directory in &self.created {
             let _ = fs_err::remove_dir(directory);
+        }
+        if !self.created.contains(&self.path) {
+            let _ = fs_err::create_dir(&self.path);
         }
         if self.replaced.exists() {
             let _ = fs_err::rename(&self.replaced, &self.path);
@@ -264,6 +270,23 @@ mod tests {
         RunDirectory::create(&path, Existing::Resume).unwrap().give_back();
         assert_eq!(text(&path), "old");
         assert_eq!(fs_err::read_dir(folder.path().join("a")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_target_of_a_link_has_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("disk/run"), folder.path().join("run"));
+        fs_err::create_dir_all(&target).unwrap();
+        std::os::unix::fs::symlink("disk/run", &link).unwrap();
+        RunDirectory::create(&link, Existing::Refuse).unwrap().give_back();
+        assert!(link.is_symlink() && target.is_dir());
+        run(&link, "old");
+        let mut new = RunDirectory::create(&link.join(""), Existing::Overwrite).unwrap();
+        run(&link, "new");
+        new.complete().unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(text(&target), "new");
+        assert_eq!(fs_err::read_dir(folder.path().join("disk")).unwrap().count(), 1);
     }
 
     #[test]

@@ -10,8 +10,44 @@ fn a_file_is_replaced_whole() {
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
 }
 
+#[test]
+fn links_and_pipes_are_not_replaced() {
+    use std::io::Read;
+    use std::os::unix::fs::{FileTypeExt, symlink};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let directory = tempfile::tempdir().unwrap();
+    let [path, link, pipe] = ["file", "link", "pipe"].map(|name| directory.path().join(name));
+    fs_err::write(&path, b"old").unwrap();
+    symlink(&path, &link).unwrap();
+    write_atomically(&link, b"new").unwrap();
+    assert_eq!(fs_err::read(&path).unwrap(), b"new");
+    assert!(fs_err::symlink_metadata(&link).unwrap().is_symlink());
+    mknodat(CWD, pipe.as_path(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    // Linux opens both ends of a pipe without waiting.
+    let mut ends = fs_err::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
+    write_atomically(&pipe, b"new").unwrap();
+    assert!(fs_err::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+    let mut bytes = [0; 3];
+    ends.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"new");
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn a_file_at_a_location_that_is_no_local_path_is_refused() {
+    for (path, message) in [
+        ("~/page.html", "did not expand `~`"),
+        ("s3:/b/page.html", "two slashes"),
+        ("s3://b/page.html", "local disk"),
+    ] {
+        let fault = write_atomically(Path::new(path), b"page").unwrap_err().fault();
+        let text = fault.to_string();
+        assert!(text.contains(message) && text.contains(path) && !fault.hints.is_empty(), "{text}");
+    }
+}
+
 /// Returns methods of naming a file, for file systems with fewer and fewer capabilities.
-#[cfg(unix)]
 fn namings() -> [Naming; 4] {
     use rustix::io::Errno;
     let full = Naming::default();
@@ -22,7 +58,6 @@ fn namings() -> [Naming; 4] {
     [full, no_links, neither, old_kernel]
 }
 
-#[cfg(unix)]
 #[test]
 fn a_file_is_created_once_also_without_hard_links() {
     for naming in namings() {
@@ -35,7 +70,6 @@ fn a_file_is_created_once_also_without_hard_links() {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn of_many_writers_one_creates_a_file_also_without_hard_links() {
     for naming in namings() {
@@ -56,7 +90,6 @@ fn of_many_writers_one_creates_a_file_also_without_hard_links() {
 }
 
 /// Other errors of the system do not count as a missing capability.
-#[cfg(unix)]
 #[test]
 fn a_full_disk_is_reported_by_the_first_way() {
     use rustix::io::Errno;
@@ -69,7 +102,6 @@ fn a_full_disk_is_reported_by_the_first_way() {
 }
 
 /// A killed writer leaves its claim but no file. No other writer gets the name before the claim is removed.
-#[cfg(unix)]
 #[test]
 fn a_claim_of_a_killed_writer_is_reported() {
     let directory = tempfile::tempdir().unwrap();
@@ -108,6 +140,30 @@ fn a_staged_directory_appears_only_at_commit() {
     staged.commit().unwrap();
     assert!(target.join("marker").is_file());
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn the_target_of_a_link_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let (target, link) = (directory.path().join("disk/out"), directory.path().join("out"));
+    fs_err::create_dir_all(&target).unwrap();
+    std::os::unix::fs::symlink("disk/out", &link).unwrap();
+    for (overwrite, text) in [(false, "old"), (true, "new")] {
+        let staged = StagedDirectory::create(&link, "marker", overwrite).unwrap();
+        fs_err::write(staged.path().join("marker"), text).unwrap();
+        staged.commit().unwrap();
+        assert!(fs_err::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs_err::read_to_string(target.join("marker")).unwrap(), text);
+        assert_eq!(fs_err::read_dir(directory.path().join("disk")).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn a_folder_around_the_working_directory_is_not_replaced() {
+    for location in [".", "./", "..", "/"] {
+        let error = StagedDirectory::create(Path::new(location), "marker", true).err().unwrap().to_string();
+        assert!(error.contains(&format!("`{location}`: the working directory is in this folder")), "{error}");
+    }
 }
 
 #[test]
