@@ -9,7 +9,7 @@ use onefold_tests::Dir;
 
 use crate::fleet::Fleet;
 
-const PIPELINE: &str = r#"format_version = 1
+pub(crate) const PIPELINE: &str = r#"format_version = 1
 
 [[step]]
 op = "firstx"
@@ -54,6 +54,14 @@ impl Drop for SetAtEnd<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }
+}
+
+/// Returns a number that `make test-failures` sets in the environment, or the small one of `make test`.
+pub(crate) fn number(variable: &str, small: usize) -> usize {
+    let given = std::env::var(variable);
+    given.map_or(small, |given| {
+        given.parse().unwrap_or_else(|_| panic!("{variable}: `{given}` is not a number"))
+    })
 }
 
 pub(crate) fn workers() -> Workers {
