@@ -76,7 +76,7 @@ fn bytes(location: &Path, request: &ReadRequest, epoch: u64, from: u64) -> Vec<(
 /// Does the same as `bytes` for a reader.
 pub(crate) fn bytes_of(reader: &Reader, epoch: u64, from: u64) -> Vec<(Vec<u8>, u64)> {
     let position = onefold_ikjt::Position { step: from, ..reader.position(epoch) };
-    let steps = reader.resume_packed(&position).unwrap().map(Result::unwrap);
+    let steps = reader.resume_packed_every(1, &position).unwrap().map(Result::unwrap);
     steps.map(|step| (step.batch.memory().to_vec(), step.position.step)).collect()
 }
 

@@ -117,7 +117,7 @@ fn batches_of_a_sweep_are_computed_once() {
             let (url, open, expected) = (&url, &open, &expected);
             scope.spawn(move || {
                 let reader = open(Path::new(url), job);
-                let steps = reader.resume_packed(&reader.position(0)).unwrap().map(Result::unwrap);
+                let steps = reader.resume_packed_every(1, &reader.position(0)).unwrap().map(Result::unwrap);
                 let found = steps.map(|step| step.batch.memory().to_vec());
                 assert!(found.eq(expected.iter().map(|(bytes, _)| bytes.as_slice())), "job {job}");
             });
