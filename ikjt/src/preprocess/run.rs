@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::buffer::ScalarBuffer;
 
 use super::columns::DenseColumns;
-use super::layout::{FeatureLayout, GroupLayout, Origin, SparseAt};
+use super::layout::{FeatureLayout, Origin, SparseAt};
 use super::local_hour::local_hours;
 use super::pairs::{RowPair, distinct_pairs, intersection, product, scores};
 use super::plan::{Action, ListOfPair};
@@ -43,15 +43,15 @@ impl Running {
     pub(super) fn new(batch: Batch, layout: &FeatureLayout, dense_width: usize) -> Self {
         let mut input = batch.into_parts();
         let mut inputs = std::mem::take(&mut input.groups).into_iter().map(Group::into_parts);
-        let group = |layout: &GroupLayout| {
-            let parts = if layout.origin == Origin::Input { inputs.next() } else { None };
+        let group = |(name, origin): (&str, Origin)| {
+            let parts = if origin == Origin::Input { inputs.next() } else { None };
             let (name, inverse, features) = match parts {
                 Some((name, inverse, _, features)) => (name, inverse, features),
-                None => (layout.name.as_str().into(), None, Vec::new()),
+                None => (name.into(), None, Vec::new()),
             };
-            RunningGroup { name, origin: layout.origin, inverse, features, pairs: None }
+            RunningGroup { name, origin, inverse, features, pairs: None }
         };
-        let groups = layout.groups().iter().map(group).collect();
+        let groups = layout.groups().map(group).collect();
         let dense = DenseColumns::new(input.dense.clone(), dense_width);
         Self { input, dense, groups }
     }
