@@ -24,7 +24,7 @@ requirements: ## Check that this machine can build Onefold; `make` does this bef
 	@tests/requirements.sh $(REQUIREMENTS)
 
 # The variable also applies to the prerequisites of these targets.
-test test-rust test-python test-random: REQUIREMENTS := --tests
+test test-rust test-python test-random test-failures: REQUIREMENTS := --tests
 
 .PHONY: build
 build: requirements ## Build all binaries of users into $(TARGET)/release
@@ -68,6 +68,20 @@ test-random: build tools ## Run property tests with new cases: SEED=… (random)
 	@$(WITH_TESTS) export PROPTEST_RNG_SEED=$(SEED) PROPTEST_CASES=$$((256 * $(TIMES))) && \
 	    export PROPTEST_MAX_GLOBAL_REJECTS=$$((1024 * $(TIMES))) PROPTEST_MAX_LOCAL_REJECTS=$$((65536 * $(TIMES))) && \
 	    tests/run.py rust -- --lib --test it --test distributed -- $(PROPERTY_TESTS)
+
+# `make test` runs the first two of these tests with smaller numbers.
+KILLS ?= 300
+STOPS ?= 60
+JOBS ?= 100
+WORKERS ?= 4
+SAMPLES ?= 60000
+
+.PHONY: test-failures
+test-failures: build ## Preprocessing service: KILLS=300 and STOPS=60 of workers, a sweep of JOBS=100, bytes from a store
+	@$(WITH_LIBTORCH) export ONEFOLD_TEST_KILLS=$(KILLS) ONEFOLD_TEST_STOPS=$(STOPS) ONEFOLD_TEST_JOBS=$(JOBS) && \
+	    export ONEFOLD_TEST_WORKERS=$(WORKERS) ONEFOLD_TEST_SAMPLES=$(SAMPLES) && \
+	    tests/run.py rust -- --test service -- --include-ignored --test-threads 1 \
+	    killed_and_stopped_processes_change_nothing batches_of_a_sweep_are_computed_once workers_fetch_a_dataset_once
 
 .PHONY: test-browser
 test-browser: build ## Look at the status page of a preprocessing service with Chromium, which must be installed

@@ -74,9 +74,9 @@ async fn heartbeats(address: String) {
 
 async fn client(address: String, number: usize, leases: Arc<AtomicU64>, until: Instant) {
     let network = network();
-    let (name, job, dataset) =
+    let (client, job, dataset) =
         (number.to_string(), format!("{number:024x}"), "s3://bucket/dataset".to_owned());
-    let state = ClientState { seconds: 1.0, ..ClientState::new(name, job, dataset) };
+    let state = ClientState { client, job, dataset, seconds: 1.0, ..ClientState::default() };
     for block in 0_u64.. {
         let key = format!("{number:024x}/0/{block}");
         let client = Some(state.clone());

@@ -59,6 +59,14 @@ impl Message {
     }
 }
 
+/// Returns all batches of a block from its parts in the cache.
+fn messages(block: &Block, parts: &[Bytes]) -> Option<Vec<Message>> {
+    let (messages, rest) = parts.as_chunks::<3>();
+    let steps = block.steps.end.saturating_sub(block.steps.start);
+    let is_whole = rest.is_empty() && messages.len() as u64 == steps;
+    is_whole.then(|| messages.iter().map(Message::of_parts).collect::<Option<_>>())?
+}
+
 impl Blocks {
     /// Creates the blocks of a worker with these limits. `cache` uses the remaining memory.
     pub(crate) fn new(limits: Limits, cache: Arc<Cache>) -> Arc<Self> {
@@ -81,26 +89,33 @@ impl Blocks {
 
     /// Carries out the actions of the schedule.
     fn follow(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        let (actions, used) = (state.schedule.take_actions(), state.schedule.used());
+        let (mut actions, used) = (state.schedule.take_actions(), state.schedule.used());
         let has_changed = std::mem::replace(&mut state.told, used) != used;
-        drop(state);
-        self.changed.notify_all();
+        let is_kept = |action: &mut Action<OfBlock>| matches!(action, Action::Keep { .. });
+        let kept: Vec<Action<OfBlock>> = actions.extract_if(.., is_kept).collect();
+        // Blocks move to the cache under the lock, so that a client finds each of them here or there, and no block is
+        // computed again because a client comes at that moment.
+        let locked = (!kept.is_empty()).then_some(state);
         if has_changed {
             self.cache.leave(used);
         }
+        for action in kept {
+            if let Action::Keep { of_block, block, batches, made } = action
+                && let Some(interest) = of_block.reader.interest()
+            {
+                let parts = batches.into_iter().flat_map(Message::into_parts).collect();
+                self.cache.put_block(block, parts, (&interest, of_block.epoch_share), made);
+            }
+        }
+        drop(locked);
+        self.changed.notify_all();
         for action in actions {
             match action {
                 Action::Wake(more) => more.notify_waiters(),
-                // All waiting runs have been notified above.
-                Action::Close => (),
+                // All waiting runs have been notified above, and the cache has the kept blocks.
+                Action::Close | Action::Keep { .. } => (),
                 Action::Start { run, of_block, epoch, from, horizon } => {
                     self.start(run, of_block.reader, (epoch, from), horizon);
-                }
-                Action::Keep { of_block, block, batches, made } => {
-                    if let Some(interest) = of_block.reader.interest() {
-                        let parts = batches.into_iter().flat_map(Message::into_parts).collect();
-                        self.cache.put_block(block, parts, (&interest, of_block.epoch_share), made);
-                    }
                 }
             }
         }
@@ -121,22 +136,24 @@ impl Blocks {
         self.event(|state| state.schedule.pass(Instant::now()));
     }
 
-    /// Returns all batches of a block from the cache, if no client reads the block and the cache has it. This may
-    /// read from disk.
-    pub(crate) fn cached(&self, block: &Block) -> Option<Vec<Message>> {
-        if self.state().schedule.has(block) {
+    /// Reads all batches of a block from the disk of the cache, if no client reads the block and it is only there.
+    pub(crate) fn on_disk(&self, block: &Block) -> Option<Vec<Message>> {
+        if self.state().schedule.has(block) || !self.cache.has_on_disk(block) {
             return None;
         }
-        let parts = self.cache.take_block(block)?;
-        let (messages, rest) = parts.as_chunks::<3>();
-        let steps = block.steps.end.saturating_sub(block.steps.start);
-        let is_whole = rest.is_empty() && messages.len() as u64 == steps;
-        is_whole.then(|| messages.iter().map(Message::of_parts).collect::<Option<_>>())?
+        messages(block, &self.cache.take_block(block)?)
     }
 
-    /// Subscribes a client to the batches that it requests.
-    pub(crate) fn read(self: &Arc<Self>, request: Request<OfBlock>) -> Subscription {
-        let id = self.event(|state| state.schedule.subscribe(request, Instant::now()));
+    /// Subscribes a client to the batches that it requests. Takes the block from the memory of the cache, if it is
+    /// there.
+    pub(crate) fn read(self: &Arc<Self>, mut request: Request<OfBlock>) -> Subscription {
+        let id = self.event(|state| {
+            let block = &request.block;
+            if request.cached.is_none() && !state.schedule.has(block) && !self.cache.has_on_disk(block) {
+                request.cached = self.cache.take_block(block).and_then(|parts| messages(block, &parts));
+            }
+            state.schedule.subscribe(request, Instant::now())
+        });
         Subscription { blocks: Arc::clone(self), id }
     }
 

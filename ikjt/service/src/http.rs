@@ -355,7 +355,7 @@ mod tests {
             } else {
                 format!("/data/{number}")
             };
-            ClientState::new(number.to_string(), "job".to_owned(), dataset)
+            ClientState { client: number.to_string(), dataset, ..ClientState::default() }
         };
         let status = |clients: u64| Status {
             datasets: [("clicks".to_owned(), "s3://bucket/clicks".to_owned())].into(),

@@ -109,7 +109,7 @@ pub(crate) struct JobRates {
 }
 
 /// The rates of a job's clients.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct JobRate {
     /// The key of the job.
     pub(crate) job: String,
@@ -133,15 +133,7 @@ impl JobRates {
         for (client, rate) in clients.iter().zip(rates) {
             if jobs.last().is_none_or(|job| job.job != client.job) {
                 let (job, dataset) = (client.job.clone(), client.dataset.clone());
-                let (samples_per_second, waiting_share) = (0.0, 0.0);
-                jobs.push(JobRate {
-                    job,
-                    dataset,
-                    clients: 0,
-                    samples_per_second,
-                    waiting_share,
-                    samples: 0,
-                });
+                jobs.push(JobRate { job, dataset, ..JobRate::default() });
             }
             if let Some(job) = jobs.last_mut() {
                 job.clients += 1;
@@ -161,8 +153,9 @@ mod tests {
     #[test]
     fn clients_of_a_job_are_counted_together() {
         let client = |job: &str, samples| {
-            let (name, dataset) = (format!("{job}{samples}"), format!("s3://{job}"));
-            ClientState { samples, seconds: 1.0, ..ClientState::new(name, job.to_owned(), dataset) }
+            let (client, dataset) = (format!("{job}{samples}"), format!("s3://{job}"));
+            let job = job.to_owned();
+            ClientState { client, job, dataset, samples, seconds: 1.0, ..ClientState::default() }
         };
         let rate = |samples_per_second, waiting_share| ClientRate {
             samples_per_second,

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use onefold_base::fault::{Fault, Kind, option, text};
-use onefold_ikjt::service::Security;
 use onefold_ikjt::service::protocol::{PROTOCOL, PROTOCOL_KEY, VERSION};
+use onefold_ikjt::service::{Security, not_valid_now};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
 /// The interval of reloading the files of certificates and tokens.
-const RELOAD: Duration = Duration::from_secs(5);
+const RELOAD: Duration = Duration::from_secs(2);
 
 /// The files with a process's credentials, and with the credentials that it accepts.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -68,6 +68,10 @@ impl SecurityArguments {
     }
 
     /// Reads the files.
+    ///
+    /// # Errors
+    ///
+    /// Fails for files that cannot be read, and for a certificate that is not valid now.
     pub(crate) fn load(&self) -> anyhow::Result<Proof> {
         let read =
             |path: &PathBuf| fs_err::read(path).context("the files of `--tls-…` must be readable PEM files");
@@ -75,6 +79,12 @@ impl SecurityArguments {
             (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
             _ => None,
         };
+        let why = identity.as_ref().and_then(|(certificate, _)| not_valid_now(certificate));
+        if let (Some(why), Some(path)) = (why, &self.tls_certificate) {
+            let message = format!("the certificate `{}` of this process {why}", path.display());
+            let hint = "give a new one with `--tls-certificate` and `--tls-key`; replaced files are taken up";
+            bail!(Fault::new(Kind::Options, message).hint(hint));
+        }
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let worker_token = self.worker_token_file.as_deref().map(read_token).transpose()?;
         let authority = self.tls_authority.as_ref().map(read).transpose()?;
@@ -83,14 +93,25 @@ impl SecurityArguments {
         Ok(Proof { secure: security.identity.is_some(), security, token, worker_token })
     }
 
-    /// Waits until the files differ from `known` and can be used. Files that are being replaced are read again later.
+    /// Waits until the files differ from `known` and can be used. Reports a problem that is found twice in a row, such
+    /// as a certificate that has expired. The first time, the files may just be in the middle of a replacement.
     pub(crate) async fn changed(&self, known: &Proof) -> Proof {
+        let (mut last, mut said) = (String::new(), String::new());
         loop {
             tokio::time::sleep(RELOAD).await;
-            let is_new = |found: &Proof| found != known && found.is_usable();
-            if let Some(found) = self.load().ok().filter(is_new) {
-                return found;
+            let problem = match self.load() {
+                Ok(found) if found == *known => String::new(),
+                Ok(found) if found.is_usable() => return found,
+                Ok(_) => "the files of `--tls-…` are not a certificate with its key".to_owned(),
+                Err(error) => format!("{error:#}"),
+            };
+            if problem == last && problem != said {
+                said.clone_from(&problem);
+                if !problem.is_empty() {
+                    tracing::warn!("{problem}");
+                }
             }
+            last = problem;
         }
     }
 }
@@ -187,8 +208,9 @@ impl Guard {
     pub(crate) fn admit(&self, metadata: &MetadataMap) -> Result<Role, Status> {
         let text = |key| metadata.get(key).and_then(|value| value.to_str().ok());
         let Some(role) = self.role(text("authorization")) else {
-            let message = "the token is missing or unknown\n  hint: set `ONEFOLD_TOKEN` to the text of the service's \
-                           token file, or give `--token-file`";
+            let message = "the token is missing or unknown\n  hint: a client sets `ONEFOLD_TOKEN` to the text of \
+                           the service's token file, a process of the service has `--worker-token-file`, or \
+                           `--token-file` if there is no other token";
             return Err(Status::unauthenticated(message));
         };
         match text(PROTOCOL_KEY) {

@@ -356,7 +356,7 @@ impl Worker {
             if let Some(interest) = opened.reader.interest() {
                 interest.reached(epoch_share);
             }
-            Ok((epoch_share, blocks.cached(&wanted)))
+            Ok((epoch_share, blocks.on_disk(&wanted)))
         })
         .await?;
         let of_block = OfBlock { reader, epoch_share };

@@ -37,9 +37,9 @@ pub(crate) fn deduplicate_shared(group: &Group) -> Result<Group> {
 /// Deduplicates rows that share ids, and keeps the sharing. Ids that no distinct row uses are dropped, so the result
 /// never has more ids than the distinct rows stored contiguously.
 ///
-/// `group` must be in the form that [`Group::slice`] produces: every row has a sample, rows are numbered in the order
-/// of their first use, and every id is used. The search visits rows instead of samples, because data clustered by
-/// session has several times as many samples as rows. A group without repeated rows keeps its buffers.
+/// `group` must be in the form of the groups of [`Batch::slice`](crate::Batch::slice): every row has a sample, rows are
+/// numbered in the order of their first use, and every id is used. The search visits rows instead of samples, because
+/// data clustered by session has several times as many samples as rows. A group without repeated rows keeps its buffers.
 pub(crate) fn deduplicate_windows(group: &Group) -> Group {
     let rows = group.rows();
     let (numbers, distinct) = distinct_rows(group.features(), 0..rows, rows);

@@ -13,7 +13,7 @@
 //! buffer is copied. The inverse index of a group is one buffer that all its columns share. Rows that share values
 //! keep sharing them, which list views allow.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -24,7 +24,7 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Int32Type, Schema};
 use arrow::error::ArrowError;
 
-use crate::{Batch, Error, Feature, Group, KeptValues, Result};
+use crate::{Batch, Error, Feature, Group, Result};
 
 /// The metadata key of a feature's field. Its value is the name of the feature's group.
 pub const GROUP_KEY: &str = "onefold.group";
@@ -64,11 +64,12 @@ impl Batch {
             columns.push(TIMESTAMPS, Arc::new(timestamps), None)?;
         }
         for column in self.kept() {
-            columns.push_kept(column)?;
+            columns.push(&column.name, Arc::clone(&column.values), Some((KEPT_KEY, "")))?;
         }
         for group in self.groups() {
             for feature in group.features() {
-                columns.push(feature.name(), list_column(group, feature)?, Some(group.name()))?;
+                let tag = Some((GROUP_KEY, group.name()));
+                columns.push(feature.name(), list_column(group, feature)?, tag)?;
             }
         }
         columns.finish(self.size())
@@ -93,25 +94,16 @@ struct Columns {
 }
 
 impl Columns {
-    fn push(&mut self, name: &str, array: ArrayRef, group: Option<&str>) -> Result<()> {
+    /// Adds a column. `tag` is the metadata of its field. Only kept columns may have nulls.
+    fn push(&mut self, name: &str, array: ArrayRef, tag: Option<(&str, &str)>) -> Result<()> {
         if !self.names.insert(name.to_owned()) {
             return Err(wrong(name, "the name is used twice"));
         }
-        let metadata = group.map(|group| (GROUP_KEY.to_owned(), group.to_owned()));
-        let field = Field::new(name, array.data_type().clone(), false);
+        let is_kept = tag.is_some_and(|(key, _)| key == KEPT_KEY);
+        let metadata = tag.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let field = Field::new(name, array.data_type().clone(), is_kept);
         self.fields.push(field.with_metadata(metadata.into_iter().collect()));
         self.arrays.push(array);
-        Ok(())
-    }
-
-    fn push_kept(&mut self, column: &KeptValues) -> Result<()> {
-        if !self.names.insert(column.name.to_string()) {
-            return Err(wrong(&column.name, "the name is used twice"));
-        }
-        let metadata = HashMap::from([(KEPT_KEY.to_owned(), String::new())]);
-        let field = Field::new(&*column.name, column.values.data_type().clone(), true);
-        self.fields.push(field.with_metadata(metadata));
-        self.arrays.push(Arc::clone(&column.values));
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde::ser::{SerializeMap as _, Serializer};
 
 use crate::{Batch, Feature, Group};
 
@@ -43,8 +44,7 @@ pub struct GroupStatistics {
 }
 
 /// Counts over batches. The dedupe factors are derived from them and serialized with them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(into = "Report")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Figures {
     /// The number of samples.
     pub samples: u64,
@@ -83,29 +83,18 @@ fn ratio(a: u64, b: u64) -> Option<f64> {
     (b > 0).then(|| a as f64 / b as f64)
 }
 
-/// The serialized form of [`Figures`], with the factors.
-#[derive(Serialize)]
-struct Report {
-    samples: u64,
-    rows: u64,
-    sample_values: u64,
-    row_values: u64,
-    stored_values: u64,
-    dedupe_factor: f64,
-    partial_dedupe_factor: f64,
-}
-
-impl From<Figures> for Report {
-    fn from(figures: Figures) -> Self {
-        Self {
-            samples: figures.samples,
-            rows: figures.rows,
-            sample_values: figures.sample_values,
-            row_values: figures.row_values,
-            stored_values: figures.stored_values,
-            dedupe_factor: figures.dedupe_factor(),
-            partial_dedupe_factor: figures.partial_dedupe_factor(),
-        }
+impl Serialize for Figures {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { samples, rows, sample_values, row_values, stored_values } = self;
+        let mut map = serializer.serialize_map(Some(7))?;
+        map.serialize_entry("samples", samples)?;
+        map.serialize_entry("rows", rows)?;
+        map.serialize_entry("sample_values", sample_values)?;
+        map.serialize_entry("row_values", row_values)?;
+        map.serialize_entry("stored_values", stored_values)?;
+        map.serialize_entry("dedupe_factor", &self.dedupe_factor())?;
+        map.serialize_entry("partial_dedupe_factor", &self.partial_dedupe_factor())?;
+        map.end()
     }
 }
 

@@ -31,17 +31,23 @@ type Written = Box<dyn FnOnce(u64) + Send>;
 /// Items in files of a folder that only this process uses.
 #[derive(Debug)]
 pub(super) struct Disk {
-    folder: PathBuf,
     limit: u64,
     queue: SyncSender<(Item, u64, Written)>,
-    /// The total size of the queued items in bytes.
-    queued: Arc<AtomicU64>,
     most_queued: u64,
-    /// Whether the disk part is closed, so that nothing more is written. Locked while a file is written.
-    closed: Arc<Mutex<bool>>,
-    /// The error of the last item that could not be written.
-    failure: Arc<Mutex<Option<io::Error>>>,
+    shared: Arc<Shared>,
     _lock: DirectoryLock,
+}
+
+/// The state that the thread that writes the files shares.
+#[derive(Debug)]
+struct Shared {
+    folder: PathBuf,
+    /// The total size of the queued items in bytes.
+    queued: AtomicU64,
+    /// Whether the disk part is closed, so that nothing more is written. Locked while a file is written.
+    closed: Mutex<bool>,
+    /// The error of the last item that could not be written.
+    failure: Mutex<Option<io::Error>>,
 }
 
 impl Disk {
@@ -51,22 +57,20 @@ impl Disk {
         let (folder, lock) = take_folder(parent)?;
         remove_items(&folder)?;
         let (queue, items) = sync_channel(QUEUE);
-        let closed = Arc::new(Mutex::new(false));
-        let (queued, failure) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(None)));
-        let (of_thread, is_closed, of_items) = (folder.clone(), Arc::clone(&closed), Arc::clone(&queued));
-        let failed = Arc::clone(&failure);
-        std::thread::Builder::new()
-            .name("onefold-cache".to_owned())
-            .spawn(move || write_all(&of_thread, &items, &is_closed, &of_items, &failed))?;
-        Ok(Self { folder, limit, queue, queued, most_queued, closed, failure, _lock: lock })
+        let (queued, closed, failure) = (AtomicU64::new(0), Mutex::new(false), Mutex::new(None));
+        let shared = Arc::new(Shared { folder, queued, closed, failure });
+        let of_thread = Arc::clone(&shared);
+        let write = move || of_thread.write_all(&items);
+        std::thread::Builder::new().name("onefold-cache".to_owned()).spawn(write)?;
+        Ok(Self { limit, queue, most_queued, shared, _lock: lock })
     }
 
     /// Removes all items and stops writing.
     pub(super) fn close(&self) {
-        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut closed = self.shared.closed.lock().unwrap_or_else(PoisonError::into_inner);
         *closed = true;
         // The next process removes files that cannot be removed now.
-        let _ = remove_items(&self.folder);
+        let _ = remove_items(&self.shared.folder);
     }
 
     pub(super) fn limit(&self) -> u64 {
@@ -75,36 +79,37 @@ impl Disk {
 
     /// Returns the last write error since the previous call, if there was any.
     pub(super) fn take_failure(&self) -> Option<io::Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Queues an item of `bytes` bytes for writing, unless it exceeds the limit or the queue is full. Calls `written`
     /// with the number of its file.
     pub(super) fn write(&self, item: Item, bytes: u64, written: impl FnOnce(u64) + Send + 'static) {
-        let waiting = self.queued.load(Ordering::Relaxed);
+        let queued = &self.shared.queued;
+        let waiting = queued.load(Ordering::Relaxed);
         if bytes > self.limit || (waiting > 0 && waiting.saturating_add(bytes) > self.most_queued) {
             return;
         }
-        self.queued.fetch_add(bytes, Ordering::Relaxed);
+        queued.fetch_add(bytes, Ordering::Relaxed);
         if self.queue.try_send((item, bytes, Box::new(written))).is_err() {
-            self.queued.fetch_sub(bytes, Ordering::Relaxed);
+            queued.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
     /// Returns whether all queued items are written and their callbacks have run.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        self.queued.load(Ordering::Acquire) == 0
+        self.shared.queued.load(Ordering::Acquire) == 0
     }
 
     /// Reads the item in a file. Returns `None` if it cannot be read or is damaged.
     pub(super) fn read(&self, file: u64) -> Option<Item> {
-        decode(fs_err::read(path(&self.folder, file)).ok()?)
+        decode(fs_err::read(path(&self.shared.folder, file)).ok()?)
     }
 
     pub(super) fn remove(&self, file: u64) {
         // The next process removes a file that cannot be removed now.
-        let _ = fs_err::remove_file(path(&self.folder, file));
+        let _ = fs_err::remove_file(path(&self.shared.folder, file));
     }
 }
 
@@ -144,32 +149,28 @@ fn path(folder: &Path, file: u64) -> PathBuf {
     folder.join(format!("{file}.item"))
 }
 
-/// Writes items until the sender is dropped or the disk part is closed.
-fn write_all(
-    folder: &Path,
-    items: &Receiver<(Item, u64, Written)>,
-    closed: &Mutex<bool>,
-    queued: &AtomicU64,
-    failure: &Mutex<Option<io::Error>>,
-) {
-    for (file, (item, bytes, written)) in (0..).zip(items) {
-        let closed = closed.lock().unwrap_or_else(PoisonError::into_inner);
-        if *closed {
-            return;
-        }
-        let path = path(folder, file);
-        let result = fs_err::File::create(&path).and_then(|file| encode(&item, file));
-        drop(closed);
-        drop(item);
-        match result {
-            Ok(()) => written(file),
-            // The disk may be full. An incomplete file is not an item.
-            Err(error) => {
-                drop(fs_err::remove_file(path));
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+impl Shared {
+    /// Writes items until the sender is dropped or the disk part is closed.
+    fn write_all(&self, items: &Receiver<(Item, u64, Written)>) {
+        for (file, (item, bytes, written)) in (0..).zip(items) {
+            let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            if *closed {
+                return;
             }
+            let path = path(&self.folder, file);
+            let result = fs_err::File::create(&path).and_then(|file| encode(&item, file));
+            drop(closed);
+            drop(item);
+            match result {
+                Ok(()) => written(file),
+                // The disk may be full. An incomplete file is not an item.
+                Err(error) => {
+                    drop(fs_err::remove_file(path));
+                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+            self.queued.fetch_sub(bytes, Ordering::Release);
         }
-        queued.fetch_sub(bytes, Ordering::Release);
     }
 }
 
@@ -287,14 +288,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let disk = Disk::open(directory.path(), 100, 100).unwrap();
         // A folder has the name of the first file, so that the write fails.
-        fs_err::create_dir(path(&disk.folder, 0)).unwrap();
+        fs_err::create_dir(path(&disk.shared.folder, 0)).unwrap();
         disk.write(Item::Bytes(Vec::new()), 1, |_| panic!("it was not written"));
         while !disk.is_idle() {
             std::thread::yield_now();
         }
         assert!(disk.take_failure().unwrap().to_string().contains("0.item"));
         assert!(disk.take_failure().is_none());
-        fs_err::remove_dir(path(&disk.folder, 0)).unwrap();
+        fs_err::remove_dir(path(&disk.shared.folder, 0)).unwrap();
     }
 
     #[test]
@@ -302,12 +303,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let open = || Disk::open(directory.path(), 10, 10).unwrap();
         let (first, second) = (open(), open());
-        assert_ne!(first.folder, second.folder);
-        fs_err::write(first.folder.join("7.item"), "left behind").unwrap();
-        let folder = first.folder.clone();
+        assert_ne!(first.shared.folder, second.shared.folder);
+        fs_err::write(first.shared.folder.join("7.item"), "left behind").unwrap();
+        let folder = first.shared.folder.clone();
         drop(first);
         let third = open();
-        assert_eq!(third.folder, folder);
+        assert_eq!(third.shared.folder, folder);
         assert!(third.read(7).is_none());
     }
 }

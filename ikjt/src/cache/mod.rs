@@ -510,6 +510,12 @@ impl Cache {
         self.put(Key::Batches(block), Item::Bytes(parts), Some((Arc::downgrade(interest), share)), made);
     }
 
+    /// Returns whether the parts of a block are on disk and not in memory.
+    pub fn has_on_disk(&self, block: &Block) -> bool {
+        let key = Key::Batches(block.clone());
+        self.state().items.get(&key).is_some_and(|stored| stored.memory.is_none())
+    }
+
     /// Returns the parts of a block, and removes them from the memory of the cache.
     pub fn take_block(&self, block: &Block) -> Option<Vec<Bytes>> {
         let key = Key::Batches(block.clone());

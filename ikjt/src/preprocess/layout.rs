@@ -1,8 +1,7 @@
 //! The features that exist while steps are bound to a schema, and their places in a batch.
 
 use onefold_datasets::{
-    BATCH_COLUMNS, FeatureGroup, KeptColumn, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN,
-    suggest,
+    BATCH_COLUMNS, FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, suggest,
 };
 
 use super::problem::{Checked, Problem};
@@ -44,65 +43,36 @@ pub(super) enum Origin {
     Pair(usize, usize),
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct GroupLayout {
-    pub(super) name: String,
-    pub(super) origin: Origin,
-    deduplicated: bool,
-    features: Vec<SparseFeature>,
-}
-
 /// The features that exist after the steps bound so far.
 #[derive(Debug, Clone)]
 pub(super) struct FeatureLayout {
-    labels: Vec<String>,
-    weight: Option<String>,
-    dense: Vec<String>,
-    kept: Vec<KeptColumn>,
-    groups: Vec<GroupLayout>,
+    /// The schema. Some of its groups may have no features yet.
+    schema: Schema,
+    /// How each group is created.
+    origins: Vec<Origin>,
 }
 
 impl FeatureLayout {
     pub(super) fn new(schema: &Schema) -> Self {
-        let group = |group: &FeatureGroup| GroupLayout {
-            name: group.name.clone(),
-            origin: Origin::Input,
-            deduplicated: group.deduplicated,
-            features: group.features.clone(),
-        };
-        Self {
-            labels: schema.labels.clone(),
-            weight: schema.weight.clone(),
-            dense: schema.dense.clone(),
-            kept: schema.kept.clone(),
-            groups: schema.groups.iter().map(group).collect(),
-        }
+        Self { schema: schema.clone(), origins: vec![Origin::Input; schema.groups.len()] }
     }
 
-    pub(super) fn groups(&self) -> &[GroupLayout] {
-        &self.groups
+    /// Returns the name and the origin of each group.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (&str, Origin)> {
+        let names = self.schema.groups.iter().map(|group| group.name.as_str());
+        names.zip(self.origins.iter().copied())
     }
 
     /// Returns the schema, without groups that have no features.
     pub(super) fn to_schema(&self) -> Schema {
-        let groups = self.groups.iter().filter(|group| !group.features.is_empty());
-        let group = |group: &GroupLayout| FeatureGroup {
-            name: group.name.clone(),
-            deduplicated: group.deduplicated,
-            features: group.features.clone(),
-        };
-        Schema {
-            labels: self.labels.clone(),
-            weight: self.weight.clone(),
-            dense: self.dense.clone(),
-            kept: self.kept.clone(),
-            groups: groups.map(group).collect(),
-        }
+        let mut schema = self.schema.clone();
+        schema.groups.retain(|group| !group.features.is_empty());
+        schema
     }
 
     fn columns(&self) -> impl Iterator<Item = (&str, Column)> {
-        let dense = self.dense.iter().enumerate().map(|(i, name)| (name.as_str(), Column::Dense(i)));
-        let sparse = self.groups.iter().enumerate().flat_map(|(group, layout)| {
+        let dense = self.schema.dense.iter().enumerate().map(|(i, name)| (name.as_str(), Column::Dense(i)));
+        let sparse = self.schema.groups.iter().enumerate().flat_map(|(group, layout)| {
             layout.features.iter().enumerate().map(move |(feature, sparse)| {
                 (sparse.name.as_str(), Column::Sparse(SparseAt { group, feature }))
             })
@@ -143,8 +113,8 @@ impl FeatureLayout {
             };
         }
         let other = match name {
-            _ if self.labels.iter().any(|label| label == name) => "a label",
-            _ if self.weight.as_deref() == Some(name) => "the sample weight",
+            _ if self.schema.labels.iter().any(|label| label == name) => "a label",
+            _ if self.schema.weight.as_deref() == Some(name) => "the sample weight",
             _ => {
                 let message = format!("there is no feature `{name}`");
                 return Err(Problem::new(message, self.suggest(name, kinds)));
@@ -172,21 +142,21 @@ impl FeatureLayout {
 
     /// Returns the index of the label `name`.
     pub(super) fn label(&self, name: &str) -> Checked<usize> {
-        self.labels.iter().position(|label| label == name).ok_or_else(|| {
-            let hint = suggest(name, self.labels.iter().map(String::as_str));
+        self.schema.labels.iter().position(|label| label == name).ok_or_else(|| {
+            let hint = suggest(name, self.schema.labels.iter().map(String::as_str));
             Problem::new(format!("there is no label `{name}`"), hint)
         })
     }
 
     /// Returns the kind of a sparse feature.
     pub(super) fn kind(&self, at: SparseAt) -> SparseKind {
-        self.groups[at.group].features[at.feature].kind
+        self.schema.groups[at.group].features[at.feature].kind
     }
 
     fn check_new(&self, name: &str) -> Checked<()> {
         let used = [SESSION_COLUMN, TIME_COLUMN].contains(&name)
-            || self.labels.iter().chain(&self.weight).any(|column| column == name)
-            || self.kept.iter().any(|column| column.name == name)
+            || self.schema.labels.iter().chain(&self.schema.weight).any(|column| column == name)
+            || self.schema.kept.iter().any(|column| column.name == name)
             || self.columns().any(|(column, _)| column == name);
         if used || name.is_empty() {
             let message = format!("the name `{name}` is empty, reserved or already used");
@@ -197,8 +167,8 @@ impl FeatureLayout {
 
     pub(super) fn add_dense(&mut self, name: &str) -> Checked<usize> {
         self.check_new(name)?;
-        self.dense.push(name.to_owned());
-        Ok(self.dense.len() - 1)
+        self.schema.dense.push(name.to_owned());
+        Ok(self.schema.dense.len() - 1)
     }
 
     pub(super) fn add_sparse(&mut self, group: usize, name: &str, kind: SparseKind) -> Checked<SparseAt> {
@@ -207,8 +177,8 @@ impl FeatureLayout {
             let message = format!("the name `{name}` is reserved: batches have a column of that name");
             return Err(Problem::new(message, "give the generated feature another name in `output`"));
         }
-        let own = &self.groups[group].name;
-        let others = self.groups.iter().enumerate().filter(|(i, _)| *i != group);
+        let own = &self.schema.groups[group].name;
+        let others = self.schema.groups.iter().enumerate().filter(|(i, _)| *i != group);
         if others.map(|(_, other)| other).any(|other| other.name == *own && !other.features.is_empty()) {
             let message =
                 format!("the feature group `{own}` exists already, and generated features need that name");
@@ -217,7 +187,7 @@ impl FeatureLayout {
                 "give the group of the dataset another name in `dataset.toml`",
             ));
         }
-        let features = &mut self.groups[group].features;
+        let features = &mut self.schema.groups[group].features;
         features.push(SparseFeature::new(name, kind));
         Ok(SparseAt { group, feature: features.len() - 1 })
     }
@@ -233,41 +203,42 @@ impl FeatureLayout {
         if left == right {
             return left;
         }
-        if let Some(same) = self.groups.iter().position(|group| group.origin == Origin::Pair(right, left)) {
+        if let Some(same) = self.origins.iter().position(|origin| *origin == Origin::Pair(right, left)) {
             return same;
         }
-        self.group(Origin::Pair(left, right), |groups| {
-            let part = |group: usize| match groups[group].origin {
-                Origin::Pair(..) => format!("({})", groups[group].name),
-                _ => groups[group].name.clone(),
+        self.group(Origin::Pair(left, right), |layout| {
+            let part = |group: usize| match (layout.origins[group], &layout.schema.groups[group].name) {
+                (Origin::Pair(..), name) => format!("({name})"),
+                (_, name) => name.clone(),
             };
             format!("{}+{}", part(left), part(right))
         })
     }
 
-    fn group(&mut self, origin: Origin, name: impl Fn(&[GroupLayout]) -> String) -> usize {
-        if let Some(known) = self.groups.iter().position(|group| group.origin == origin) {
+    fn group(&mut self, origin: Origin, name: impl Fn(&Self) -> String) -> usize {
+        if let Some(known) = self.origins.iter().position(|known| *known == origin) {
             return known;
         }
-        let name = name(&self.groups);
+        let (name, groups) = (name(self), &mut self.schema.groups);
         let deduplicated = match origin {
-            Origin::Pair(left, right) => self.groups[left].deduplicated && self.groups[right].deduplicated,
+            Origin::Pair(left, right) => groups[left].deduplicated && groups[right].deduplicated,
             _ => false,
         };
-        self.groups.push(GroupLayout { name, origin, deduplicated, features: Vec::new() });
-        self.groups.len() - 1
+        groups.push(FeatureGroup { name, deduplicated, features: Vec::new() });
+        self.origins.push(origin);
+        self.origins.len() - 1
     }
 
     /// Adds sample weights if there are none.
     pub(super) fn add_weight(&mut self) -> Checked<()> {
-        if self.weight.is_none() {
+        if self.schema.weight.is_none() {
             self.check_new(WEIGHT).map_err(|_| {
                 Problem::new(
                     format!("the weights of the samples need the name `{WEIGHT}`, which is already used"),
                     "write `correct_weights = false`, or rename the column in `dataset.toml`",
                 )
             })?;
-            self.weight = Some(WEIGHT.to_owned());
+            self.schema.weight = Some(WEIGHT.to_owned());
         }
         Ok(())
     }

@@ -5,22 +5,19 @@ use std::sync::Arc;
 use arrow::buffer::ScalarBuffer;
 
 use super::columns::DenseColumns;
-use super::layout::{FeatureLayout, GroupLayout, Origin, SparseAt};
+use super::layout::{FeatureLayout, Origin, SparseAt};
 use super::local_hour::local_hours;
 use super::pairs::{RowPair, distinct_pairs, intersection, product, scores};
 use super::plan::{Action, ListOfPair};
 use super::problem::Checked;
-use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result};
+use crate::{Batch, BatchParts, Feature, Group, Result};
 
 /// A batch between two actions.
 #[derive(Debug)]
 pub(super) struct Running {
-    size: usize,
+    /// The input without its groups.
+    input: BatchParts,
     dense: DenseColumns,
-    labels: ScalarBuffer<f32>,
-    weights: Option<ScalarBuffer<f32>>,
-    timestamps: Option<ScalarBuffer<i64>>,
-    kept: Vec<KeptValues>,
     /// The groups, in the order of the layout.
     groups: Vec<RunningGroup>,
 }
@@ -44,19 +41,19 @@ impl RunningGroup {
 impl Running {
     /// Starts with `batch`, which has the input features of `layout`.
     pub(super) fn new(batch: Batch, layout: &FeatureLayout, dense_width: usize) -> Self {
-        let BatchParts { size, dense, labels, weights, timestamps, kept, groups } = batch.into_parts();
-        let mut input = groups.into_iter().map(Group::into_parts);
-        let group = |layout: &GroupLayout| {
-            let parts = if layout.origin == Origin::Input { input.next() } else { None };
+        let mut input = batch.into_parts();
+        let mut inputs = std::mem::take(&mut input.groups).into_iter().map(Group::into_parts);
+        let group = |(name, origin): (&str, Origin)| {
+            let parts = if origin == Origin::Input { inputs.next() } else { None };
             let (name, inverse, features) = match parts {
                 Some((name, inverse, _, features)) => (name, inverse, features),
-                None => (layout.name.as_str().into(), None, Vec::new()),
+                None => (name.into(), None, Vec::new()),
             };
-            RunningGroup { name, origin: layout.origin, inverse, features, pairs: None }
+            RunningGroup { name, origin, inverse, features, pairs: None }
         };
-        let groups = layout.groups().iter().map(group).collect();
-        let dense = DenseColumns::new(dense, dense_width);
-        Self { size, dense, labels, weights, timestamps, kept, groups }
+        let groups = layout.groups().map(group).collect();
+        let dense = DenseColumns::new(input.dense.clone(), dense_width);
+        Self { input, dense, groups }
     }
 
     /// Returns the batch in its current state.
@@ -64,15 +61,8 @@ impl Running {
         let groups = self.groups.into_iter().filter(|group| !group.features.is_empty());
         let groups = groups
             .map(|group| Group::try_new(group.name, group.inverse, group.features).map(|group| group.trim()));
-        Batch::try_new(BatchParts {
-            size: self.size,
-            dense: self.dense.into_matrix(self.size),
-            labels: self.labels,
-            weights: self.weights,
-            timestamps: self.timestamps,
-            kept: self.kept,
-            groups: groups.collect::<Result<_>>()?,
-        })
+        let (dense, groups) = (self.dense.into_matrix(self.input.size), groups.collect::<Result<_>>()?);
+        Batch::try_new(BatchParts { dense, groups, ..self.input })
     }
 
     pub(super) fn apply(&mut self, action: &Action) -> Checked<()> {
@@ -94,7 +84,7 @@ impl Running {
                 self.push_ids(*group, name, ids)?;
             }
             Action::LocalHour { zone, group, name } => {
-                let timestamps = self.timestamps.as_deref().unwrap_or_default();
+                let timestamps = self.input.timestamps.as_deref().unwrap_or_default();
                 self.push_ids(*group, name, local_hours(*zone, timestamps)?)?;
             }
             Action::List { inputs, group, name, op } => {
@@ -110,7 +100,7 @@ impl Running {
                 let pairs = self.pairs(*group, *inputs);
                 let scores = scores((self.feature(inputs.0), self.feature(inputs.1)), &pairs, *score);
                 let group = &self.groups[*group];
-                let column = (0..self.size).map(|sample| scores[group.row_of(sample)]).collect();
+                let column = (0..self.input.size).map(|sample| scores[group.row_of(sample)]).collect();
                 self.dense.set(*to, column);
             }
         }
@@ -131,12 +121,12 @@ impl Running {
     }
 
     fn column(&self, feature: usize) -> Vec<f32> {
-        self.dense.copy(feature, self.size)
+        self.dense.copy(feature, self.input.size)
     }
 
     /// Adds a feature with one id per sample.
     fn push_ids(&mut self, group: usize, name: &Arc<str>, ids: Vec<i64>) -> Checked<()> {
-        let feature = Feature::from_lengths(Arc::clone(name), ids, std::iter::repeat_n(1, self.size))?;
+        let feature = Feature::from_lengths(Arc::clone(name), ids, std::iter::repeat_n(1, self.input.size))?;
         self.groups[group].features.push(feature);
         Ok(())
     }
@@ -175,6 +165,6 @@ impl Running {
     /// Returns the pair of rows of every sample.
     fn sample_pairs(&self, left: usize, right: usize) -> Arc<[RowPair]> {
         let (left, right) = (&self.groups[left], &self.groups[right]);
-        (0..self.size).map(|sample| (left.row_of(sample), right.row_of(sample))).collect()
+        (0..self.input.size).map(|sample| (left.row_of(sample), right.row_of(sample))).collect()
     }
 }

@@ -308,18 +308,8 @@ impl Reader {
     }
 
     /// Does the same as [`resume`](Self::resume), but each batch is one allocation. Lists share ids only with
-    /// [`Dedupe::Window`].
-    ///
-    /// # Errors
-    ///
-    /// See [`resume`](Self::resume).
-    pub fn resume_packed(&self, position: &Position) -> Result<Batches<PackedBatch>> {
-        self.resume_packed_every(1, position)
-    }
-
-    /// Does the same as [`resume_packed`](Self::resume_packed), for one of several processes that take turns: returns
-    /// the first batch, and every `every`-th batch after it. All row groups are decoded, but only these batches are
-    /// made.
+    /// [`Dedupe::Window`]. Returns the first batch, and every `every`-th batch after it, for one of `every` processes
+    /// that take turns. All row groups are decoded, but only these batches are made.
     ///
     /// # Errors
     ///
@@ -331,8 +321,8 @@ impl Reader {
         self.start(position, Horizon::at(u64::MAX), every)
     }
 
-    /// Does the same as [`resume_packed`](Self::resume_packed), with batches in the form for a network, up to a
-    /// horizon. Row groups that only steps behind the horizon need are not read.
+    /// Does the same as [`resume`](Self::resume), with batches in the form for a network, up to a horizon. Row groups
+    /// that only steps behind the horizon need are not read.
     ///
     /// # Errors
     ///

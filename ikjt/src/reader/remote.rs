@@ -1,5 +1,6 @@
 //! Reads batches from a [`Source`] instead of making them in this process.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use onefold_datasets::Schema;
@@ -18,18 +19,27 @@ use super::stages::Stages;
 use super::workers::Workers;
 use crate::{Batch, Error, PackedBatch, Result};
 
-/// The least number of row groups of every stream that a block covers. At the ends of a block, workers decode row
-/// groups of which they need only a part.
-const ROW_GROUPS_IN_BLOCK: u64 = 4;
+/// The least and the largest number of row groups of a stream that a block covers. At the ends of a block, workers
+/// fetch and decode row groups of which they need only a part: with n row groups in a block, one in n is fetched twice.
+const ROW_GROUPS_IN_BLOCK: RangeInclusive<usize> = 4..=16;
+
+/// The number of blocks into which a stream is divided at least, if it has enough row groups, so that many workers can
+/// compute at the same time.
+const LEAST_BLOCKS: usize = 16;
+
+/// Returns the number of row groups of a block of a stream with this many row groups.
+fn row_groups_in_block(row_groups: usize) -> usize {
+    (row_groups / LEAST_BLOCKS).clamp(*ROW_GROUPS_IN_BLOCK.start(), *ROW_GROUPS_IN_BLOCK.end())
+}
 
 /// Returns the number of steps in a block for streams with these orders. `each` contains the samples per step of each
 /// stream.
 pub(super) fn block_steps(orders: &[StreamOrder], each: &[u64], shuffle: Option<Shuffle>) -> u64 {
     let mixed = shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
     let of_stream = |(order, each): (&StreamOrder, &u64)| {
-        let row_groups = order.items.len() as u64;
-        let row_group = order.samples().checked_div(row_groups).unwrap_or(0);
-        ROW_GROUPS_IN_BLOCK.saturating_add(mixed).saturating_mul(row_group) / each
+        let row_groups = order.items.len();
+        let row_group = order.samples().checked_div(row_groups as u64).unwrap_or(0);
+        (row_groups_in_block(row_groups) as u64).saturating_add(mixed).saturating_mul(row_group) / each
     };
     orders.iter().zip(each).map(of_stream).max().unwrap_or(0).max(1)
 }
@@ -42,7 +52,7 @@ pub(super) fn row_groups_by_step(
     each: &[u64],
 ) -> Vec<(u64, String)> {
     let Some((order, each)) = orders.first().zip(each.first()) else { return Vec::new() };
-    let items = order.items.iter().zip(&order.starts).step_by(ROW_GROUPS_IN_BLOCK as usize);
+    let items = order.items.iter().zip(&order.starts).step_by(row_groups_in_block(order.items.len()));
     let named = items.map(|(item, start)| {
         (start.div_ceil(*each), format!("{}/{}", chosen[item.file].set.path(), item.row_group))
     });
@@ -131,5 +141,17 @@ impl Expected {
         let batch = packed.unpack().and_then(check).map_err(|error| Error::wrong_batch(&error))?;
         self.checks.run(&batch, &self.schema.labels, |_| None)?;
         Ok(batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_streams_have_long_blocks() {
+        for (row_groups, in_block) in [(0, 4), (64, 4), (128, 8), (256, 16), (100_000, 16)] {
+            assert_eq!(row_groups_in_block(row_groups), in_block, "{row_groups}");
+        }
     }
 }

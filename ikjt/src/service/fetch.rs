@@ -23,7 +23,7 @@ use arrow_flight::FlightData;
 use onefold_base::fault::{Fault, Kind};
 use onefold_storage::runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::client::{PATIENCE, Service, Tries, unexpected};
@@ -100,7 +100,7 @@ impl Fetch {
     pub(super) fn run(&self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
         let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
         let job = self.job.key();
-        let state = ClientState::new(name.clone(), job.clone(), dataset);
+        let state = ClientState { client: name.clone(), job: job.clone(), dataset, ..ClientState::default() };
         let progress = Arc::new(ProgressReport {
             service: Arc::clone(&self.service),
             began: Instant::now(),
@@ -156,15 +156,6 @@ impl ProgressReport {
     }
 }
 
-/// Aborts a task when it is dropped.
-struct Ending(AbortHandle);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// An epoch that is being fetched.
 struct Running<'a> {
     fetch: &'a Fetch,
@@ -182,7 +173,8 @@ struct Running<'a> {
 impl Running<'_> {
     async fn run(mut self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
         let progress = Arc::clone(&self.progress);
-        let reporting = Ending(tokio::spawn(Arc::clone(&progress).report()).abort_handle());
+        let mut reporting = JoinSet::new();
+        reporting.spawn(Arc::clone(&progress).report());
         let gone = async {
             while !is_gone() {
                 tokio::time::sleep(LOOK).await;
@@ -385,7 +377,8 @@ struct Stream {
     /// The received batches, each with the memory that it reserves until it is delivered.
     batches: mpsc::UnboundedReceiver<(Received, Option<OwnedSemaphorePermit>)>,
     worker: Arc<OnceLock<Leased>>,
-    _task: Ending,
+    /// Its task ends when this is dropped.
+    _task: JoinSet<()>,
 }
 
 impl Stream {
@@ -396,13 +389,14 @@ impl Stream {
         let worker = Arc::new(OnceLock::new());
         let (service, job, of_task) = (Arc::clone(service), Arc::clone(job), Arc::clone(&worker));
         let room = usize::try_from(room).unwrap_or(usize::MAX) / ROOM_UNIT;
-        let task = tokio::spawn(async move {
+        let mut task = JoinSet::new();
+        task.spawn(async move {
             let batches = Batches { room: room.clamp(1, Semaphore::MAX_PERMITS), sender };
             if let Err(failure) = receive(&service, &job, lease, ticket, &of_task, &batches).await {
                 let _ = batches.sender.send((Err(failure), None));
             }
         });
-        Self { batches, worker, _task: Ending(task.abort_handle()) }
+        Self { batches, worker, _task: task }
     }
 
     async fn next(&mut self) -> Option<Received> {

@@ -6,6 +6,7 @@
 //! process checks options, pipelines and positions and counts steps with the same code as other readers.
 
 mod address;
+mod certificate;
 mod client;
 mod fetch;
 mod network;
@@ -17,6 +18,7 @@ mod source;
 mod waiting;
 
 pub use address::ServiceAddress;
+pub use certificate::not_valid_now;
 pub use network::{Failure, Network};
 pub use security::{Credentials, Security};
 pub use source::connect;

@@ -43,9 +43,27 @@ const FRAME_BYTES: u32 = 1 << 20;
 const HEADER_BYTES: usize = 64 << 20;
 
 /// Usual causes of a failed TLS connection.
-pub(super) const TLS_HINT: &str = "`ONEFOLD_TLS_AUTHORITY` must name the certificate of the authority that \
-    signed the service's, and `ONEFOLD_TLS_CERTIFICATE` and `ONEFOLD_TLS_KEY` a valid certificate that the service \
-    accepts";
+pub(super) const TLS_HINT: &str = "each side must have a valid certificate that an authority of the other side signed: \
+    a client's files are named by `ONEFOLD_TLS_AUTHORITY`, `ONEFOLD_TLS_CERTIFICATE` and `ONEFOLD_TLS_KEY`, those of a \
+    process of the service by `--tls-authority`, `--tls-certificate` and `--tls-key`";
+
+/// Parts of the messages of connections that fail in the same way every time, with the remedies.
+const REFUSED: [(&str, &str); 4] = [
+    ("certificate", TLS_HINT),
+    ("received fatal alert", TLS_HINT),
+    // The answer of a process without TLS to one with TLS.
+    (
+        "received corrupt message",
+        "the other process does not use TLS: write `grpc://` in place of `grpcs://`, or give all processes of the \
+         service `--tls-certificate`",
+    ),
+    // The answer of a process with TLS to one without.
+    (
+        "frame with invalid size",
+        "the other process uses TLS: write `grpcs://` in place of `grpc://`, or give a process of the service \
+         `--tls-certificate`",
+    ),
+];
 
 type Client = FlightServiceClient<InterceptedService<Channel, Credentials>>;
 
@@ -65,9 +83,10 @@ impl From<Status> for Failure {
         let message = describe(&status);
         // Only a local failure has a source; a status that a process sent has none.
         let is_of_connection = status.source().is_some();
-        if is_of_connection && (message.contains("certificate") || message.contains("received fatal alert")) {
-            let message = format!("cannot connect to the preprocessing service with TLS: {message}");
-            return Self::Final(Error::Fault(Fault::new(Kind::Options, message).hint(TLS_HINT)));
+        let refused = REFUSED.iter().find(|(part, _)| is_of_connection && message.contains(part));
+        if let Some((_, hint)) = refused {
+            let message = format!("cannot connect to the preprocessing service: {message}");
+            return Self::Final(Error::Fault(Fault::new(Kind::Options, message).hint(*hint)));
         }
         // A process of the service sends a fault in the details of the status; a failed connection has no details.
         let fault = |kind| {
@@ -91,8 +110,10 @@ impl From<Status> for Failure {
 impl Failure {
     /// Adds the worker's name to a failure of its storage, memory or certificate, because the worker's operator must act.
     pub(super) fn of_worker(self, worker: &str) -> Self {
-        let is_of_worker =
-            |fault: &Fault| fault.kind == Kind::Storage || fault.hints.contains(&TLS_HINT.into());
+        let is_of_worker = |fault: &Fault| {
+            fault.kind == Kind::Storage
+                || REFUSED.iter().any(|(_, hint)| fault.hints.contains(&(*hint).into()))
+        };
         let named = |fault: Fault| match is_of_worker(&fault) {
             true => fault.within(&format!("the worker `{worker}`")),
             false => fault,
@@ -246,6 +267,21 @@ mod tests {
                 assert!(text.contains("Expired") && text.contains("ONEFOLD_TLS_AUTHORITY"), "{text}");
             }
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_side_without_tls_is_told() {
+        for (message, remedy) in [
+            ("received corrupt message of type InvalidContentType", "does not use TLS: write `grpc://`"),
+            ("connection error detected: frame with invalid size", "uses TLS: write `grpcs://`"),
+        ] {
+            let mut connection = Status::unavailable("transport error");
+            connection.set_source(std::sync::Arc::new(std::io::Error::other(message)));
+            match Failure::from(connection) {
+                Failure::Final(error) => assert!(error.to_string().contains(remedy), "{error}"),
+                other => panic!("{other:?}"),
+            }
         }
     }
 

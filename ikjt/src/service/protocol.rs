@@ -96,7 +96,7 @@ impl Question for ClientState {
 }
 
 /// The state of a client that the master knows.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientState {
     /// The client's random name.
     pub client: String,
@@ -120,24 +120,6 @@ pub struct ClientState {
     pub second_requests: u64,
     /// Whether it has finished reading.
     pub ended: bool,
-}
-
-impl ClientState {
-    /// Creates the state of a client that has received nothing yet.
-    pub fn new(client: String, job: String, dataset: String) -> Self {
-        Self {
-            client,
-            job,
-            dataset,
-            samples: 0,
-            bytes: 0,
-            seconds: 0.0,
-            waited_seconds: 0.0,
-            retries: 0,
-            second_requests: 0,
-            ended: false,
-        }
-    }
 }
 
 impl Block {

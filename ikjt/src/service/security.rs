@@ -8,6 +8,7 @@ use tonic::service::Interceptor;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use tonic::{Request, Status};
 
+use super::certificate::not_valid_now;
 use super::protocol::{PROTOCOL, PROTOCOL_KEY};
 use crate::{Error, Result};
 
@@ -36,7 +37,7 @@ impl Security {
     /// # Errors
     ///
     /// [`Error::Io`] for a file that cannot be read, [`Error::Fault`] if only one of the certificate and the key is
-    /// given.
+    /// given, and for a certificate that is not valid now.
     pub fn of_environment() -> Result<Self> {
         let file = |name: &str| env::var_os(name).map(|path| fs_err::read(PathBuf::from(path))).transpose();
         let identity = match (file(CERTIFICATE)?, file(KEY)?) {
@@ -49,6 +50,11 @@ impl Security {
                 ));
             }
         };
+        let is_not_valid = identity.as_ref().and_then(|(certificate, _)| not_valid_now(certificate));
+        if let Some(why) = is_not_valid {
+            let hint = format!("set `{CERTIFICATE}` and `{KEY}` to the files of a new certificate");
+            return Err(Error::options(format!("the certificate of `{CERTIFICATE}` {why}"), hint));
+        }
         Ok(Self { authority: file(AUTHORITY)?, identity, token: env::var(TOKEN).ok() })
     }
 

@@ -208,7 +208,7 @@ fn packed_batches_have_the_same_samples() {
             let options = ReaderOptions { dedupe, preprocess: preprocess.cloned(), ..ReaderOptions::new(70) };
             let reader = open(directory.path(), options).unwrap();
             let batches = collect(reader.batches().unwrap());
-            let packed = reader.resume_packed(&reader.position(0)).unwrap();
+            let packed = reader.resume_packed_every(1, &reader.position(0)).unwrap();
             let packed: Vec<_> = packed.map(Result::unwrap).collect();
             assert_eq!(packed.last().unwrap().position.step, batches.len() as u64);
             assert_eq!(packed.len(), batches.len(), "{case}");
@@ -233,7 +233,7 @@ fn processes_that_take_turns_share_the_batches() {
     for shuffle in [None, shuffle] {
         let reader = open(directory.path(), ReaderOptions { shuffle, ..ReaderOptions::new(30) }).unwrap();
         let position = |step| Position { step, ..reader.position(1) };
-        let all: Vec<_> = reader.resume_packed(&position(1)).unwrap().map(Result::unwrap).collect();
+        let all: Vec<_> = reader.resume_packed_every(1, &position(1)).unwrap().map(Result::unwrap).collect();
         assert!(all.len() > 4);
         for every in [1, 2, 3, 1000] {
             for process in 0..every.min(all.len() as u64 + 1) {

@@ -80,7 +80,7 @@ impl Source for Elsewhere {
         let reader = self.reader(&asked)?;
         let position = Position { step: wanted.steps.start, ..reader.position(wanted.epoch) };
         let steps = wanted.steps.end - wanted.steps.start;
-        for step in reader.resume_packed(&position)?.take(steps as usize) {
+        for step in reader.resume_packed_every(1, &position)?.take(steps as usize) {
             if deliver(step?.batch).is_none() {
                 break;
             }

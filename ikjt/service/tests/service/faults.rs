@@ -5,41 +5,63 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use onefold_ikjt::{Reader, ReaderOptions, Shuffle, Within};
-use onefold_tests::{BUCKET, Fault, S3Server, When, free_port};
+use onefold_ikjt::preprocess::PreprocessConfig;
+use onefold_ikjt::{Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Within};
+use onefold_tests::{BUCKET, Dir, Fault, S3Server, When, free_port};
 use serde_json::Value;
 
 use crate::fleet::{Fleet, is_another_client};
-use crate::reading::{SetAtEnd, bytes_of, dataset, workers};
+use crate::reading::{SetAtEnd, bytes_of, dataset, number, workers};
 
 /// The number of epochs that are read repeatedly during the faults.
 const EPOCHS: u64 = 3;
 
-/// Reads epochs from `url` until `faults` returns, and compares every byte with the result of a local reader of
-/// `local`.
-fn read_during(url: &str, local: &Path, faults: impl FnOnce()) {
+/// Returns a job whose epochs have different orders.
+fn shuffled() -> ReadRequest {
     let shuffle = Some(Shuffle { seed: 5, row_groups: 2, within: Within::Epoch });
-    let options = ReaderOptions { shuffle, ..ReaderOptions::new(64) };
-    let local = Reader::open(local, options.clone(), &workers()).unwrap();
-    let expected: Vec<_> = (0..EPOCHS).map(|epoch| bytes_of(&local, epoch, 0)).collect();
+    ReaderOptions { shuffle, ..ReaderOptions::new(64) }.into()
+}
+
+/// Returns a shuffled job, a job with a pipeline, and the two ranks of a third job.
+fn mixed(dir: &Dir) -> Vec<ReadRequest> {
+    let preprocess = Some(PreprocessConfig::load(&dir.path("steps.toml")).unwrap());
+    let with_pipeline = ReaderOptions { dedupe: Dedupe::Off, preprocess, ..ReaderOptions::new(64) };
+    let of_rank = |rank| ReadRequest { rank: Rank { rank, world_size: 2 }, ..ReaderOptions::new(64).into() };
+    vec![shuffled(), with_pipeline.into(), of_rank(0), of_rank(1)]
+}
+
+/// Reads epochs of all jobs at the same time from `url` until `faults` returns, and compares every byte with the result
+/// of a local reader of `local`.
+fn read_during(url: &str, local: &Path, jobs: &[ReadRequest], faults: impl FnOnce()) {
+    let read_all = |job: &ReadRequest| -> Vec<_> {
+        let reader = Reader::open(local, job.clone(), &workers()).unwrap();
+        (0..EPOCHS).map(|epoch| bytes_of(&reader, epoch, 0)).collect()
+    };
+    let expected: Vec<_> = jobs.iter().map(read_all).collect();
     let over = AtomicBool::new(false);
+    let read = |job: &ReadRequest, expected: &[Vec<(Vec<u8>, u64)>]| {
+        let served = Reader::open(Path::new(url), job.clone(), &workers()).unwrap();
+        let mut epochs = 0;
+        while !over.load(Relaxed) || epochs < EPOCHS {
+            let epoch = epochs % EPOCHS;
+            assert!(
+                bytes_of(&served, epoch, 0) == expected[epoch as usize],
+                "epoch {epoch} after {epochs} others of {job:?}"
+            );
+            epochs += 1;
+        }
+    };
     std::thread::scope(|scope| {
-        let reading = scope.spawn(|| {
-            let served = Reader::open(Path::new(url), options, &workers()).unwrap();
-            let mut epochs = 0;
-            while !over.load(Relaxed) || epochs < EPOCHS {
-                let epoch = epochs % EPOCHS;
-                assert!(
-                    bytes_of(&served, epoch, 0) == expected[epoch as usize],
-                    "epoch {epoch} after {epochs} others"
-                );
-                epochs += 1;
-            }
-        });
+        let read = &read;
+        let reading: Vec<_> = jobs
+            .iter()
+            .zip(&expected)
+            .map(|(job, expected)| scope.spawn(move || read(job, expected)))
+            .collect();
         let end = SetAtEnd(&over);
         faults();
         drop(end);
-        reading.join().unwrap();
+        reading.into_iter().for_each(|reading| reading.join().unwrap());
     });
 }
 
@@ -52,21 +74,30 @@ fn pauses() -> impl Iterator<Item = Duration> {
     std::iter::successors(Some(9_u64), |state| Some(*state)).scan(9_u64, move |state, _| step(state))
 }
 
+/// Kills and stops workers while several jobs read, and kills the master after every fourth of these faults.
 #[test]
-fn killed_workers_and_masters_change_nothing() {
+fn killed_and_stopped_processes_change_nothing() {
+    let (kills, stops) = (number("ONEFOLD_TEST_KILLS", 12), number("ONEFOLD_TEST_STOPS", 2));
+    let faults = kills + stops;
     let dir = dataset();
     let mut fleet = Fleet::new(&dir, 2);
     fleet.wait_for_workers(2);
-    read_during(&fleet.url("data"), &dir.path("data"), || {
-        for (kill, pause) in pauses().take(12).enumerate() {
+    read_during(&fleet.url("data"), &dir.path("data"), &mixed(&dir), || {
+        for (fault, pause) in pauses().take(faults).enumerate() {
             std::thread::sleep(pause);
-            if kill % 4 == 3 {
-                fleet.kill_master();
-                std::thread::sleep(pause);
-                fleet.restart_master();
+            // The stops are distributed evenly among the kills.
+            if (fault + 1) * stops / faults > fault * stops / faults {
+                fleet.signal(0, "STOP");
+                std::thread::sleep(8 * pause);
+                fleet.signal(0, "CONT");
             } else {
                 fleet.kill_worker();
                 fleet.start_worker();
+            }
+            if fault % 4 == 3 {
+                fleet.kill_master();
+                std::thread::sleep(pause);
+                fleet.restart_master();
             }
         }
     });
@@ -77,7 +108,7 @@ fn a_stopped_worker_is_left_behind() {
     let dir = dataset();
     let fleet = Fleet::new(&dir, 2);
     fleet.wait_for_workers(2);
-    read_during(&fleet.url("data"), &dir.path("data"), || {
+    read_during(&fleet.url("data"), &dir.path("data"), &[shuffled()], || {
         fleet.wait_for_progress();
         fleet.signal(0, "STOP");
         fleet.wait_for_workers(1);
@@ -93,7 +124,7 @@ fn a_drained_worker_ends_and_is_not_missed() {
     let dir = dataset();
     let mut fleet = Fleet::new(&dir, 2);
     fleet.wait_for_workers(2);
-    read_during(&fleet.url("data"), &dir.path("data"), || {
+    read_during(&fleet.url("data"), &dir.path("data"), &[shuffled()], || {
         fleet.signal(0, "TERM");
         fleet.wait_for_end();
         let last = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
@@ -141,7 +172,7 @@ fn a_failing_object_store_changes_nothing() {
     let url = format!("grpc://{}/s3://{BUCKET}/data", fleet.address());
     // Injects faults from the first request on, because workers cache the data that they have read.
     server.inject("", Fault::SlowDown, When::Always);
-    read_during(&url, &dir.path("data"), || {
+    read_during(&url, &dir.path("data"), &[shuffled()], || {
         let kinds = [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::Truncate];
         for (number, fault) in kinds.into_iter().enumerate() {
             // Later the workers may have cached all data of the store, so that clients make progress without it. At

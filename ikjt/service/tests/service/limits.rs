@@ -27,7 +27,7 @@ fn a_job_that_stands_still_does_not_stop_others() {
     let mut standing: Vec<_> = slow
         .iter()
         .map(|reader| {
-            let mut batches = reader.resume_packed(&reader.position(0)).unwrap();
+            let mut batches = reader.resume_packed_every(1, &reader.position(0)).unwrap();
             let first = batches.next().unwrap().unwrap().batch.memory().to_vec();
             (batches, vec![first])
         })
@@ -79,7 +79,7 @@ fn the_memory_of_a_worker_does_not_grow_with_jobs() {
         };
         let stand_still = |seed: u64| -> Batches<PackedBatch> {
             let reader = open(seed);
-            let mut batches = reader.resume_packed(&reader.position(0)).unwrap();
+            let mut batches = reader.resume_packed_every(1, &reader.position(0)).unwrap();
             batches.next().unwrap().unwrap();
             batches
         };

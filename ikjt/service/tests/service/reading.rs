@@ -9,7 +9,7 @@ use onefold_tests::Dir;
 
 use crate::fleet::Fleet;
 
-const PIPELINE: &str = r#"format_version = 1
+pub(crate) const PIPELINE: &str = r#"format_version = 1
 
 [[step]]
 op = "firstx"
@@ -56,6 +56,14 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
+/// Returns a number that `make test-failures` sets in the environment, or the small one of `make test`.
+pub(crate) fn number(variable: &str, small: usize) -> usize {
+    let given = std::env::var(variable);
+    given.map_or(small, |given| {
+        given.parse().unwrap_or_else(|_| panic!("{variable}: `{given}` is not a number"))
+    })
+}
+
 pub(crate) fn workers() -> Workers {
     Workers::new(2, 1 << 29).unwrap()
 }
@@ -68,7 +76,7 @@ fn bytes(location: &Path, request: &ReadRequest, epoch: u64, from: u64) -> Vec<(
 /// Does the same as `bytes` for a reader.
 pub(crate) fn bytes_of(reader: &Reader, epoch: u64, from: u64) -> Vec<(Vec<u8>, u64)> {
     let position = onefold_ikjt::Position { step: from, ..reader.position(epoch) };
-    let steps = reader.resume_packed(&position).unwrap().map(Result::unwrap);
+    let steps = reader.resume_packed_every(1, &position).unwrap().map(Result::unwrap);
     steps.map(|step| (step.batch.memory().to_vec(), step.position.step)).collect()
 }
 

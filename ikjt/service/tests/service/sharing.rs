@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::service::protocol::{CountSamples, Define, Job};
 use onefold_ikjt::service::{Failure, Network, Security};
 use onefold_ikjt::{Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Within};
-use onefold_tests::{BUCKET, S3Server};
+use onefold_tests::{BUCKET, Dir, S3Server};
 use serde_json::Value;
 
 use crate::fleet::Fleet;
-use crate::reading::{bytes_of, dataset, workers};
+use crate::reading::{PIPELINE, bytes_of, dataset, number, workers};
 
 /// Reads an epoch from `url` and from `local`, and compares every byte.
 fn compare(url: &str, local: &Path, options: &ReaderOptions, epoch: u64) {
@@ -93,6 +94,67 @@ fn jobs_share_batches_whatever_they_check() {
     let text = error.to_string();
     assert!(text.contains("column `user_00`") && text.contains("outside the table's 1 rows"), "{text}");
     fleet.wait_for("the batches that were there already", |status| sum(status, "block_hits") > 0);
+}
+
+/// Checks that jobs of a sweep, whose equal pipelines are in different folders, share their batches.
+#[test]
+fn batches_of_a_sweep_are_computed_once() {
+    let (jobs, processes) = (number("ONEFOLD_TEST_JOBS", 8), number("ONEFOLD_TEST_WORKERS", 1));
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, processes);
+    fleet.wait_for_workers(processes);
+    let (url, workers) = (fleet.url("data"), workers());
+    let open = |location: &Path, job: usize| {
+        let folder = format!("sweep/{job}");
+        dir.write(format!("{folder}/table.txt"), dir.read("table.txt"));
+        dir.write(format!("{folder}/steps.toml"), format!("# Run {job} of the sweep.\n{PIPELINE}"));
+        let preprocess = Some(PreprocessConfig::load(&dir.path(format!("{folder}/steps.toml"))).unwrap());
+        Reader::open(location, ReaderOptions { preprocess, ..ReaderOptions::new(64) }, &workers).unwrap()
+    };
+    let expected = bytes_of(&open(&dir.path("data"), jobs), 0, 0);
+    std::thread::scope(|scope| {
+        for job in 0..jobs {
+            let (url, open, expected) = (&url, &open, &expected);
+            scope.spawn(move || {
+                let reader = open(Path::new(url), job);
+                let steps = reader.resume_packed_every(1, &reader.position(0)).unwrap().map(Result::unwrap);
+                let found = steps.map(|step| step.batch.memory().to_vec());
+                assert!(found.eq(expected.iter().map(|(bytes, _)| bytes.as_slice())), "job {job}");
+            });
+        }
+    });
+    let steps = expected.len() as u64;
+    let status = fleet.wait_for("the batches of all jobs are counted", |status| {
+        sum(status, "batches_sent") >= jobs as u64 * steps
+    });
+    let computed = sum(&status, "batches_computed");
+    assert!(computed * 10 <= steps * 11, "{computed} batches were computed for {steps} steps of {jobs} jobs");
+}
+
+/// Checks that several workers fetch a dataset about once. Small datasets have too many footers and too few row groups
+/// in a block for this.
+#[test]
+#[ignore = "make test-failures"]
+fn workers_fetch_a_dataset_once() {
+    let (samples, processes) = (number("ONEFOLD_TEST_SAMPLES", 60_000), number("ONEFOLD_TEST_WORKERS", 4));
+    let dir = Dir::new();
+    dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 5 --out logs"))
+        .works();
+    dir.command("onefold-ingest build logs/dataset.toml --layout folded --buckets 128 --out data").works();
+    let (server, mut bytes) = (S3Server::start(), 0);
+    for (name, file) in onefold_tests::files_below(&dir.path("data")) {
+        bytes += file.len() as u64;
+        server.put(BUCKET, &format!("data/{}", name.display()), file);
+    }
+    let fleet = Fleet::with(&dir, processes, Some(&server), "", "");
+    fleet.wait_for_workers(processes);
+    server.reset_counters();
+    let url = format!("grpc://{}/s3://{BUCKET}/data", fleet.address());
+    let reader = Reader::open(Path::new(&url), ReaderOptions::new(256), &workers()).unwrap();
+    let found: usize = reader.batches().unwrap().map(|step| step.unwrap().batch.size()).sum();
+    assert_eq!(found, samples);
+    let fetched = server.counters().bytes_sent;
+    assert!(fetched * 10 <= bytes * 11, "{processes} workers fetched {fetched} bytes of {bytes}");
 }
 
 /// Checks that clients that name a dataset differently have equal jobs.

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Child;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use onefold_ikjt::service::protocol::{Define, FindSnapshot, Job, Lease, SAME_BYTES};
@@ -109,6 +109,17 @@ impl Drop for KilledAtEnd {
     }
 }
 
+/// Returns the lines that a process prints on stderr, while it runs.
+fn stderr_of(process: &mut Child) -> Receiver<String> {
+    let stderr = process.stderr.take().unwrap();
+    let (sender, lines) = channel();
+    // The thread ends with the process.
+    std::thread::spawn(move || {
+        BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+    });
+    lines
+}
+
 /// Checks that a worker reports once that its cache cannot be written, and that its clients read on.
 #[test]
 fn a_full_disk_of_the_cache_is_told_by_the_worker() {
@@ -119,30 +130,24 @@ fn a_full_disk_of_the_cache_is_told_by_the_worker() {
     let line = format!("onefold-serve worker --master {} {options}", fleet.address());
     let mut worker = dir.command(&line).with_file_limit(1).spawn_with_stderr();
     fleet.wait_for_workers(1);
-    let warnings = AtomicUsize::new(0);
-    let stderr = worker.stderr.take().unwrap();
-    std::thread::scope(|scope| {
-        // The thread that reads stderr ends with the worker.
-        let _worker = KilledAtEnd(worker);
-        scope.spawn(|| {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let is_warning = line.contains("`--cache-dir` cannot be written to");
-                warnings.fetch_add(usize::from(is_warning), Relaxed);
-            }
-        });
-        let read = |options: &str| {
-            fleet.command(&format!("onefold-read digest {} {options}", fleet.url("data"))).works();
-        };
-        let started = Instant::now();
-        let mut seeds = 0..;
-        while warnings.load(Relaxed) == 0 && started.elapsed() < START {
-            read(&format!("--shuffle {}", seeds.next().unwrap_or(0)));
-            read("");
-        }
-        // Further writes fail, about which the worker is silent.
-        (100..103).for_each(|seed| read(&format!("--shuffle {seed}")));
-    });
-    assert_eq!(warnings.load(Relaxed), 1);
+    let lines = stderr_of(&mut worker);
+    let worker = KilledAtEnd(worker);
+    let is_warning = |line: &String| line.contains("`--cache-dir` cannot be written to");
+    let read = |options: &str| {
+        fleet.command(&format!("onefold-read digest {} {options}", fleet.url("data"))).works();
+    };
+    let (started, mut warnings, mut seed) = (Instant::now(), 0, 0);
+    while warnings == 0 {
+        assert!(started.elapsed() < START, "the worker says nothing");
+        read(&format!("--shuffle {seed}"));
+        read("");
+        seed += 1;
+        warnings += lines.try_iter().filter(is_warning).count();
+    }
+    // Further writes fail, about which the worker is silent.
+    (100..103).for_each(|seed| read(&format!("--shuffle {seed}")));
+    drop(worker);
+    assert_eq!(warnings + lines.iter().filter(is_warning).count(), 1);
 }
 
 /// Checks that a worker reads only locations that its master names, for all clients.
@@ -286,7 +291,8 @@ fn only_those_with_certificate_and_token_are_answered() {
     dir.certificate("theirs", "theirs", 2);
     dir.write("token", "a-long-random-text\n");
     dir.write("worker-token", "another-long-random-text\n");
-    let options = format!("{} --token-file token --worker-token-file worker-token", tls("ours", "ours"));
+    let with = |tls: &str| format!("{tls} --token-file token --worker-token-file worker-token");
+    let options = with(&tls("ours", "ours"));
     let fleet = Fleet::with(&dir, 1, None, &options, "");
     fleet.wait_for_workers(1);
     let url = fleet.url("data").replace("grpc://", "grpcs://");
@@ -300,12 +306,50 @@ fn only_those_with_certificate_and_token_are_answered() {
     };
     assert_eq!(read("ours", "ours", "a-long-random-text").json()["samples"], 6000);
     std::thread::sleep(EXPIRY.saturating_sub(made.elapsed()));
+    let address = fleet.address();
+    let serve = |line: &str, tls: &str| fleet.command(&format!("onefold-serve {line} {}", with(tls)));
+    let worker = format!("worker --master {address} --memory-limit 64MiB");
+    let expired: &[&str] = &["the certificate `old.pem` of this process expired at ", "`--tls-certificate`"];
     all_fail([
         (read("ours", "ours", "guessed"), &["the token is missing or unknown", "ONEFOLD_TOKEN"]),
-        (read("ours", "theirs", "a-long-random-text"), &["with TLS", "UnknownIssuer"]),
+        (read("ours", "theirs", "a-long-random-text"), &["cannot connect", "UnknownIssuer"]),
         // The service sends the reason, or closes the connection before the client has read it.
         (read("theirs", "ours", "a-long-random-text"), &["`ONEFOLD_TLS_CERTIFICATE`"]),
-        (read("old", "ours", "a-long-random-text"), &["`ONEFOLD_TLS_CERTIFICATE`"]),
-        (fleet.command(&format!("onefold-read digest {}", fleet.url("data"))), &[&fleet.address()]),
+        (
+            read("old", "ours", "a-long-random-text"),
+            &["the certificate of `ONEFOLD_TLS_CERTIFICATE` expired at "],
+        ),
+        (fleet.command(&format!("onefold-read digest {}", fleet.url("data"))), &["`grpcs://`"]),
+        (serve("master --listen 127.0.0.1:0", &tls("old", "ours")), expired),
+        (serve(&worker, &tls("old", "ours")), expired),
+        (serve(&format!("status --master {address}"), &tls("old", "ours")), expired),
     ]);
+    // The address is printed before the master rejects the worker.
+    let output = serve(&worker, "--quiet --json").output();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("the other process uses TLS"), "{stderr}");
+}
+
+/// Checks that a worker says by itself that its certificate has expired while it runs.
+#[test]
+fn a_running_worker_reports_its_expired_certificate() {
+    let dir = Dir::new();
+    dir.certificate("old", "ours", 0);
+    let made = Instant::now();
+    dir.certificate("ours", "ours", 2);
+    dir.write("token", "a-long-random-text\n");
+    let options = format!("{} --worker-token-file token", tls("ours", "ours"));
+    let fleet = Fleet::with(&dir, 0, None, &options, "");
+    std::thread::sleep(EXPIRY.saturating_sub(made.elapsed()));
+    let line = format!("onefold-serve worker --master {} --memory-limit 64MiB {options}", fleet.address());
+    let mut worker = dir.command(&line).spawn_with_stderr();
+    let lines = stderr_of(&mut worker);
+    let _worker = KilledAtEnd(worker);
+    fleet.wait_for_workers(1);
+    // The files that the worker reads again contain the expired certificate from now on.
+    for file in ["ours.pem", "ours.key"] {
+        fs_err::copy(dir.path(file.replace("ours", "old")), dir.path(file)).unwrap();
+    }
+    let expired = "the certificate `ours.pem` of this process expired at ";
+    while !lines.recv_timeout(START).expect("the worker reports the certificate").contains(expired) {}
 }

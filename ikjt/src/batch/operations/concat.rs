@@ -46,7 +46,7 @@ impl Batch {
     /// - there is no piece, or a range is out of bounds,
     /// - the batches differ in the number of dense features or labels, in the presence of weights or timestamps, in
     ///   their kept columns, or in the names of groups and features,
-    /// - [`Group::concat`] returns an error for a group.
+    /// - a group has more than `i32::MAX` samples or values.
     pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
         let first = check_pieces("batch", pieces.iter().map(|(batch, samples)| (batch.size(), samples)))
             .map(|()| pieces[0].0)?;
@@ -76,37 +76,15 @@ impl Batch {
 }
 
 impl Group {
-    /// Returns the given range of samples, with the rows that they use.
+    /// Returns the given range of samples, which is in bounds, with the rows that they use.
     ///
     /// The values are shared and trimmed to the part that the rows use. If the group has an inverse index, the result
     /// has one too, with rows numbered in the order of first use.
-    ///
-    /// # Panics
-    ///
-    /// If the range is out of bounds.
-    pub fn slice(&self, samples: Range<usize>) -> Self {
-        self.slice_with(samples, &mut Renumbering::default())
-    }
-
     fn slice_with(&self, samples: Range<usize>, renumbering: &mut Renumbering) -> Self {
         let mut inverse = self.inverse().map(|_| Vec::with_capacity(samples.len()));
         let rows = renumbering.used_rows(self, samples, 0, inverse.as_mut());
         let features = self.features().iter().map(|feature| slice_feature(feature, &rows)).collect();
         Self::trusted(self.shared_name(), inverse.map(Into::into), rows.len(), features)
-    }
-
-    /// Concatenates the samples of all pieces.
-    ///
-    /// The result has an inverse index if any piece has one. Rows are not compared: a row that occurs in two pieces
-    /// is stored twice until the group is [deduplicated](crate::deduplicate).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invariant`] if there is no piece, a range is out of bounds, the groups differ in their names or in
-    /// the names of their features, or there are more than `i32::MAX` samples or values.
-    pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
-        check_pieces("group", pieces.iter().map(|(group, samples)| (group.samples(), samples)))?;
-        concat_groups(pieces, &mut Renumbering::default())
     }
 }
 
@@ -140,7 +118,9 @@ struct Piece<'a> {
     rows: UsedRows,
 }
 
-/// Concatenates pieces. The caller has checked that there is at least one, and that the ranges are in bounds.
+/// Concatenates pieces. The caller has checked that there is at least one, and that the ranges are in bounds. The
+/// result has an inverse index if any piece has one. Rows are not compared: a row that occurs in two pieces is stored
+/// twice until the group is [deduplicated](crate::deduplicate).
 fn concat_groups(pieces: &[(&Group, Range<usize>)], renumbering: &mut Renumbering) -> Result<Group> {
     let (first, samples) = &pieces[0];
     if pieces.len() == 1 {
@@ -317,6 +297,19 @@ mod tests {
 
     use super::*;
     use crate::batch::arbitrary::{batches, batches_of, groups, lists, samples, shapes};
+
+    impl Group {
+        /// Does for a group what [`Batch::slice`] does.
+        pub(crate) fn slice(&self, samples: Range<usize>) -> Self {
+            self.slice_with(samples, &mut Renumbering::default())
+        }
+
+        /// Does for groups what [`Batch::concat`] does.
+        fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
+            check_pieces("group", pieces.iter().map(|(group, samples)| (group.samples(), samples)))?;
+            concat_groups(pieces, &mut Renumbering::default())
+        }
+    }
 
     /// Returns a range within `0..size`, made from two random numbers.
     fn range(size: usize, (a, b): (usize, usize)) -> Range<usize> {
