@@ -55,7 +55,7 @@ use crate::digest::Digest;
 use crate::extension::{SAME_CONFIGURATION, misfit as misfit_of_schemas};
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
-use crate::snapshot::{Snapshot, WrittenBucket, latest_head, not_a_dataset};
+use crate::snapshot::{Snapshot, TableVersion, WrittenBucket, latest_head, not_a_dataset};
 use crate::vocabulary::FormerOriginals;
 use crate::{
     Buckets, Commit, Error, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
@@ -80,6 +80,8 @@ pub struct DatasetWriter {
     /// The first files of row groups that are rewritten.
     replaced: BTreeSet<String>,
     vocabularies: BTreeMap<String, VocabularyFile>,
+    /// The versions of the tables that were read, by source.
+    table_versions: BTreeMap<String, TableVersion>,
     /// The paths of all complete files, for removal if the writer fails.
     paths: Vec<String>,
     expected: Option<(u64, Digest)>,
@@ -136,6 +138,7 @@ impl DatasetWriter {
             written: BTreeMap::new(),
             replaced: BTreeSet::new(),
             vocabularies: BTreeMap::new(),
+            table_versions: BTreeMap::new(),
             paths: Vec::new(),
             expected: None,
             entered: BTreeSet::new(),
@@ -202,6 +205,12 @@ impl DatasetWriter {
             self.writers.buckets = buckets;
         }
         Ok(())
+    }
+
+    /// Sets the versions of the tables whose rows the dataset has after the commit, by the names of their sources. The
+    /// snapshot records them, and keeps those of other sources of an existing dataset.
+    pub fn set_table_versions(&mut self, versions: BTreeMap<String, TableVersion>) {
+        self.table_versions = versions;
     }
 
     /// Writes samples of a partition. Samples must arrive partition by partition, within a partition in the

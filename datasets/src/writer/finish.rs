@@ -78,6 +78,7 @@ impl DatasetWriter {
             written,
             replaced: std::mem::take(&mut self.replaced),
             vocabularies,
+            table_versions: std::mem::take(&mut self.table_versions),
         };
         let snapshot = commit(&self.writers.storage, base.as_ref(), &changes)?;
         self.finished = true;
