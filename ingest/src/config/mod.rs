@@ -8,6 +8,7 @@ mod keep;
 mod rows;
 mod samples;
 mod sources;
+mod tables;
 mod timelines;
 mod times;
 
@@ -26,7 +27,10 @@ pub use self::features::VocabularyConfig;
 pub use self::joins::{AttributesConfig, Credit, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
 pub(crate) use self::sources::credentials_hint;
-pub use self::sources::{Compression, Format, MissingColumns, ObjectStores, Quote, Ragged, SourceConfig};
+pub use self::sources::{
+    Compression, DeltaAppend, DeltaConfig, DeltaVersion, Format, MissingColumns, ObjectStores, Quote, Ragged,
+    SourceConfig,
+};
 pub use self::timelines::TimelineConfig;
 pub use self::times::{EpochUnit, TimeConfig};
 use crate::error::MessageAndHint;
@@ -217,6 +221,13 @@ impl Config {
                 "name the files in the configuration",
             ));
         };
+        if source.delta.is_some() {
+            return Err(Error::config(
+                &self.path,
+                "an input cannot stand for a Delta Lake table",
+                "choose the version of the table in the configuration, or name a source of files there",
+            ));
+        }
         source.paths = paths.iter().map(|path| from_here(path)).collect::<Result<_>>()?;
         Ok(())
     }

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::error::MessageAndHint;
+use chrono::{DateTime, Utc};
 use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::Expr;
 use datafusion::prelude::SessionContext;
-use onefold_datasets::suggest;
+use onefold_datasets::{TableVersion, suggest};
 use onefold_storage::S3Settings;
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +49,40 @@ pub struct SourceConfig {
     pub file_name: Option<String>,
     /// The name of a column with the number of the row's file, counted from 0 in the order of the files' names.
     pub file_number: Option<String>,
+    /// Set if the only path is the folder of a Delta Lake table. The table's log lists the files.
+    pub delta: Option<DeltaConfig>,
+}
+
+/// The rows of a Delta Lake table that are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeltaConfig {
+    /// The version of the table.
+    pub version: DeltaVersion,
+    /// The files that an append reads. If `None`, the role of the source determines it.
+    pub append: Option<DeltaAppend>,
+    /// The version whose rows the dataset has. Only files that were added since are read. Only an append sets it.
+    pub(crate) since: Option<TableVersion>,
+}
+
+/// A version of a Delta Lake table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaVersion {
+    /// The newest version.
+    Newest,
+    /// The version with this number.
+    Number(u64),
+    /// The last version that was committed at or before this time.
+    At(DateTime<Utc>),
+}
+
+/// The files of a Delta Lake table that an append reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeltaAppend {
+    /// Those that were added since the version whose rows the dataset has.
+    Added,
+    /// All files of the version.
+    All,
 }
 
 impl SourceConfig {
@@ -68,6 +103,17 @@ impl SourceConfig {
             row_number: None,
             file_name: None,
             file_number: None,
+            delta: None,
+        }
+    }
+
+    /// Creates a source of a version of the Delta Lake table at `path`. A column that some of its files lack is null
+    /// there, because tables get columns later.
+    pub fn delta(path: impl Into<String>, version: DeltaVersion) -> Self {
+        Self {
+            missing_columns: MissingColumns::Null,
+            delta: Some(DeltaConfig { version, append: None, since: None }),
+            ..Self::new(path)
         }
     }
 
@@ -179,7 +225,7 @@ enum Paths {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    path: Paths,
+    path: Option<Paths>,
     format: Option<Format>,
     compression: Option<Compression>,
     delimiter: Option<String>,
@@ -193,6 +239,19 @@ struct Table {
     schema: toml::Table,
     #[serde(default)]
     missing_columns: MissingColumns,
+    row_number: Option<String>,
+    file_name: Option<String>,
+    file_number: Option<String>,
+}
+
+/// The keys of a source that is a Delta Lake table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Delta {
+    delta: String,
+    version: Option<u64>,
+    timestamp: Option<toml::Value>,
+    append: Option<DeltaAppend>,
     row_number: Option<String>,
     file_name: Option<String>,
     file_number: Option<String>,
@@ -216,17 +275,15 @@ pub(super) fn parse_sources(section: &toml::Table) -> Result<Sources, MessageAnd
             }
             toml::Value::String(path) => SourceConfig::new(path),
             value => {
-                let table = Table::deserialize(value.clone()).map_err(|error| {
-                    let hint = "write a path, or `{ path = \"events/*.csv\", format = \"csv\" }`; \
-                                `docs/src/reference/dataset-toml.md` lists all keys";
-                    (format!("`[sources].{name}`: {}", error.message()), hint.to_owned())
-                })?;
-                source(table).map_err(|(message, hint)| (format!("`[sources].{name}`: {message}"), hint))?
+                let is_delta = value.as_table().is_some_and(|table| table.contains_key("delta"));
+                let source = if is_delta { delta(value) } else { files(value) };
+                source.map_err(|(message, hint)| (format!("`[sources].{name}`: {message}"), hint))?
             }
         };
         if source.paths.is_empty() || source.paths.iter().any(String::is_empty) {
             let hint = "name at least one file, directory or pattern";
-            return Err((format!("`[sources].{name}`: `path` is empty"), hint.to_owned()));
+            let key = if source.delta.is_some() { "delta" } else { "path" };
+            return Err((format!("`[sources].{name}`: `{key}` is empty"), hint.to_owned()));
         }
         sources.insert(name.clone(), source);
     }
@@ -254,7 +311,60 @@ fn query(name: &str, table: &toml::Table) -> Result<String, MessageAndHint> {
     }
 }
 
-fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
+/// Reads a source that is a version of a Delta Lake table.
+fn delta(value: &toml::Value) -> Result<SourceConfig, MessageAndHint> {
+    let Delta { delta, version, timestamp, append, row_number, file_name, file_number } =
+        Delta::deserialize(value.clone()).map_err(|error| {
+            let hint = "write `{ delta = \"s3://bucket/table\", version = 12 }`; the log of the table says the rest, and \
+                        `docs/src/reference/dataset-toml.md` lists all keys";
+            (error.message().to_owned(), hint.to_owned())
+        })?;
+    let version = match (version, timestamp) {
+        (Some(_), Some(_)) => {
+            let hint = "remove one of them: each chooses a version";
+            return Err(("it has a `version` and also a `timestamp`".to_owned(), hint.to_owned()));
+        }
+        (Some(version), None) => DeltaVersion::Number(version),
+        (None, Some(time)) => DeltaVersion::At(instant(&time)?),
+        (None, None) => DeltaVersion::Newest,
+    };
+    let source = SourceConfig::delta(delta, version);
+    let delta = source.delta.map(|delta| DeltaConfig { append, ..delta });
+    let source = SourceConfig { delta, row_number, file_name, file_number, ..source };
+    check_made_columns(&source)?;
+    Ok(source)
+}
+
+/// Parses the `timestamp` of a table: a text, or a time of TOML.
+fn instant(time: &toml::Value) -> Result<DateTime<Utc>, MessageAndHint> {
+    let text = match time {
+        toml::Value::Datetime(time) => time.to_string(),
+        other => other.as_str().unwrap_or_default().to_owned(),
+    };
+    let parsed = DateTime::parse_from_rfc3339(&text).map_err(|_| {
+        let hint = "write it with its offset, as `timestamp = \"2024-06-01T00:00:00Z\"`";
+        (format!("`timestamp` is {time}, which is not a time with an offset"), hint.to_owned())
+    })?;
+    Ok(parsed.to_utc())
+}
+
+/// Reads a source of files.
+fn files(value: &toml::Value) -> Result<SourceConfig, MessageAndHint> {
+    let hint = || {
+        "write a path, or `{ path = \"events/*.csv\", format = \"csv\" }`; \
+         `docs/src/reference/dataset-toml.md` lists all keys"
+            .to_owned()
+    };
+    let mut table =
+        Table::deserialize(value.clone()).map_err(|error| (error.message().to_owned(), hint()))?;
+    match table.path.take() {
+        Some(Paths::One(path)) => source(vec![path], table),
+        Some(Paths::Many(paths)) => source(paths, table),
+        None => Err(("missing field `path`".to_owned(), hint())),
+    }
+}
+
+fn source(paths: Vec<String>, table: Table) -> Result<SourceConfig, MessageAndHint> {
     let delimiter = table.delimiter.map(|text| match text.as_bytes() {
         &[byte] if !matches!(byte, b'"' | b'\n' | b'\r') => Ok(byte),
         _ => Err((
@@ -271,10 +381,7 @@ fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
     let escape = table.escape.as_deref().map(|text| one_character("escape", text)).transpose()?;
     check_quotes(delimiter, quote, escape)?;
     let source = SourceConfig {
-        paths: match table.path {
-            Paths::One(path) => vec![path],
-            Paths::Many(paths) => paths,
-        },
+        paths,
         format: table.format,
         compression: table.compression,
         delimiter,
@@ -288,6 +395,7 @@ fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
         row_number: table.row_number,
         file_name: table.file_name,
         file_number: table.file_number,
+        delta: None,
     };
     check_made_columns(&source)?;
     let of_csv = [
@@ -517,6 +625,27 @@ mod tests {
     }
 
     #[test]
+    fn a_source_is_a_version_of_a_table() {
+        let text = r#"
+            newest = { delta = "s3://logs/events", append = "added", row_number = "n" }
+            number = { delta = "events", version = 12 }
+            at = { delta = "events", timestamp = "2024-06-01T02:00:00+02:00", append = "all" }
+            time = { delta = "events", timestamp = 2024-06-01T00:00:00Z }
+        "#;
+        let sources = sources(text).unwrap();
+        let newest = SourceConfig::delta("s3://logs/events", DeltaVersion::Newest);
+        let delta =
+            newest.delta.clone().map(|delta| DeltaConfig { append: Some(DeltaAppend::Added), ..delta });
+        assert_eq!(sources["newest"], SourceConfig { delta, row_number: Some("n".to_owned()), ..newest });
+        assert_eq!(sources["number"], SourceConfig::delta("events", DeltaVersion::Number(12)));
+        assert_eq!(sources["number"].missing_columns, MissingColumns::Null);
+        let at = sources["at"].delta.clone().unwrap();
+        let midnight = DateTime::from_timestamp(1_717_200_000, 0).unwrap();
+        assert_eq!((at.version, at.append), (DeltaVersion::At(midnight), Some(DeltaAppend::All)));
+        assert_eq!(sources["time"], SourceConfig::delta("events", DeltaVersion::At(midnight)));
+    }
+
+    #[test]
     fn every_mistake_in_a_source_names_its_key() {
         for (text, part, hint) in [
             ("", "`[sources]` is empty", "events.parquet"),
@@ -525,6 +654,18 @@ mod tests {
             ("e = ''", "`path` is empty", "at least one"),
             ("e = { path = [] }", "`path` is empty", "at least one"),
             ("e = { format = 'csv' }", "missing field `path`", "write a path"),
+            ("e = { delta = '' }", "`delta` is empty", "at least one"),
+            ("e = { delta = 'a', version = -1 }", "invalid value", "version = 12"),
+            ("e = { delta = 'a', format = 'parquet' }", "unknown field `format`", "says the rest"),
+            ("e = { delta = 'a', path = 'b' }", "unknown field `path`", "says the rest"),
+            (
+                "e = { delta = 'a', version = 1, timestamp = '2024-06-01T00:00:00Z' }",
+                "a `version` and also a `timestamp`",
+                "remove one",
+            ),
+            ("e = { delta = 'a', timestamp = '2024-06-01' }", "`timestamp` is \"2024-06-01\"", "00:00:00Z"),
+            ("e = { delta = 'a', append = 'new' }", "unknown variant `new`", "dataset-toml.md"),
+            ("e = { path = 'a', version = 1 }", "unknown field `version`", "dataset-toml.md"),
             ("e = { path = 'a', formt = 'csv' }", "unknown field `formt`", "dataset-toml.md"),
             ("e = { path = 'a', format = 'avro' }", "`avro`", "dataset-toml.md"),
             ("e = { path = 'a', compression = 'lz4' }", "`lz4`", "dataset-toml.md"),

@@ -15,7 +15,7 @@ use parquet::arrow::arrow_reader::{
 };
 use parquet::errors::ParquetError;
 
-use crate::sources::{folders, int96_as_micros, local_paths};
+use crate::sources::{folders, int96_as_micros, is_table, local_paths};
 use crate::{Error, Result};
 
 /// The target size of a decoded batch, in bytes.
@@ -289,6 +289,11 @@ fn different_column(first: &Schema, other: &Schema) -> Option<String> {
 fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
     if pattern.is_file() {
         return Ok(vec![pattern.to_owned()]);
+    }
+    if is_table(pattern) {
+        let message = "it is a Delta Lake table, of which `shard` cannot tell the files of one version";
+        let hint = "build the table without `shard`, as the source `{ delta = … }`, or give the files of one version";
+        return Err(wrong(pattern, message.to_owned(), hint));
     }
     let hint = "give Parquet files, folders that hold some, or globs such as `logs/*.parquet`";
     let files = local_paths(Path::new(""), &pattern.to_string_lossy());
