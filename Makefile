@@ -81,7 +81,7 @@ test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, 
 
 .PHONY: test-delta
 test-delta: requirements ## Compile onefold-ingest with the feature `delta` (Rust 1.95), and test Delta Lake tables
-	@$(CARGO) test --locked --release -p onefold-ingest --features delta --lib --test it -- delta
+	@$(CARGO) test --locked --release -p onefold-ingest --features delta --test it -- delta
 
 .PHONY: wheel
 wheel: requirements ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones
