@@ -62,3 +62,61 @@ impl Config {
         Ok(config)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Returns a configuration whose samples are the rows of the table `log`, with these keys and lines.
+    fn config(keys: &str, more: &str) -> Config {
+        let text = format!(
+            "format_version = 1\n[sources]\nlog = {{ delta = \"log\"{keys} }}\nitems = {{ delta = \"items\" }}\n\
+             plain = \"a.csv\"\n[samples]\nsource = \"log\"\n[session]\nkey = [\"s\"]\ntime = \"t\"\n\
+             [features]\nlabel = {{ kind = \"label\" }}\nseen = {{ kind = \"sequence\" }}\n{more}"
+        );
+        Config::parse(Path::new("dataset.toml"), &text).unwrap()
+    }
+
+    fn known() -> BTreeMap<String, TableVersion> {
+        let version =
+            |name: &str, version| (name.to_owned(), TableVersion { table: name.to_owned(), version });
+        BTreeMap::from([version("log", 3), version("items", 4)])
+    }
+
+    fn since(config: &Config) -> Vec<Option<u64>> {
+        let tables = config.sources.values().filter_map(|source| source.delta.as_ref());
+        tables.map(|delta| delta.since.as_ref().map(|since| since.version)).collect()
+    }
+
+    #[test]
+    fn an_append_reads_added_files_of_the_samples_and_whole_other_tables() {
+        let config = config("", "");
+        assert!(config.has_tables());
+        // The sources are in the order of their names.
+        assert_eq!(since(&config), [None, None]);
+        assert_eq!(since(&config.since_versions(&known()).unwrap()), [None, Some(3)]);
+        assert_eq!(since(&config.since_versions(&BTreeMap::new()).unwrap()), [None, None]);
+        let whole = super::tests::config(", append = \"all\"", "").since_versions(&known()).unwrap();
+        assert_eq!(since(&whole), [None, None]);
+    }
+
+    #[test]
+    fn windows_need_the_whole_table() {
+        let timeline = "[[timelines]]\nsource = \"log\"\non = [\"s\"]\ntime = \"t\"\nlength = 5\ncolumns = { seen = \"item\" }\n";
+        let error = config("", timeline).since_versions(&known()).unwrap_err().to_string();
+        assert!(error.contains("`[[timelines]]` 1 needs all rows of `log`"), "{error}");
+        assert!(error.contains("append = \"all\""), "{error}");
+        assert!(config(", append = \"all\"", timeline).since_versions(&known()).is_ok());
+    }
+
+    #[test]
+    fn versions_can_be_fixed() {
+        let newest = config(", version = 1", "");
+        assert_eq!(newest.newest_table(), Some("items"));
+        let fixed = newest.at_versions(&known());
+        assert_eq!(fixed.newest_table(), None);
+        assert_eq!(fixed.sources["log"].delta.as_ref().unwrap().version, DeltaVersion::Number(3));
+    }
+}
