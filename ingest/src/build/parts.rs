@@ -80,9 +80,9 @@ pub struct Part {
 /// # Errors
 ///
 /// The errors of [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies (they need the samples of all
-/// ranges) or reads the newest version of a table, the dataset has another number of ranges, or an input file is the segment of another range;
-/// [`Error::Dataset`] if `out` is not a dataset and contains other files. Files that were written are removed after an
-/// error.
+/// ranges) or reads the newest version of a table, the dataset has another number of ranges, or an input file is the
+/// segment of another range; [`Error::Dataset`] if `out` is not a dataset and contains other files. Files that were
+/// written are removed after an error.
 pub async fn write_part(
     config: &Config,
     out: &Path,

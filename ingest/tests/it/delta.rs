@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use arrow::array::Int64Array;
+use deltalake_core::checkpoints::create_checkpoint_from_table_url_and_cleanup;
 use onefold_datasets::{Snapshot, TableVersion};
 use onefold_tests::{S3Server, SECRET_KEY};
 use serde_json::{Value, json};
+use url::Url;
 
 use crate::logs::{Dir, ROWS, Row, SELECT, columns, expected, parquet, rows};
 use crate::s3;
@@ -305,6 +307,28 @@ fn an_append_reads_what_was_added() {
     dir.write("table/_delta_log/00000000000000000000.json", log.replace(ID, "another"));
     by_day(&dir, ", append = \"added\"");
     dir.fails_as(append(&dir, &[]), &["it is not the table whose version 2 the dataset has"]);
+}
+
+#[test]
+fn a_checkpoint_takes_the_place_of_the_log_before_it() {
+    let dir = Dir::new();
+    whole_table(&dir);
+    by_day(&dir, ", append = \"added\", version = 0");
+    assert_eq!(dir.build("dataset").0["samples"], 14);
+    let table = Url::from_directory_path(dir.path("table")).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let written = create_checkpoint_from_table_url_and_cleanup(table, 1, Some(false), None);
+    runtime.block_on(written).unwrap();
+    for version in 0..2 {
+        fs_err::remove_file(dir.path(log(version))).unwrap();
+    }
+    for (keys, samples) in [(", version = 1", ROWS), ("", ROWS - 14)] {
+        dir.configure(&source(keys), SELECT);
+        assert_eq!(dir.build(&format!("dataset-{samples}")).0["samples"], samples);
+    }
+    by_day(&dir, ", append = \"added\"");
+    let parts = ["version 0, whose rows the dataset has, cannot be read any more", "`append = \"all\"`"];
+    dir.fails_as(append(&dir, &[]), &parts);
 }
 
 #[test]
