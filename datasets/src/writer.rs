@@ -82,6 +82,8 @@ pub struct DatasetWriter {
     vocabularies: BTreeMap<String, VocabularyFile>,
     /// The versions of the tables that were read, by source.
     table_versions: BTreeMap<String, TableVersion>,
+    /// Whether partitions that exist keep their samples.
+    only_new: bool,
     /// The paths of all complete files, for removal if the writer fails.
     paths: Vec<String>,
     expected: Option<(u64, Digest)>,
@@ -139,6 +141,7 @@ impl DatasetWriter {
             replaced: BTreeSet::new(),
             vocabularies: BTreeMap::new(),
             table_versions: BTreeMap::new(),
+            only_new: false,
             paths: Vec::new(),
             expected: None,
             entered: BTreeSet::new(),
@@ -211,6 +214,12 @@ impl DatasetWriter {
     /// snapshot records them, and keeps those of other sources of an existing dataset.
     pub fn set_table_versions(&mut self, versions: BTreeMap<String, TableVersion>) {
         self.table_versions = versions;
+    }
+
+    /// Declares that the samples come from rows that were added to the logs, without the rows of the dataset's samples.
+    /// An append then must not replace other samples of an existing partition; a merge may add to them.
+    pub fn write_only_new(&mut self) {
+        self.only_new = true;
     }
 
     /// Writes samples of a partition. Samples must arrive partition by partition, within a partition in the

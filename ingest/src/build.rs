@@ -173,10 +173,10 @@ pub async fn build(
 }
 
 impl Pipeline<'_> {
-    /// Returns the configuration with which an append reads what its tables gained since the versions that the dataset
-    /// has; `None` if it has no tables, or this is not an append.
+    /// Returns the configuration with which an append or a merge reads what its tables gained since the versions that
+    /// the dataset has; `None` if it has no tables, or this is neither. A replacement needs all rows of its partitions.
     fn only_added(&self) -> Result<Option<Config>> {
-        if !self.config.has_tables() {
+        if !self.config.has_tables() || self.options.commit == Commit::Replace {
             return Ok(None);
         }
         let old = self.old_snapshot()?;
@@ -354,6 +354,9 @@ impl Pipeline<'_> {
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
         let observed = BuildStatistics::new(self.config, &statistics, &is_integer);
+        if self.config.reads_added_files() {
+            writer.write_only_new();
+        }
         let table_versions = sources::table_versions(&reading.sources);
         // The next append must read samples again that are left out.
         if left_out.samples == 0 {

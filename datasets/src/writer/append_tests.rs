@@ -89,6 +89,25 @@ fn snapshots_keep_the_versions_of_tables() {
 }
 
 #[test]
+fn new_rows_alone_do_not_replace_samples() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, Commit::Create, &[("day=1", samples(5, 10))]);
+    let append = |commit, partitions: &[(&str, RecordBatch)]| {
+        let mut writer = writer(root, commit, partitions);
+        writer.write_only_new();
+        writer.finish()
+    };
+    let error = append(Commit::Append, &[("day=1", samples(6, 10))]).unwrap_err().fault();
+    let message = error.message.to_string();
+    assert!(message.contains("partition `day=1` has samples of earlier rows"), "{message}");
+    // The same samples may be written again.
+    let both = [("day=1", samples(5, 10)), ("day=2", samples(7, 20))];
+    assert_eq!(append(Commit::Append, &both).unwrap().snapshot.statistics.samples, 12);
+    assert!(append(Commit::Replace, &[("day=1", samples(6, 10))]).is_ok());
+}
+
+#[test]
 fn partitions_written_replace_their_own_and_keep_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();

@@ -13,6 +13,12 @@ impl Config {
         self.sources.values().any(|source| source.delta.is_some())
     }
 
+    /// Returns whether only the files that were added to a table are read.
+    pub(crate) fn reads_added_files(&self) -> bool {
+        let mut tables = self.sources.values().filter_map(|source| source.delta.as_ref());
+        tables.any(|delta| delta.since.is_some())
+    }
+
     /// Returns the name of a table whose newest version is read, if there is one.
     pub(crate) fn newest_table(&self) -> Option<&str> {
         let is_newest = |name: &&String| {
@@ -96,7 +102,9 @@ mod tests {
         assert!(config.has_tables());
         // The sources are in the order of their names.
         assert_eq!(since(&config), [None, None]);
-        assert_eq!(since(&config.since_versions(&known()).unwrap()), [None, Some(3)]);
+        let added = config.since_versions(&known()).unwrap();
+        assert_eq!(since(&added), [None, Some(3)]);
+        assert!(added.reads_added_files() && !config.reads_added_files());
         assert_eq!(since(&config.since_versions(&BTreeMap::new()).unwrap()), [None, None]);
         let whole = super::tests::config(", append = \"all\"", "").since_versions(&known()).unwrap();
         assert_eq!(since(&whole), [None, None]);

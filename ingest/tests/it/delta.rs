@@ -293,6 +293,10 @@ fn an_append_reads_what_was_added() {
         partitions.into_iter().map(|partition| (partition.key, partition.digest)).collect::<Vec<_>>()
     };
     assert_eq!(partitions("dataset"), partitions("whole"));
+    // A partition does not lose the rows that are not read.
+    table.commit(&[added(&dir, "day=3/e.parquet", 3, &rows)]);
+    dir.fails_as(append(&dir, &[]), &["partition `day=3` has samples of earlier rows", "--merge"]);
+    table.commit(&[removed("day=3/e.parquet")]);
     by_day(&dir, ", append = \"added\", version = 1");
     dir.fails_as(append(&dir, &[]), &["the rows of version 2, which is newer than version 1"]);
     // Rows that moved to another file are not read twice.
