@@ -43,7 +43,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if windows need the rows that the append does not read.
+    /// [`Error::Fault`] if windows or numbers need the rows that the append does not read.
     pub(crate) fn since_versions(&self, known: &BTreeMap<String, TableVersion>) -> Result<Self> {
         let gives_samples = |name: &String| matches!(&self.samples.rows, Rows::Source(rows) if rows == name);
         let mut config = self.clone();
@@ -53,10 +53,9 @@ impl Config {
             if delta.append.unwrap_or(by_role) == DeltaAppend::All {
                 continue;
             }
-            if let Some(place) = self.timelines.iter().position(|timeline| timeline.source == *name) {
+            if let Some(what) = self.needs_all_rows(name, source.file_number.is_some()) {
                 let message = format!(
-                    "`[[timelines]]` {} needs all rows of `{name}`, of which an append reads those that were added since version {}",
-                    place + 1,
+                    "{what} all rows of `{name}`, of which an append reads those that were added since version {}",
                     version.version
                 );
                 let hint =
@@ -66,6 +65,17 @@ impl Config {
             delta.since = Some(version.clone());
         }
         Ok(config)
+    }
+
+    /// Returns what needs all rows of the table `name`, with a verb; `None` if its added rows can be read alone. Queries
+    /// are taken to read all tables.
+    fn needs_all_rows(&self, name: &str, has_file_numbers: bool) -> Option<String> {
+        let reads = |source: &String| source == name || self.source_queries.contains_key(source);
+        match self.timelines.iter().position(|timeline| reads(&timeline.source)) {
+            Some(place) => Some(format!("`[[timelines]]` {} needs", place + 1)),
+            None if self.samples.by_rows => Some("`order = \"rows\"` needs".to_owned()),
+            None => has_file_numbers.then(|| "`file_number` counts".to_owned()),
+        }
     }
 }
 
@@ -117,6 +127,12 @@ mod tests {
         assert!(error.contains("`[[timelines]]` 1 needs all rows of `log`"), "{error}");
         assert!(error.contains("append = \"all\""), "{error}");
         assert!(config(", append = \"all\"", timeline).since_versions(&known()).is_ok());
+    }
+
+    #[test]
+    fn numbers_of_files_need_the_whole_table() {
+        let error = config(", file_number = \"n\"", "").since_versions(&known()).unwrap_err().to_string();
+        assert!(error.contains("`file_number` counts all rows of `log`"), "{error}");
     }
 
     #[test]
