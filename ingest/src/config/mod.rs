@@ -2,6 +2,7 @@
 //! section has its own module.
 
 mod columns;
+mod delta;
 mod features;
 mod joins;
 mod keep;
@@ -23,14 +24,12 @@ use xxhash_rust::xxh3::xxh3_128;
 
 pub use self::columns::Policy;
 use self::columns::{once, wrong};
+pub use self::delta::{DeltaAppend, DeltaConfig, DeltaVersion};
 pub use self::features::VocabularyConfig;
 pub use self::joins::{AttributesConfig, Credit, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
 pub(crate) use self::sources::credentials_hint;
-pub use self::sources::{
-    Compression, DeltaAppend, DeltaConfig, DeltaVersion, Format, MissingColumns, ObjectStores, Quote, Ragged,
-    SourceConfig,
-};
+pub use self::sources::{Compression, Format, MissingColumns, ObjectStores, Quote, Ragged, SourceConfig};
 pub use self::timelines::TimelineConfig;
 pub use self::times::{EpochUnit, TimeConfig};
 use crate::error::MessageAndHint;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use super::delta::{DeltaConfig, DeltaKeys, DeltaVersion};
 use crate::error::MessageAndHint;
-use chrono::{DateTime, Utc};
 use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::Expr;
 use datafusion::prelude::SessionContext;
-use onefold_datasets::{TableVersion, suggest};
+use onefold_datasets::suggest;
 use onefold_storage::S3Settings;
 use serde::{Deserialize, Serialize};
 
@@ -51,38 +51,6 @@ pub struct SourceConfig {
     pub file_number: Option<String>,
     /// Set if the only path is the folder of a Delta Lake table. The table's log lists the files.
     pub delta: Option<DeltaConfig>,
-}
-
-/// The rows of a Delta Lake table that are read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeltaConfig {
-    /// The version of the table.
-    pub version: DeltaVersion,
-    /// The files that an append reads. If `None`, the role of the source determines it.
-    pub append: Option<DeltaAppend>,
-    /// The version whose rows the dataset has. Only files that were added since are read. Only an append sets it.
-    pub(crate) since: Option<TableVersion>,
-}
-
-/// A version of a Delta Lake table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeltaVersion {
-    /// The newest version.
-    Newest,
-    /// The version with this number.
-    Number(u64),
-    /// The last version that was committed at or before this time.
-    At(DateTime<Utc>),
-}
-
-/// The files of a Delta Lake table that an append reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeltaAppend {
-    /// Those that were added since the version whose rows the dataset has.
-    Added,
-    /// All files of the version.
-    All,
 }
 
 impl SourceConfig {
@@ -244,19 +212,6 @@ struct Table {
     file_number: Option<String>,
 }
 
-/// The keys of a source that is a Delta Lake table.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Delta {
-    delta: String,
-    version: Option<u64>,
-    timestamp: Option<toml::Value>,
-    append: Option<DeltaAppend>,
-    row_number: Option<String>,
-    file_name: Option<String>,
-    file_number: Option<String>,
-}
-
 /// The sources of files, and the queries of the other sources, by name.
 type Sources = (BTreeMap<String, SourceConfig>, BTreeMap<String, String>);
 
@@ -313,39 +268,13 @@ fn query(name: &str, table: &toml::Table) -> Result<String, MessageAndHint> {
 
 /// Reads a source that is a version of a Delta Lake table.
 fn delta(value: &toml::Value) -> Result<SourceConfig, MessageAndHint> {
-    let Delta { delta, version, timestamp, append, row_number, file_name, file_number } =
-        Delta::deserialize(value.clone()).map_err(|error| {
-            let hint = "write `{ delta = \"s3://bucket/table\", version = 12 }`; the log of the table says the rest, and \
-                        `docs/src/reference/dataset-toml.md` lists all keys";
-            (error.message().to_owned(), hint.to_owned())
-        })?;
-    let version = match (version, timestamp) {
-        (Some(_), Some(_)) => {
-            let hint = "remove one of them: each chooses a version";
-            return Err(("it has a `version` and also a `timestamp`".to_owned(), hint.to_owned()));
-        }
-        (Some(version), None) => DeltaVersion::Number(version),
-        (None, Some(time)) => DeltaVersion::At(instant(&time)?),
-        (None, None) => DeltaVersion::Newest,
-    };
-    let source = SourceConfig::delta(delta, version);
-    let delta = source.delta.map(|delta| DeltaConfig { append, ..delta });
-    let source = SourceConfig { delta, row_number, file_name, file_number, ..source };
+    let keys = DeltaKeys::parse(value)?;
+    let config = keys.config()?;
+    let DeltaKeys { delta, row_number, file_name, file_number, .. } = keys;
+    let source = SourceConfig::delta(delta, config.version);
+    let source = SourceConfig { delta: Some(config), row_number, file_name, file_number, ..source };
     check_made_columns(&source)?;
     Ok(source)
-}
-
-/// Parses the `timestamp` of a table: a text, or a time of TOML.
-fn instant(time: &toml::Value) -> Result<DateTime<Utc>, MessageAndHint> {
-    let text = match time {
-        toml::Value::Datetime(time) => time.to_string(),
-        other => other.as_str().unwrap_or_default().to_owned(),
-    };
-    let parsed = DateTime::parse_from_rfc3339(&text).map_err(|_| {
-        let hint = "write it with its offset, as `timestamp = \"2024-06-01T00:00:00Z\"`";
-        (format!("`timestamp` is {time}, which is not a time with an offset"), hint.to_owned())
-    })?;
-    Ok(parsed.to_utc())
 }
 
 /// Reads a source of files.
@@ -578,6 +507,9 @@ fn check_endpoint(store: &S3Settings) -> Result<(), MessageAndHint> {
 
 #[cfg(test)]
 mod tests {
+    use chrono::DateTime;
+
+    use super::super::DeltaAppend;
     use super::*;
 
     fn sources(text: &str) -> Result<BTreeMap<String, SourceConfig>, MessageAndHint> {
