@@ -93,10 +93,14 @@ test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, 
 	    $(CARGO) test --locked --release --workspace --test e2e --test distributed -- --ignored torchrec
 	@$(WITH_LIBTORCH) python/test.sh --torch
 
+.PHONY: test-delta
+test-delta: requirements ## Compile onefold-ingest with the feature `delta` (Rust 1.95), and test Delta Lake tables
+	@$(CARGO) test --locked --release -p onefold-ingest --features delta --test it -- delta
+
 .PHONY: wheel
 wheel: requirements ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones
 	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --bin onefold-train
-	@$(WITH_LIBTORCH) python/wheel.sh $(TARGET)/wheels
+	@$(WITH_LIBTORCH) python/wheel.sh $(TARGET)/wheels --features delta
 	@$(WITH_LIBTORCH) python/train/wheel.py --program $(TARGET)/release/onefold-train --out $(TARGET)/wheels
 
 # Compiles everything again, with options that keep the paths of this machine out of the programs.

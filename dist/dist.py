@@ -53,7 +53,7 @@ def main():
     build(PROGRAMS)
     programs = arguments.build.absolute() / "release"
     wheels = [
-        printed(ROOT / "python" / "wheel.sh", out),
+        printed(ROOT / "python" / "wheel.sh", out, "--features", "delta"),
         printed(ROOT / "python" / "train" / "wheel.py", "--program", programs / "onefold-train", "--out", out),
     ]
     packages = [*map(Path, wheels), tarball(programs, PROGRAMS, out)]
@@ -62,8 +62,9 @@ def main():
 
 
 def build(programs):
-    """Compiles the programs. `--workspace` gives dependencies the same features as in other builds."""
+    """Compiles the programs. `--workspace` gives dependencies the same features as in the wheel."""
     command = [os.environ.get("CARGO", "cargo"), "build", "--locked", "--release", "--workspace"]
+    command += ["--features", "onefold-ingest/delta"]
     subprocess.run([*command, *(f"--bin={program}" for program in programs)], cwd=ROOT, check=True)
 
 

@@ -26,6 +26,7 @@ WAITING = {"cluster", "distributed", "e2e", "service"}
 FURTHER_TARGETS = """\
 Further targets:
   make test-torchrec   Rust and Python tests with torch, torchdata and TorchRec (installs 2.3 GB the first time)
+  make test-delta      Delta Lake tables as sources (compiles deltalake-core the first time)
   make test-browser    the status page of a preprocessing service in Chromium
   make test-failures   the preprocessing service with 300 kills, 60 stops, 100 jobs and an object store
   make test-random     property tests with new seeds and 100 times as many cases (hours)"""

@@ -57,7 +57,7 @@ use crate::digest::Digest;
 use crate::extension::{SAME_CONFIGURATION, misfit as misfit_of_schemas};
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
-use crate::snapshot::{Snapshot, WrittenBucket, latest_head, not_a_dataset};
+use crate::snapshot::{Snapshot, TableVersion, WrittenBucket, latest_head, not_a_dataset};
 use crate::vocabulary::FormerOriginals;
 use crate::{
     Buckets, Commit, Error, FileSet, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema,
@@ -82,6 +82,10 @@ pub struct DatasetWriter {
     /// The first files of row groups that are rewritten.
     replaced: BTreeSet<String>,
     vocabularies: BTreeMap<String, VocabularyFile>,
+    /// The versions of the tables that were read, by source.
+    table_versions: BTreeMap<String, TableVersion>,
+    /// Whether partitions that exist keep their samples.
+    only_new: bool,
     /// The paths of all complete files, for removal if the writer fails.
     paths: Vec<String>,
     expected: Option<(u64, Digest)>,
@@ -138,6 +142,8 @@ impl DatasetWriter {
             written: BTreeMap::new(),
             replaced: BTreeSet::new(),
             vocabularies: BTreeMap::new(),
+            table_versions: BTreeMap::new(),
+            only_new: false,
             paths: Vec::new(),
             expected: None,
             entered: BTreeSet::new(),
@@ -204,6 +210,18 @@ impl DatasetWriter {
             self.writers.buckets = buckets;
         }
         Ok(())
+    }
+
+    /// Sets the versions of the tables whose rows the dataset has after the commit, by the names of their sources. The
+    /// snapshot records them, and keeps those of other sources of an existing dataset.
+    pub fn set_table_versions(&mut self, versions: BTreeMap<String, TableVersion>) {
+        self.table_versions = versions;
+    }
+
+    /// Declares that the samples come from rows that were added to the logs, without the rows of the dataset's samples.
+    /// An append then must not replace other samples of an existing partition; a merge may add to them.
+    pub fn write_only_new(&mut self) {
+        self.only_new = true;
     }
 
     /// Writes samples of a partition. Samples must arrive partition by partition, within a partition in the

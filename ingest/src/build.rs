@@ -12,7 +12,7 @@ use onefold_base::progress::Reporter;
 use onefold_base::units::count_of;
 use onefold_datasets::{
     Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionFilter, PartitionKey, Schema,
-    Snapshot, WriterOptions, Written,
+    Snapshot, TableVersion, WriterOptions, Written,
 };
 use serde::Serialize;
 
@@ -92,6 +92,9 @@ pub struct BuildSummary {
     pub source_rows: Option<u64>,
     /// The total size of the source files, in bytes.
     pub source_bytes: u64,
+    /// The versions of the Delta Lake tables that were read, by source.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub table_versions: BTreeMap<String, TableVersion>,
     /// Whether a join sorted its inputs, because the side to be held in memory did not fit.
     pub sorted_joins: bool,
     /// The time from the start to the commit, in seconds.
@@ -147,6 +150,8 @@ pub async fn build(
     reporter: &dyn Reporter,
 ) -> Result<BuildSummary> {
     let started = Instant::now();
+    let added = Pipeline { config, out, options, reporter }.only_added()?;
+    let config = added.as_ref().unwrap_or(config);
     let pipeline = Pipeline { config, out, options, reporter };
     let mut summary = staged("plan and commit", pipeline.build()).await?;
     let earlier = pipeline.earlier_partitions(&summary)?;
@@ -156,7 +161,9 @@ pub async fn build(
             .retain(|began, _| earlier.iter().all(|key| key.to_string() != *began));
         let partitions = PartitionFilter::of_keys(earlier);
         let options = BuildOptions { commit: Commit::Merge, partitions, ..options.clone() };
-        let merge = Pipeline { config, out, options: &options, reporter };
+        // The tables may have newer versions by now.
+        let config = config.at_versions(&summary.table_versions);
+        let merge = Pipeline { config: &config, out, options: &options, reporter };
         summary = summary.with_merged(staged("plan and commit", merge.build()).await?);
     }
     summary.wall_seconds = started.elapsed().as_secs_f64();
@@ -166,6 +173,16 @@ pub async fn build(
 }
 
 impl Pipeline<'_> {
+    /// Returns the configuration with which an append or a merge reads what its tables gained since the versions that
+    /// the dataset has; `None` if it has no tables, or this is neither. A replacement needs all rows of its partitions.
+    fn only_added(&self) -> Result<Option<Config>> {
+        if !self.config.has_tables() || self.options.commit == Commit::Replace {
+            return Ok(None);
+        }
+        let old = self.old_snapshot()?;
+        old.map(|old| self.config.since_versions(&old.table_versions)).transpose()
+    }
+
     async fn build(&self) -> Result<BuildSummary> {
         let Self { config, out, options, .. } = *self;
         let target = if options.commit == Commit::Merge { Target::Merge } else { Target::Partitions };
@@ -323,7 +340,7 @@ impl Pipeline<'_> {
     async fn commit(
         &self,
         (reading, decided): (Reading<'_>, OutputPlan),
-        writer: DatasetWriter,
+        mut writer: DatasetWriter,
         WrittenSamples { statistics, left_out, .. }: WrittenSamples,
         (rows, merged): (RowCounts, Option<MergeSummary>),
     ) -> Result<BuildSummary> {
@@ -337,6 +354,14 @@ impl Pipeline<'_> {
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
         let observed = BuildStatistics::new(self.config, &statistics, &is_integer);
+        if self.config.reads_added_files() {
+            writer.write_only_new();
+        }
+        let table_versions = sources::table_versions(&reading.sources);
+        // The next append must read samples again that are left out.
+        if left_out.samples == 0 {
+            writer.set_table_versions(table_versions.clone());
+        }
         let Written { snapshot, changed, .. } = writer.finish()?;
         let statistics = snapshot.statistics;
         let vocabularies = snapshot.vocabularies.into_iter().map(|(name, file)| (name, file.entries));
@@ -365,6 +390,7 @@ impl Pipeline<'_> {
             groups: decided.groups,
             vocabularies: vocabularies.collect(),
             cut_sessions,
+            table_versions,
             warnings: self.warnings(&observed, cut_sessions, statistics.samples),
             statistics: observed,
             sorted_joins: engine::sorted_joins(&reading.context),

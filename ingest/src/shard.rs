@@ -166,7 +166,12 @@ pub(crate) fn shard(
 /// Replaces hints about `dataset.toml`, which `shard` does not have.
 fn without_configuration(error: Error) -> Error {
     let fault = error.fault();
-    if !fault.hints.iter().any(|hint| hint.to_string().contains("[sources]")) {
+    let has = |part: &str| fault.hints.iter().any(|hint| hint.to_string().contains(part));
+    if has("{ delta = ") {
+        let hint = "give the files of one version of the table, or build it without `shard`, as the source `{ delta = … }`";
+        return Fault { hints: Vec::new(), ..fault }.hint(hint).into();
+    }
+    if !has("[sources]") {
         return error;
     }
     let hint = "give files with the same columns and types, folders that hold some, globs such as \

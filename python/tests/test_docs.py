@@ -154,6 +154,7 @@ JOIN = '[join]\nsource = "log"\non = ["s"]\ntime = "t"\nwindow = "1m"\n'
 DATASET_SECTIONS = {
     "The file": {"top": "unknown_setting = 1"},
     "`[sources]`": {"source": '{ path = "log.csv", unknown_setting = 1 }'},
+    "Delta Lake tables": {"source": '{ delta = "log", unknown_setting = 1 }'},
     "`[object_stores]`": {"more": "[object_stores.s3]\nunknown_setting = 1"},
     "`[samples]`": {"samples": "unknown_setting = 1"},
     "`[join]`": {"more": "[join]\nunknown_setting = 1"},

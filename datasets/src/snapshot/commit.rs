@@ -19,7 +19,7 @@ use super::manifests::{self, Listed, RowStatistics};
 use super::merge::{merge_small, only_live_rows};
 use super::{
     ColumnChanges, Commit, FORMAT_VERSION, FeatureStatistics, FileSet, Layout, ManifestEntry, Operation,
-    Order, Sessions, Snapshot, Statistics, heads_after,
+    Order, Sessions, Snapshot, Statistics, TableVersion, heads_after,
 };
 use crate::names::{HINT, snapshot_path};
 use crate::{Buckets, Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
@@ -42,6 +42,8 @@ pub(crate) struct Changes {
     pub(crate) replaced: BTreeSet<String>,
     /// The vocabularies that were added or extended. The other vocabularies of the dataset do not change.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
+    /// The versions of the tables that were read, by source. Those of other sources stay.
+    pub(crate) table_versions: BTreeMap<String, TableVersion>,
 }
 
 impl Changes {
@@ -220,6 +222,8 @@ fn apply(
     let gained = i128::from(statistics.samples) - i128::from(samples_before);
     let mut vocabularies = kept.map(|base| base.vocabularies.clone()).unwrap_or_default();
     vocabularies.extend(changes.vocabularies.clone());
+    let mut table_versions = kept.map(|base| base.table_versions.clone()).unwrap_or_default();
+    table_versions.extend(changes.table_versions.clone());
     Ok(Snapshot {
         format_version: FORMAT_VERSION,
         dataset: base.map_or_else(random_name, |base| base.dataset.clone()),
@@ -242,6 +246,7 @@ fn apply(
         manifests,
         partitions: Vec::new(),
         vocabularies,
+        table_versions,
         statistics,
     })
 }

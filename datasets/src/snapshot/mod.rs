@@ -161,8 +161,22 @@ pub struct Snapshot {
     /// The vocabularies that assign ids to features' values, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub vocabularies: BTreeMap<String, VocabularyFile>,
+    /// The versions of the tables whose rows the dataset has, by the names of their sources. An append reads what the
+    /// tables gained since.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub table_versions: BTreeMap<String, TableVersion>,
     /// The statistics of all samples.
     pub statistics: Statistics,
+}
+
+/// A version of a Delta Lake table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableVersion {
+    /// The identity of the table, which its log states.
+    pub table: String,
+    /// The number of the version.
+    pub version: u64,
 }
 
 /// A description of a commit's effects.

@@ -69,6 +69,45 @@ fn data_files(root: &Path) -> Vec<String> {
 }
 
 #[test]
+fn snapshots_keep_the_versions_of_tables() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let version = |version| TableVersion { table: "t".to_owned(), version };
+    let commit = |kind, day, versions: &[(&str, TableVersion)]| {
+        let mut writer = writer(root, kind, &[(day, samples(5, 10))]);
+        writer
+            .set_table_versions(versions.iter().map(|(name, of)| ((*name).to_owned(), of.clone())).collect());
+        let versions = finished(root, writer).table_versions.into_iter();
+        versions.map(|(name, of)| (name, of.version)).collect::<Vec<_>>()
+    };
+    let of = |name: &str, version: u64| (name.to_owned(), version);
+    let first = commit(Commit::Create, "day=1", &[("a", version(1)), ("b", version(7))]);
+    assert_eq!(first, [of("a", 1), of("b", 7)]);
+    assert_eq!(commit(Commit::Append, "day=2", &[("a", version(2))]), [of("a", 2), of("b", 7)]);
+    assert_eq!(commit(Commit::Append, "day=3", &[]), [of("a", 2), of("b", 7)]);
+    assert_eq!(commit(Commit::Overwrite, "day=1", &[("c", version(0))]), [of("c", 0)]);
+}
+
+#[test]
+fn new_rows_alone_do_not_replace_samples() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, Commit::Create, &[("day=1", samples(5, 10))]);
+    let append = |commit, partitions: &[(&str, RecordBatch)]| {
+        let mut writer = writer(root, commit, partitions);
+        writer.write_only_new();
+        writer.finish()
+    };
+    let error = append(Commit::Append, &[("day=1", samples(6, 10))]).unwrap_err().fault();
+    let message = error.message.to_string();
+    assert!(message.contains("partition `day=1` has samples of earlier rows"), "{message}");
+    // The same samples may be written again.
+    let both = [("day=1", samples(5, 10)), ("day=2", samples(7, 20))];
+    assert_eq!(append(Commit::Append, &both).unwrap().snapshot.statistics.samples, 12);
+    assert!(append(Commit::Replace, &[("day=1", samples(6, 10))]).is_ok());
+}
+
+#[test]
 fn partitions_written_replace_their_own_and_keep_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();

@@ -58,11 +58,13 @@ impl DatasetWriter {
             written: std::mem::take(&mut self.written),
             replaced: std::mem::take(&mut self.replaced),
             vocabularies: BTreeMap::new(),
+            table_versions: std::mem::take(&mut self.table_versions),
         };
         let keys = changes.written.keys();
         let new: BTreeMap<&PartitionKey, Samples> =
             keys.map(|key| (key, samples_of(&changes, key, old.get(key)))).collect();
         self.check_losses(&old, &new)?;
+        self.check_only_new(&old, &new)?;
         let before = |key: &PartitionKey| old.get(key).map_or(0, |old| old.samples);
         let partitions = new.iter().map(|(key, new)| ((*key).clone(), (before(key), new.number))).collect();
         // `forget` and `compact` commit only if they changed something, even if the samples are the same.
@@ -119,6 +121,34 @@ impl DatasetWriter {
                 option("commit").set_to("merge"),
                 ", or replace it with ",
                 option("commit").set_to("replace")
+            ])
+            .into())
+    }
+
+    /// Returns an error if an append of new rows alone would replace the samples that a partition has.
+    fn check_only_new(
+        &self,
+        old: &BTreeMap<PartitionKey, Partition>,
+        new: &BTreeMap<&PartitionKey, Samples>,
+    ) -> Result<()> {
+        if !self.only_new || self.options.commit != Commit::Append {
+            return Ok(());
+        }
+        let is_other = |(key, new): &(&&PartitionKey, &Samples)| {
+            let old = old.get(**key).map(|old| Samples { number: old.samples, digest: old.digest });
+            old.is_some_and(|old| old != **new)
+        };
+        let Some((key, _)) = new.iter().find(is_other) else { return Ok(()) };
+        let message = format!(
+            "only rows that were added to a table are read, and partition `{key}` has samples of earlier rows, which \
+             appending would replace; nothing was committed"
+        );
+        let fault = Fault::of_file(Kind::Failed, self.writers.storage.location(), message);
+        Err(fault
+            .hint(text![
+                "add the samples to the partition with ",
+                option("commit").set_to("merge"),
+                " if they have keys, or read the whole table: `append = \"all\"` in its source"
             ])
             .into())
     }

@@ -130,6 +130,9 @@ impl Proof {
     /// Returns the TLS configuration of a server, or `None` if it does not use TLS.
     pub(crate) fn server_tls(&self) -> Option<ServerTlsConfig> {
         let (certificate, key) = self.security.identity.as_ref()?;
+        // Where several cryptographic libraries are compiled (the feature `delta` of the ETL adds one), servers need a
+        // choice. The choice fails only if it was made before.
+        let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
         Some(match &self.security.authority {
             Some(authority) => tls.client_ca_root(Certificate::from_pem(authority)),

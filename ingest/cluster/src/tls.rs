@@ -48,6 +48,9 @@ impl TlsArguments {
 impl Tls {
     /// Returns the TLS configuration of a server.
     pub(crate) fn server(&self) -> ServerTlsConfig {
+        // Where several cryptographic libraries are compiled (the feature `delta` of the ETL adds one), servers need a
+        // choice. The choice fails only if it was made before.
+        let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         ServerTlsConfig::new().identity(self.identity.clone()).client_ca_root(self.authority.clone())
     }
 

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 use onefold_base::progress::Reporter;
 use onefold_datasets::{
-    Buckets, Commit, DatasetWriter, Layout, Order, PartitionColumn, Schema, Sessions, WriterOptions, Written,
-    WrittenBucket, check_new_location,
+    Buckets, Commit, DatasetWriter, Layout, Order, PartitionColumn, Schema, Sessions, TableVersion,
+    WriterOptions, Written, WrittenBucket, check_new_location,
 };
 use onefold_storage::Storage;
 use rayon::prelude::*;
@@ -60,6 +60,9 @@ pub struct Part {
     pub filter: String,
     /// Hashes that identify the input files.
     pub input: Vec<u64>,
+    /// The versions of the Delta Lake tables that were read, by source.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub table_versions: BTreeMap<String, TableVersion>,
     /// The number of samples that were written.
     pub samples: u64,
     /// The number of rows of `[samples]`: how many were written, and how many were left out for each reason.
@@ -77,9 +80,9 @@ pub struct Part {
 /// # Errors
 ///
 /// The errors of [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies (they need the samples of all
-/// ranges), the dataset has another number of ranges, or an input file is the segment of another range;
-/// [`Error::Dataset`] if `out` is not a dataset and contains other files. Files that were written are removed after an
-/// error.
+/// ranges) or reads the newest version of a table, the dataset has another number of ranges, or an input file is the
+/// segment of another range; [`Error::Dataset`] if `out` is not a dataset and contains other files. Files that were
+/// written are removed after an error.
 pub async fn write_part(
     config: &Config,
     out: &Path,
@@ -122,6 +125,12 @@ impl Pipeline<'_> {
                 "give features without a vocabulary, as `ids = \"hash\"`, or use `build`",
             );
         }
+        if let Some(name) = config.newest_table() {
+            let message = format!(
+                "the source `{name}` is the newest version of a table, which can be another one for each part"
+            );
+            return refused(message, "choose the version that all parts read, as `version = 12`");
+        }
         let old = self.old_snapshot()?;
         let known = old.as_ref().map(|old| old.division().ranges());
         if let Some(known) = known.filter(|known| *known != ranges) {
@@ -154,6 +163,7 @@ impl Pipeline<'_> {
             configuration: config.hash(),
             filter: options.partitions.to_string(),
             input: sources::file_hashes(&reading.sources),
+            table_versions: sources::table_versions(&reading.sources),
             samples: 0,
             rows: RowCounts::default(),
             ragged_rows_skipped: 0,
@@ -287,6 +297,9 @@ pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> 
         return Err(no_part(first_path, &message));
     }
     check_files(&storage, &parts)?;
+    if first.filter.is_empty() {
+        writer.set_table_versions(first.table_versions.clone());
+    }
     for range in parts.into_iter().flat_map(|(_, part)| part.written) {
         writer.add_part(range)?;
     }
@@ -381,6 +394,7 @@ fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Re
             ("definition of sessions", part.sessions == first.sessions),
             ("definition of partition columns", part.partition_columns == first.partition_columns),
             ("use of sample keys", part.sample_keys == first.sample_keys),
+            ("version of a table", part.table_versions == first.table_versions),
             ("filter of partitions", part.filter == first.filter),
             ("configuration or version of the program", part.configuration == first.configuration),
         ];

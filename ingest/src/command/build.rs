@@ -244,6 +244,9 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
             count_of(merged.ranges_rewritten, "range"),
         ));
     }
+    for (source, read) in &summary.table_versions {
+        lines.push(format!("table {source}: version {}", read.version));
+    }
     lines.push(summary.rows.described());
     if summary.ragged_rows_skipped > 0 {
         let rows = count_of(summary.ragged_rows_skipped, "row");

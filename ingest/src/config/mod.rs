@@ -2,12 +2,14 @@
 //! section has its own module.
 
 mod columns;
+mod delta;
 mod features;
 mod joins;
 mod keep;
 mod rows;
 mod samples;
 mod sources;
+mod tables;
 mod timelines;
 mod times;
 
@@ -22,6 +24,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 pub use self::columns::Policy;
 use self::columns::{once, wrong};
+pub use self::delta::{DeltaAppend, DeltaConfig, DeltaVersion};
 pub use self::features::VocabularyConfig;
 pub use self::joins::{AttributesConfig, Credit, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
@@ -215,6 +218,13 @@ impl Config {
                 "name the files in the configuration",
             ));
         };
+        if source.delta.is_some() {
+            return Err(Error::config(
+                &self.path,
+                "an input cannot stand for a Delta Lake table",
+                "choose the version of the table in the configuration, or name a source of files there",
+            ));
+        }
         source.paths = paths.iter().map(|path| from_here(path)).collect::<Result<_>>()?;
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::delta::{DeltaConfig, DeltaKeys, DeltaVersion};
 use crate::error::MessageAndHint;
 use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::DFSchema;
@@ -48,6 +49,8 @@ pub struct SourceConfig {
     pub file_name: Option<String>,
     /// The name of a column with the number of the row's file, counted from 0 in the order of the files' names.
     pub file_number: Option<String>,
+    /// Set if the only path is the folder of a Delta Lake table. The table's log lists the files.
+    pub delta: Option<DeltaConfig>,
 }
 
 impl SourceConfig {
@@ -68,6 +71,17 @@ impl SourceConfig {
             row_number: None,
             file_name: None,
             file_number: None,
+            delta: None,
+        }
+    }
+
+    /// Creates a source of a version of the Delta Lake table at `path`. A column that some of its files lack is null
+    /// there, because tables get columns later.
+    pub fn delta(path: impl Into<String>, version: DeltaVersion) -> Self {
+        Self {
+            missing_columns: MissingColumns::Null,
+            delta: Some(DeltaConfig { version, append: None, since: None }),
+            ..Self::new(path)
         }
     }
 
@@ -179,7 +193,7 @@ enum Paths {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    path: Paths,
+    path: Option<Paths>,
     format: Option<Format>,
     compression: Option<Compression>,
     delimiter: Option<String>,
@@ -216,17 +230,15 @@ pub(super) fn parse_sources(section: &toml::Table) -> Result<Sources, MessageAnd
             }
             toml::Value::String(path) => SourceConfig::new(path),
             value => {
-                let table = Table::deserialize(value.clone()).map_err(|error| {
-                    let hint = "write a path, or `{ path = \"events/*.csv\", format = \"csv\" }`; \
-                                `docs/src/reference/dataset-toml.md` lists all keys";
-                    (format!("`[sources].{name}`: {}", error.message()), hint.to_owned())
-                })?;
-                source(table).map_err(|(message, hint)| (format!("`[sources].{name}`: {message}"), hint))?
+                let is_delta = value.as_table().is_some_and(|table| table.contains_key("delta"));
+                let source = if is_delta { delta(value) } else { files(value) };
+                source.map_err(|(message, hint)| (format!("`[sources].{name}`: {message}"), hint))?
             }
         };
         if source.paths.is_empty() || source.paths.iter().any(String::is_empty) {
             let hint = "name at least one file, directory or pattern";
-            return Err((format!("`[sources].{name}`: `path` is empty"), hint.to_owned()));
+            let key = if source.delta.is_some() { "delta" } else { "path" };
+            return Err((format!("`[sources].{name}`: `{key}` is empty"), hint.to_owned()));
         }
         sources.insert(name.clone(), source);
     }
@@ -254,7 +266,34 @@ fn query(name: &str, table: &toml::Table) -> Result<String, MessageAndHint> {
     }
 }
 
-fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
+/// Reads a source that is a version of a Delta Lake table.
+fn delta(value: &toml::Value) -> Result<SourceConfig, MessageAndHint> {
+    let keys = DeltaKeys::parse(value)?;
+    let config = keys.config()?;
+    let DeltaKeys { delta, row_number, file_name, file_number, .. } = keys;
+    let source = SourceConfig::delta(delta, config.version);
+    let source = SourceConfig { delta: Some(config), row_number, file_name, file_number, ..source };
+    check_made_columns(&source)?;
+    Ok(source)
+}
+
+/// Reads a source of files.
+fn files(value: &toml::Value) -> Result<SourceConfig, MessageAndHint> {
+    let hint = || {
+        "write a path, or `{ path = \"events/*.csv\", format = \"csv\" }`; \
+         `docs/src/reference/dataset-toml.md` lists all keys"
+            .to_owned()
+    };
+    let mut table =
+        Table::deserialize(value.clone()).map_err(|error| (error.message().to_owned(), hint()))?;
+    match table.path.take() {
+        Some(Paths::One(path)) => source(vec![path], table),
+        Some(Paths::Many(paths)) => source(paths, table),
+        None => Err(("missing field `path`".to_owned(), hint())),
+    }
+}
+
+fn source(paths: Vec<String>, table: Table) -> Result<SourceConfig, MessageAndHint> {
     let delimiter = table.delimiter.map(|text| match text.as_bytes() {
         &[byte] if !matches!(byte, b'"' | b'\n' | b'\r') => Ok(byte),
         _ => Err((
@@ -271,10 +310,7 @@ fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
     let escape = table.escape.as_deref().map(|text| one_character("escape", text)).transpose()?;
     check_quotes(delimiter, quote, escape)?;
     let source = SourceConfig {
-        paths: match table.path {
-            Paths::One(path) => vec![path],
-            Paths::Many(paths) => paths,
-        },
+        paths,
         format: table.format,
         compression: table.compression,
         delimiter,
@@ -288,6 +324,7 @@ fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
         row_number: table.row_number,
         file_name: table.file_name,
         file_number: table.file_number,
+        delta: None,
     };
     check_made_columns(&source)?;
     let of_csv = [
@@ -470,6 +507,9 @@ fn check_endpoint(store: &S3Settings) -> Result<(), MessageAndHint> {
 
 #[cfg(test)]
 mod tests {
+    use chrono::DateTime;
+
+    use super::super::DeltaAppend;
     use super::*;
 
     fn sources(text: &str) -> Result<BTreeMap<String, SourceConfig>, MessageAndHint> {
@@ -517,6 +557,27 @@ mod tests {
     }
 
     #[test]
+    fn a_source_is_a_version_of_a_table() {
+        let text = r#"
+            newest = { delta = "s3://logs/events", append = "added", row_number = "n" }
+            number = { delta = "events", version = 12 }
+            at = { delta = "events", timestamp = "2024-06-01T02:00:00+02:00", append = "all" }
+            time = { delta = "events", timestamp = 2024-06-01T00:00:00Z }
+        "#;
+        let sources = sources(text).unwrap();
+        let newest = SourceConfig::delta("s3://logs/events", DeltaVersion::Newest);
+        let delta =
+            newest.delta.clone().map(|delta| DeltaConfig { append: Some(DeltaAppend::Added), ..delta });
+        assert_eq!(sources["newest"], SourceConfig { delta, row_number: Some("n".to_owned()), ..newest });
+        assert_eq!(sources["number"], SourceConfig::delta("events", DeltaVersion::Number(12)));
+        assert_eq!(sources["number"].missing_columns, MissingColumns::Null);
+        let at = sources["at"].delta.clone().unwrap();
+        let midnight = DateTime::from_timestamp(1_717_200_000, 0).unwrap();
+        assert_eq!((at.version, at.append), (DeltaVersion::At(midnight), Some(DeltaAppend::All)));
+        assert_eq!(sources["time"], SourceConfig::delta("events", DeltaVersion::At(midnight)));
+    }
+
+    #[test]
     fn every_mistake_in_a_source_names_its_key() {
         for (text, part, hint) in [
             ("", "`[sources]` is empty", "events.parquet"),
@@ -525,6 +586,18 @@ mod tests {
             ("e = ''", "`path` is empty", "at least one"),
             ("e = { path = [] }", "`path` is empty", "at least one"),
             ("e = { format = 'csv' }", "missing field `path`", "write a path"),
+            ("e = { delta = '' }", "`delta` is empty", "at least one"),
+            ("e = { delta = 'a', version = -1 }", "invalid value", "version = 12"),
+            ("e = { delta = 'a', format = 'parquet' }", "unknown field `format`", "says the rest"),
+            ("e = { delta = 'a', path = 'b' }", "unknown field `path`", "says the rest"),
+            (
+                "e = { delta = 'a', version = 1, timestamp = '2024-06-01T00:00:00Z' }",
+                "a `version` and also a `timestamp`",
+                "remove one",
+            ),
+            ("e = { delta = 'a', timestamp = '2024-06-01' }", "`timestamp` is \"2024-06-01\"", "00:00:00Z"),
+            ("e = { delta = 'a', append = 'new' }", "unknown variant `new`", "dataset-toml.md"),
+            ("e = { path = 'a', version = 1 }", "unknown field `version`", "dataset-toml.md"),
             ("e = { path = 'a', formt = 'csv' }", "unknown field `formt`", "dataset-toml.md"),
             ("e = { path = 'a', format = 'avro' }", "`avro`", "dataset-toml.md"),
             ("e = { path = 'a', compression = 'lz4' }", "`lz4`", "dataset-toml.md"),

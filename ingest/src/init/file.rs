@@ -227,16 +227,18 @@ fn source(source: &SourceConfig) -> String {
     if source.quote == Quote::None {
         keys.push("quote = \"none\"".to_owned());
     }
-    if source.missing_columns == MissingColumns::Null {
+    // A column that some files of a table lack is always null there.
+    if source.missing_columns == MissingColumns::Null && source.delta.is_none() {
         keys.push("missing_columns = \"null\"".to_owned());
     }
     for (name, column) in [("row_number", &source.row_number), ("file_number", &source.file_number)] {
         keys.extend(column.as_ref().map(|column| format!("{name} = {}", text(column))));
     }
-    if keys.is_empty() && source.paths.len() == 1 {
+    if keys.is_empty() && source.paths.len() == 1 && source.delta.is_none() {
         return path;
     }
-    keys.insert(0, format!("path = {path}"));
+    let key = if source.delta.is_some() { "delta" } else { "path" };
+    keys.insert(0, format!("{key} = {path}"));
     format!("{{ {} }}", keys.join(", "))
 }
 

@@ -10,7 +10,7 @@ use datafusion::arrow::datatypes::{Field, SchemaRef};
 use onefold_base::fault::{Explain, Fault, Kind};
 
 use super::columns::{Column, tokens};
-use crate::config::{Format, MissingColumns, Quote, SourceConfig};
+use crate::config::{DeltaVersion, Format, MissingColumns, Quote, SourceConfig};
 use crate::error::bug;
 use crate::problems::Problems;
 use crate::sources::{self, Source};
@@ -54,7 +54,11 @@ pub(super) async fn read(paths: &[String], out: &Path, options: &EngineOptions) 
     for path in paths {
         let path = from_folder(path, &folder)?;
         let (source, config) = probed(out, &path, options).await?;
-        for (columns, paths) in by_columns(&source, &path, out) {
+        let groups = match &config.delta {
+            Some(_) => vec![(vec![path.clone()], vec![path])],
+            None => by_columns(&source, &path, out),
+        };
+        for (columns, paths) in groups {
             let config = SourceConfig { paths, ..config.clone() };
             let is_same = |known: &SourceConfig| {
                 SourceConfig { paths: config.paths.clone(), ..known.clone() } == config
@@ -150,6 +154,10 @@ async fn first_rows(
 ///
 /// The errors of the first way if no way works.
 async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Source, SourceConfig)> {
+    if sources::is_table(&out.parent().unwrap_or(Path::new("")).join(path)) {
+        let table = SourceConfig::delta(path, DeltaVersion::Newest);
+        return Ok((found_source(out, &table).await?, table));
+    }
     let plain = SourceConfig::new(path);
     let first = found_source(out, &plain).await;
     let is_csv = |source: &Source| source.format() == Format::Csv;

@@ -13,6 +13,9 @@ use onefold_base::percent::decode_leniently;
 /// A file or directory that cannot be read or does not fit the others, and the reason.
 pub(crate) type FileError = (PathBuf, MessageAndHint);
 
+/// The folder of the log of a Delta Lake table.
+pub(super) const DELTA_LOG: &str = "_delta_log";
+
 /// The folder value that Hive uses for rows without a value.
 const NO_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";
 
@@ -67,12 +70,30 @@ pub(super) fn folders(path: &str) -> Vec<(String, Option<String>)> {
         .collect()
 }
 
+/// Returns whether a local folder is a Delta Lake table. Such a folder also has files that no version, or only earlier
+/// versions, of the table have.
+pub(crate) fn is_table(folder: &Path) -> bool {
+    folder.join(DELTA_LOG).is_dir()
+}
+
+/// Returns the message and the hint for a path that is the folder of a Delta Lake table.
+pub(super) fn refused_table(path: &str) -> MessageAndHint {
+    let message =
+        "it is a Delta Lake table, and its folder can have files that the table does not have any more";
+    let hint = format!("write `{{ delta = \"{path}\" }}`, which reads the files of one version of the table");
+    (message.to_owned(), hint)
+}
+
 /// Returns the local files that match `pattern`, which is relative to `base`.
 ///
 /// # Errors
 ///
 /// The directory or file that cannot be read, or an invalid pattern. It is not an error if no file matches.
 pub(super) async fn local(base: &Path, pattern: &str) -> Result<Vec<FoundFile>, FileError> {
+    let folder = base.join(pattern);
+    if is_table(&folder) {
+        return Err((folder, refused_table(pattern)));
+    }
     let store = LocalFileSystem::new();
     let mut found = Vec::new();
     for path in local_paths(base, pattern)? {
@@ -255,6 +276,18 @@ mod tests {
         fs_err::os::unix::fs::symlink("nowhere", directory.path().join("broken.csv")).unwrap();
         let (path, (message, _)) = futures::executor::block_on(local(directory.path(), "")).unwrap_err();
         assert!(path.ends_with("broken.csv") && message.contains("cannot be read"), "{message}");
+    }
+
+    #[test]
+    fn the_folder_of_a_table_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        fs_err::create_dir_all(directory.path().join("events/_delta_log")).unwrap();
+        fs_err::write(directory.path().join("events/a.parquet"), b"x").unwrap();
+        let found = |pattern| futures::executor::block_on(local(directory.path(), pattern));
+        let (path, (message, hint)) = found("events").unwrap_err();
+        assert!(path.ends_with("events") && message.contains("Delta Lake table"), "{message}");
+        assert!(hint.contains("{ delta = \"events\" }"), "{hint}");
+        assert_eq!(found("events/*.parquet").unwrap().len(), 1);
     }
 
     #[test]

@@ -49,6 +49,15 @@ pub(super) struct SourceFile {
     pub(super) values: Vec<ScalarValue>,
 }
 
+impl SourceFile {
+    /// Leaves out columns of the file, whose values are known from elsewhere.
+    pub(super) fn leave_out(&mut self, columns: &[(String, DataType)]) {
+        let is_known = |field: &&Arc<Field>| columns.iter().any(|(name, _)| name == field.name());
+        let fields = self.inspection.schema.fields().iter().filter(|field| !is_known(field));
+        self.inspection.schema = Arc::new(Schema::new(fields.cloned().collect::<Vec<_>>()));
+    }
+}
+
 /// Reads a file's footer or first rows.
 ///
 /// # Errors

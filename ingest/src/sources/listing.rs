@@ -5,7 +5,7 @@ use glob::Pattern;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
-use super::files::{is_folder_marker, is_hidden, is_pattern, matches_below};
+use super::files::{DELTA_LOG, is_folder_marker, is_hidden, is_pattern, matches_below, refused_table};
 use super::stores::SourceStore;
 use crate::error::MessageAndHint;
 
@@ -14,14 +14,24 @@ use crate::error::MessageAndHint;
 ///
 /// # Errors
 ///
-/// The store's error, with an explanation.
+/// The store's error, with an explanation; a message and a hint if a folder is a Delta Lake table.
 pub(super) async fn expand(store: &SourceStore, pattern: &str) -> Result<Vec<ObjectMeta>, MessageAndHint> {
     let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
-    walk(store.probe(), &parts).await.map_err(|error| store.explain(&error))
+    let mut table = None;
+    let found = walk(store.probe(), &parts, &mut table).await.map_err(|error| store.explain(&error))?;
+    match table {
+        Some(folder) => Err(refused_table(&format!("{}/{folder}", store.url))),
+        None => Ok(found),
+    }
 }
 
-/// Descends into the folders that `parts` name, and lists one level for each part that is a pattern.
-async fn walk(store: &dyn ObjectStore, parts: &[&str]) -> object_store::Result<Vec<ObjectMeta>> {
+/// Descends into the folders that `parts` name, and lists one level for each part that is a pattern. Sets `table` to a
+/// folder that is a Delta Lake table.
+async fn walk(
+    store: &dyn ObjectStore,
+    parts: &[&str],
+    table: &mut Option<String>,
+) -> object_store::Result<Vec<ObjectMeta>> {
     let hidden_wanted = parts.iter().any(|part| is_hidden(part));
     let mut found = Vec::new();
     // Folders, with the number of parts that they match.
@@ -37,6 +47,13 @@ async fn walk(store: &dyn ObjectStore, parts: &[&str]) -> object_store::Result<V
                 let below = below(store, &folder).await?;
                 if below.is_empty() && !folder.is_empty() {
                     found.extend(object(store, &folder).await?);
+                }
+                let is_of_log = |meta: &ObjectMeta| {
+                    let rest = relative(meta, &folder).strip_prefix(DELTA_LOG);
+                    rest.is_some_and(|rest| rest.starts_with('/'))
+                };
+                if below.iter().any(is_of_log) {
+                    *table = Some(folder.clone());
                 }
                 found.extend(below.into_iter().filter(|meta| keep(relative(meta, &folder))));
             }
@@ -137,5 +154,23 @@ mod tests {
         assert_eq!(found("nothing"), "");
         assert_eq!(found("events/date=7*"), "");
         assert_eq!(found("").split(' ').count(), 5);
+    }
+
+    #[test]
+    fn the_folder_of_a_table_is_refused() {
+        let store = InMemory::new();
+        futures::executor::block_on(async {
+            for key in ["tables/events/a.parquet", "tables/events/_delta_log/0.json"] {
+                store.put(&Path::from(key), b"x".to_vec().into()).await.unwrap();
+            }
+        });
+        let bucket = SourceStore::of_tests(Arc::new(store));
+        let expanded = |pattern: &str| futures::executor::block_on(expand(&bucket, pattern));
+        for pattern in ["tables/events", "tables/events/", "tables/*"] {
+            let (message, hint) = expanded(pattern).unwrap_err();
+            assert!(message.contains("Delta Lake table"), "{message}");
+            assert!(hint.contains("{ delta = \"s3://logs/tables/events\" }"), "{hint}");
+        }
+        assert_eq!(expanded("tables/events/*.parquet").unwrap().len(), 1);
     }
 }

@@ -3,13 +3,18 @@
 //! ```text
 //! [sources] ─▶ find files ─────────▶ footers, first rows ───▶ one schema ─▶ tables of the engine
 //!              files, listing, stores  inspect, head, formats   schema        table, naming, text, text_store, csv, exact
+//!              delta
 //! ```
+//!
+//! The log of a Delta Lake table lists its files, which are then read like other Parquet files.
 //!
 //! Before the query runs, each file is checked as far as possible: it must exist, be complete and have the right
 //! format. A column whose type does not fit that of other files is an error only if the query reads it. While the
 //! query runs, each file is read in the version that was found, and an error names the file in which it occurred.
 
 mod csv;
+#[cfg_attr(not(feature = "delta"), path = "no_delta.rs")]
+mod delta;
 mod exact;
 mod files;
 mod formats;
@@ -31,7 +36,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::datatypes::{Field, Fields, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use datafusion::common::ScalarValue;
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::listing::PartitionedFile;
@@ -42,10 +47,11 @@ use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use object_store::{ObjectMeta, ObjectStoreExt};
 use onefold_base::fault::{Explain as _, Fault, Kind};
+use onefold_datasets::TableVersion;
 use xxhash_rust::xxh3::xxh3_64;
 
-pub(crate) use self::files::local_paths;
 use self::files::{FileError, FileName, FoundFile};
+pub(crate) use self::files::{is_table, local_paths};
 use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
@@ -88,6 +94,34 @@ pub(crate) struct Source {
     skipped: Arc<SkippedRows>,
     /// Collects problems of the source's files.
     problems: Problems,
+    /// The version of the table that lists the files, if a table does.
+    table: Option<TableVersion>,
+}
+
+/// The files of a source before they are inspected, with their stores.
+type FoundFiles = Vec<(FoundFile, Arc<SourceStore>)>;
+
+/// A version of a Delta Lake table.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "delta"), allow(dead_code))]
+struct FoundTable {
+    version: TableVersion,
+    /// The columns whose values the log of the table states, with their types.
+    partition_columns: Vec<(String, DataType)>,
+    /// The other columns of the table.
+    columns: Vec<Field>,
+}
+
+impl FoundTable {
+    /// Returns the settings for reading the files of the table.
+    fn settings(&self, source: &SourceConfig) -> SourceConfig {
+        SourceConfig {
+            format: Some(Format::Parquet),
+            compression: Some(Compression::None),
+            partition_columns: self.partition_columns.clone(),
+            ..source.clone()
+        }
+    }
 }
 
 /// Finds the files of each source of `config` and reads their footers or first rows. Problems that are found in the
@@ -135,10 +169,22 @@ async fn find_one(
     source: &SourceConfig,
     (stores, settings): (&mut Stores, &ObjectStores),
 ) -> Result<Source, Vec<Error>> {
-    let found = expand(base, name, source, (stores, settings)).await.map_err(|error| vec![error])?;
+    let found = match &source.delta {
+        Some(delta) => {
+            let table = delta::find(base, (name, source, delta), (stores, settings)).await;
+            table.map(|(files, table)| (files, Some(table)))
+        }
+        None => expand(base, name, source, (stores, settings)).await.map(|files| (files, None)),
+    };
+    let (files, table) = found.map_err(|error| vec![error])?;
+    let as_files = table.as_ref().map(|table| table.settings(source));
     let error = |(path, (message, hint)): FileError| Error::source(name, &path, message, hint);
-    let inspected = inspect_files(base, name, source, found).await;
-    inspected.map_err(|wrong| wrong.into_iter().map(error).collect())
+    let inspected = inspect_files(base, name, as_files.as_ref().unwrap_or(source), files).await;
+    let inspected = inspected.map_err(|wrong| wrong.into_iter().map(error).collect::<Vec<_>>())?;
+    Ok(match table {
+        Some(table) => inspected.of_table(table),
+        None => inspected,
+    })
 }
 
 /// Returns the files of a source without duplicates, sorted by name.
@@ -147,7 +193,7 @@ async fn expand(
     name: &str,
     source: &SourceConfig,
     (stores, settings): (&mut Stores, &ObjectStores),
-) -> Result<Vec<(FoundFile, Arc<SourceStore>)>> {
+) -> Result<FoundFiles> {
     let wrong = |path: PathBuf, (message, hint): MessageAndHint| Error::source(name, &path, message, hint);
     let mut found: BTreeMap<(String, String), (FoundFile, Arc<SourceStore>)> = BTreeMap::new();
     for path in &source.paths {
@@ -193,7 +239,7 @@ async fn inspect_files(
     base: &Path,
     name: &str,
     config: &SourceConfig,
-    found: Vec<(FoundFile, Arc<SourceStore>)>,
+    found: FoundFiles,
 ) -> Result<Source, Vec<FileError>> {
     let inspections = stream::iter(found).map(|(found, store)| async move {
         let path = found.name.clone();
@@ -213,6 +259,9 @@ async fn inspect_files(
     }
     if !wrong.is_empty() {
         return Err(wrong);
+    }
+    if config.delta.is_some() {
+        files.iter_mut().for_each(|file| file.leave_out(&config.partition_columns));
     }
     let alone = |error: FileError| vec![error];
     let format = one_format(&files).map_err(alone)?;
@@ -240,7 +289,18 @@ async fn inspect_files(
     }
     let declared = config.schema.iter().map(|(name, _)| name.clone()).collect();
     let (name, skipped, problems) = (name.to_owned(), Arc::default(), Problems::default());
-    Ok(Source { name, files, columns, refused, folders, row_number, declared, skipped, problems })
+    Ok(Source {
+        name,
+        files,
+        columns,
+        refused,
+        folders,
+        row_number,
+        declared,
+        skipped,
+        problems,
+        table: None,
+    })
 }
 
 async fn inspect_file(
@@ -309,6 +369,16 @@ pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Re
 }
 
 impl Source {
+    /// Returns the source of a table's files. Columns of the table that none of its files has are null.
+    fn of_table(mut self, table: FoundTable) -> Self {
+        let is_missing = |field: &&Field| self.columns.field_with_name(field.name()).is_err();
+        let missing = table.columns.iter().filter(is_missing).cloned().map(Arc::new);
+        let fields: Vec<_> = self.columns.fields().iter().cloned().chain(missing).collect();
+        self.columns = Arc::new(transform_schema_to_view(&Schema::new(fields)));
+        self.table = Some(table.version);
+        self
+    }
+
     /// Refuses a source of several files whose row numbers are not unique, if row order replaces times.
     fn check_place(&self, config: &Config) -> Result<()> {
         let time = &config.time;
@@ -434,6 +504,11 @@ impl Source {
         let columns: Vec<Expr> = columns.collect();
         Ok(context.read_table(Arc::new(table))?.select(columns)?)
     }
+}
+
+/// Returns the versions of the tables among the sources, by name of the source.
+pub(crate) fn table_versions(sources: &[Source]) -> BTreeMap<String, TableVersion> {
+    sources.iter().filter_map(|source| Some((source.name.clone(), source.table.clone()?))).collect()
 }
 
 /// Returns the number of rows of all sources together; `None` unless all files state their number of rows.

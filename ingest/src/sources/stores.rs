@@ -178,6 +178,12 @@ impl SourceStore {
         self.probe.as_ref()
     }
 
+    /// Returns the client for reading objects.
+    #[cfg(feature = "delta")]
+    pub(super) fn client(&self) -> Arc<dyn ObjectStore> {
+        Arc::clone(&self.inner)
+    }
+
     /// Whether this is the local disk.
     pub(super) fn is_local(&self) -> bool {
         self.service.is_local()

@@ -1,6 +1,8 @@
 //! Builds datasets with `onefold-ingest` from raw logs of every kind, in folders and in an S3 server.
 
 mod columns;
+#[cfg(feature = "delta")]
+mod delta;
 mod evolution;
 mod examples;
 mod features;

@@ -9,13 +9,13 @@ use onefold_tests::{Counters, Fault, S3Server, SECRET_KEY, When};
 use crate::logs::{Dir, ROWS, SELECT, columns, compressed, csv, expected, json_lines, parquet, rows};
 
 /// Returns the sections of a configuration with the source `source` in a server.
-fn sources(server: &S3Server, source: &str) -> String {
+pub(crate) fn sources(server: &S3Server, source: &str) -> String {
     let store = format!("endpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"", server.url());
     format!("[sources]\nlog = {source}\n[object_stores.s3]\n{store}")
 }
 
 /// Returns the command of a build with credentials.
-fn program(dir: &Dir, out: &str, secret: &str) -> Command {
+pub(crate) fn program(dir: &Dir, out: &str, secret: &str) -> Command {
     let mut command = dir.program(out);
     command.env("AWS_ACCESS_KEY_ID", onefold_tests::ACCESS_KEY).env("AWS_SECRET_ACCESS_KEY", secret);
     command.env("NO_PROXY", "127.0.0.1").env("no_proxy", "127.0.0.1");

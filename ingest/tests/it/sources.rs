@@ -44,6 +44,19 @@ fn every_format_and_compression_gives_the_same_dataset() {
     }
 }
 
+/// The feature `delta` has tests of its own.
+#[cfg(not(feature = "delta"))]
+#[test]
+fn a_program_without_the_feature_refuses_tables() {
+    let dir = Dir::new();
+    dir.write("table/_delta_log/00000000000000000000.json", "{}");
+    dir.write("table/a.parquet", parquet(columns(&rows())));
+    dir.configure("[sources]\nlog = { delta = \"table\", version = 0 }", SELECT);
+    dir.fails(&["source `log`", "without the feature `delta`", "the wheel `onefold`"]);
+    dir.configure("[sources]\nlog = \"table\"", SELECT);
+    dir.fails(&["source `log`", "it is a Delta Lake table", "{ delta = \"table\" }"]);
+}
+
 #[test]
 fn what_names_do_not_tell_the_configuration_says() {
     let expected = expected();
