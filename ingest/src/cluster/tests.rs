@@ -731,6 +731,7 @@ fn what_writes_buckets_is_described_completely() {
             PartitionColumn::new("split", PartitionType::Text),
             PartitionColumn::new("hour", PartitionType::Integer),
         ],
+        lacks: vec![((PartitionKey::parse("split=train/hour=07").unwrap(), 1), vec!["x".to_owned()])],
         cut: CutSpec {
             partitions: Partitions::of(&config),
             encoded: options(true, 7),
