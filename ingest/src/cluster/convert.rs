@@ -80,6 +80,8 @@ pub(super) struct ColumnNames {
     pub(super) positions: Vec<String>,
     /// Columns that the dataset keeps in addition to the features.
     pub(super) kept: Vec<KeptColumn>,
+    /// The column of the configuration from which times are made, for messages.
+    pub(super) time: String,
     /// The range of allowed times, if it is checked here.
     pub(super) time_limits: Option<TimeLimits>,
     /// Collects values that a sample must not have. On another machine, the first such value is an error.
@@ -128,11 +130,13 @@ impl Converter {
         let columns = |names: &[String]| -> Result<Vec<ArrayRef>> {
             names.iter().map(|name| column(batch, name).map(Arc::clone)).collect()
         };
+        let ColumnNames { time, problems, .. } = &self.names;
         for name in &self.names.identity {
-            required(batch, name, name)?;
+            required(batch, name, name, problems)?;
         }
-        let time = required(batch, TIME, "time")?.as_primitive::<Int64Type>().values();
+        let time = required(batch, TIME, time, problems)?.as_primitive::<Int64Type>();
         self.check_times(time)?;
+        let time = time.values();
         let identity = self.identity.convert_columns(&columns(&self.names.identity)?).map_err(arrow_bug)?;
         let order = match &self.order {
             Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(arrow_bug)?),
@@ -142,7 +146,7 @@ impl Converter {
         counts.times = time.iter().fold(None, |range, time| union(range, Some((*time, *time))));
         let mut floats = Vec::with_capacity(self.names.floats.len());
         for name in &self.names.floats {
-            let column = float_column(name, column(batch, name)?, &self.names.problems)?;
+            let column = float_column(name, column(batch, name)?, problems)?;
             let values = column.as_primitive::<Float32Type>().values();
             counts.numbers.push(NumberCounts::of(values));
             floats.push(values.clone());
@@ -150,16 +154,15 @@ impl Converter {
         let mut lists = Vec::with_capacity(self.names.lists.len());
         for (name, form) in &self.names.lists {
             let column = column(batch, name)?;
-            let list = list_column(name, column, form, &self.names.problems)?;
+            let list = list_column(name, column, form, problems)?;
             let (_, offsets, ids, _) = list.into_parts();
             counts.lists.push(ListCounts::of(column.logical_null_count(), &offsets));
             lists.push((offsets, ids.as_primitive::<Int64Type>().values().clone()));
         }
-        let positions = self
-            .names
-            .positions
-            .iter()
-            .map(|name| Ok(required(batch, name, name)?.as_primitive::<Int64Type>().values().clone()));
+        let position = |name: &String| {
+            Ok(required(batch, name, name, problems)?.as_primitive::<Int64Type>().values().clone())
+        };
+        let positions = self.names.positions.iter().map(position);
         let kept = self.names.kept.iter();
         let kept = kept.map(|kept| KeptArray::convert(kept, column(batch, &kept.name)?));
         Ok(Converted {
@@ -175,23 +178,19 @@ impl Converter {
         })
     }
 
-    fn check_times(&self, times: &[i64]) -> Result<()> {
+    fn check_times(&self, times: &Int64Array) -> Result<()> {
         let Some(limits) = self.names.time_limits else { return Ok(()) };
+        let place = format!("column `{}`", self.names.time);
         let refused = |side: &str, limit: i64, key: &str, policy: &str, is_outside: &dyn Fn(i64) -> bool| {
-            let mut outside = times.iter().filter(|time| is_outside(**time));
+            let mut outside = times.iter().flatten().filter(|time| is_outside(*time));
             let Some(first) = outside.next() else { return Ok(()) };
-            let message = format!(
-                "{} of {} samples have a time {side} {}, the first {}",
-                1 + outside.count(),
-                times.len(),
-                shown(limit),
-                shown(*first)
-            );
+            let what = format!("samples have a time {side} {}, the first {}", shown(limit), shown(first));
             let hint = format!(
                 "check the unit of the time column and the clocks; if such times are right, allow them with \
                  `[checks].{key}`; or leave such rows out with `[checks]` and `{policy} = \"skip\"`"
             );
-            Err(Error::column("time", message, hint))
+            let wrong = WrongRows { place: &place, kind: policy, what: &what, hint: &hint };
+            self.names.problems.count(&wrong, "", 1 + outside.count() as u64)
         };
         let (first, last) = (limits.not_before, limits.not_after);
         refused("before", first, "not_before", "past", &|time| time < first)?;

@@ -68,6 +68,7 @@ fn names() -> ColumnNames {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     ColumnNames {
         problems: crate::problems::Problems::default(),
+        time: TIME.to_owned(),
         time_limits: None,
         keys: names(&["session"]),
         identity: names(&["session"]),
