@@ -6,7 +6,9 @@ use std::sync::Arc;
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
 use datafusion::arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::SortOptions;
-use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema};
+use datafusion::arrow::datatypes::{
+    DataType, Field, FieldRef, Float32Type, Int64Type, Schema as ArrowSchema,
+};
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
 use onefold_datasets::KeptColumn;
@@ -154,17 +156,21 @@ impl Converter {
         let mut lists = Vec::with_capacity(self.names.lists.len());
         for (name, form) in &self.names.lists {
             let column = column(batch, name)?;
-            let list = list_column(name, column, form, problems)?;
+            let list = list_column(name, column, form, problems);
+            let list = problems.or(name, list, || ListArray::new_null(id_field(), column.len()))?;
             let (_, offsets, ids, _) = list.into_parts();
             counts.lists.push(ListCounts::of(column.logical_null_count(), &offsets));
             lists.push((offsets, ids.as_primitive::<Int64Type>().values().clone()));
         }
-        let position = |name: &String| {
+        let position = |name: &String| -> Result<_> {
             Ok(required(batch, name, name, problems)?.as_primitive::<Int64Type>().values().clone())
         };
         let positions = self.names.positions.iter().map(position);
-        let kept = self.names.kept.iter();
-        let kept = kept.map(|kept| KeptArray::convert(kept, column(batch, &kept.name)?));
+        let kept = self.names.kept.iter().map(|kept| {
+            let column = column(batch, &kept.name)?;
+            let values = KeptArray::convert(kept, column);
+            problems.or(&kept.name, values, || KeptArray::missing(kept, column.len()))
+        });
         Ok(Converted {
             keys: columns(&self.names.keys)?,
             identity,
@@ -245,10 +251,14 @@ fn float_column(name: &str, column: &ArrayRef, problems: &Problems) -> Result<Ar
     Ok(floats)
 }
 
+fn id_field() -> FieldRef {
+    Arc::new(Field::new("element", DataType::Int64, false))
+}
+
 /// Converts a sparse or sequence feature to lists of `i64` without nulls. A null list, or a null in a column of
 /// single ids, becomes an empty list.
 fn list_column(name: &str, column: &ArrayRef, form: &IdForm, problems: &Problems) -> Result<ListArray> {
-    let item = Arc::new(Field::new("element", DataType::Int64, false));
+    let item = id_field();
     if item_type(column.data_type()).is_none() {
         let ids = scalar_ids(name, column, form)?;
         let lengths = (0..ids.len()).map(|row| usize::from(ids.is_valid(row)));
@@ -274,6 +284,7 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm, problems: &Problems
 mod tests {
     use datafusion::arrow::array::{Float64Array, LargeListArray, UInt64Array};
     use datafusion::arrow::datatypes::Int32Type;
+    use onefold_datasets::KeptKind;
 
     use super::*;
 
@@ -307,6 +318,33 @@ mod tests {
         let lists = ListArray::new(field, OffsetBuffer::from_lengths([1, 2, 1]), items, nulls);
         let lists: ArrayRef = Arc::new(lists);
         assert_eq!(ids(&integers("x", &lists).unwrap()), [vec![1], vec![], vec![4]]);
+    }
+
+    #[test]
+    fn wrong_values_of_all_columns_are_found_together() {
+        let huge: ArrayRef = Arc::new(UInt64Array::from(vec![u64::MAX]));
+        let times: ArrayRef = Arc::new(Int64Array::from(vec![0]));
+        let columns = [(TIME, &times), ("a", &huge), ("b", &huge), ("c", &huge)];
+        let rows = columns.map(|(name, column)| (name, Arc::clone(column)));
+        let rows = RecordBatch::try_from_iter(rows).unwrap();
+        let problems = Problems::collected();
+        let names = ColumnNames {
+            identity: vec![TIME.to_owned()],
+            lists: ["a", "b"].map(|name| (name.to_owned(), IdForm::Integers)).to_vec(),
+            kept: vec![KeptColumn { name: "c".to_owned(), kind: KeptKind::Integer }],
+            problems: problems.clone(),
+            ..ColumnNames::default()
+        };
+        let converter = Converter::new(names, &rows.schema()).unwrap();
+        for _ in 0..2 {
+            converter.convert(&rows).unwrap();
+        }
+        let found = problems.check().unwrap_err().to_string();
+        for part in
+            ["there are 3 problems", "column `a`: the id", "column `b`: the id", "column `c`: `keep` has it"]
+        {
+            assert!(found.contains(part), "{found}");
+        }
     }
 
     #[test]
