@@ -187,7 +187,9 @@ pub(crate) async fn example(context: &SessionContext, sql: &str) -> Result<Strin
         let mut pairs = Vec::new();
         for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
             let text = ArrayFormatter::try_new(column, &options).map_err(DataFusionError::from)?;
-            pairs.push(format!("{} = {}", field.name(), text.value(0)));
+            // A calendar does not have all times.
+            let text = text.value(0).try_to_string().unwrap_or_else(|_| "no date".to_owned());
+            pairs.push(format!("{} = {text}", field.name()));
         }
         return Ok(pairs.join(", "));
     }

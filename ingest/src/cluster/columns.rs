@@ -21,14 +21,16 @@ pub(super) fn required<'b>(
     problems: &Problems,
 ) -> Result<&'b ArrayRef> {
     let column = column(rows, name)?;
-    if column.null_count() > 0 {
+    // A column without a type, as of `NULL AS user`, has no null buffer.
+    let nulls = column.logical_null_count();
+    if nulls > 0 {
         let wrong = WrongRows {
             place: &format!("column `{shown}`"),
             kind: "null",
             what: "samples have no value, and a session needs one",
             hint: "leave such rows out with `WHERE … IS NOT NULL` in the query",
         };
-        problems.count(&wrong, "", column.null_count() as u64)?;
+        problems.count(&wrong, "", nulls as u64)?;
     }
     Ok(column)
 }
@@ -40,4 +42,21 @@ pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<Array
         let message = format!("a value does not fit {to}: {error}");
         Error::column(name, message, "convert the column in the query with `CAST`")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use datafusion::arrow::array::NullArray;
+
+    use super::*;
+
+    #[test]
+    fn a_column_without_a_type_has_no_values() {
+        let nulls: ArrayRef = Arc::new(NullArray::new(2));
+        let rows = RecordBatch::try_from_iter_with_nullable([("user", nulls, true)]).unwrap();
+        let error = required(&rows, "user", "user", &Problems::default()).unwrap_err().to_string();
+        assert!(error.contains("column `user`: 2 samples have no value"), "{error}");
+    }
 }

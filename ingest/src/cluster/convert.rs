@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, Float32Array, Int64Array, ListArray, RecordBatch};
 use datafusion::arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::SortOptions;
 use datafusion::arrow::datatypes::{
@@ -238,17 +238,20 @@ fn float_column(name: &str, column: &ArrayRef, problems: &Problems) -> Result<Ar
         let wrong = WrongRows { place: &place, kind: "null", what: "samples have no value", hint: &hint };
         problems.count(&wrong, "", floats.null_count() as u64)?;
     }
-    let not_finite =
-        floats.as_primitive::<Float32Type>().values().iter().filter(|value| !value.is_finite()).count();
-    if not_finite > 0 {
-        let what = "samples have a value that is not a finite 32-bit number";
-        let hint = format!(
-            "give another value in the query, as `CASE WHEN abs({name}) < 1e38 THEN {name} ELSE 0 END`, or leave the rows out"
-        );
-        let wrong = WrongRows { place: &place, kind: "not finite", what, hint: &hint };
-        problems.count(&wrong, "", not_finite as u64)?;
+    let values = floats.as_primitive::<Float32Type>();
+    let not_finite = values.values().iter().filter(|value| !value.is_finite()).count();
+    if not_finite == 0 {
+        return Ok(floats);
     }
-    Ok(floats)
+    let what = "samples have a value that is not a finite 32-bit number";
+    let hint = format!(
+        "give another value in the query, as `CASE WHEN abs({name}) < 1e38 THEN {name} ELSE 0 END`, or leave the rows out"
+    );
+    let wrong = WrongRows { place: &place, kind: "not finite", what, hint: &hint };
+    problems.count(&wrong, "", not_finite as u64)?;
+    // The totals of the samples are JSON, which has finite numbers only.
+    let finite: Float32Array = values.unary(|value| if value.is_finite() { value } else { 0.0 });
+    Ok(Arc::new(finite))
 }
 
 fn id_field() -> FieldRef {
@@ -370,7 +373,8 @@ mod tests {
         assert!(error.contains("COALESCE(age, 0)"), "{error}");
         let collected = Problems::collected();
         float_column("age", &missing, &collected).unwrap();
-        float_column("age", &wild, &collected).unwrap();
+        let finite = float_column("age", &wild, &collected).unwrap();
+        assert_eq!(finite.as_primitive::<Float32Type>().values(), &[1.0, 0.0, 0.0]);
         let all = collected.check().unwrap_err().to_string();
         assert!(all.contains("1 samples have no value") && all.contains("2 samples have a value"), "{all}");
     }
