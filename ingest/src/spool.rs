@@ -195,3 +195,15 @@ pub(crate) async fn example(context: &SessionContext, sql: &str) -> Result<Strin
     }
     Ok(String::new())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_time_without_a_date_is_an_example_too() {
+        let sql = "SELECT 7 AS n, arrow_cast(9000000000000000000, 'Timestamp(Microsecond, None)') AS t";
+        let shown = example(&SessionContext::new(), sql).await.unwrap();
+        assert_eq!(shown, "n = 7, t = no date");
+    }
+}
