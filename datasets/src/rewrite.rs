@@ -139,12 +139,11 @@ impl<'a> Rewriter<'a> {
         Ok(written)
     }
 
-    /// Completes new files, and adds them to `written`. The files lack the features that come with them.
+    /// Completes new files, and adds them to `written`.
     fn end(&mut self, output: Option<(SampleWriter, &[String])>, written: &mut WrittenBucket) -> Result<()> {
-        let Some((output, lacks)) = output else { return Ok(()) };
-        let mut new = output.finish()?;
+        let Some((output, _)) = output else { return Ok(()) };
+        let new = output.finish()?;
         self.writer.owns(&new);
-        new.files.iter_mut().for_each(|set| set.changes.lacks = lacks.to_vec());
         written.files.extend(new.files);
         written.statistics.extend(new.statistics);
         Ok(())

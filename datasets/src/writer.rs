@@ -35,7 +35,6 @@ mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
@@ -387,10 +386,7 @@ impl DatasetWriter {
     /// Writes some samples of a range of buckets, into files whose names no other call gives. The files have no columns
     /// of the features `lacks`.
     pub(crate) fn some_of_range(&self, key: &PartitionKey, range: u32, lacks: &[String]) -> SampleWriter {
-        let mut writers = self.writers.for_part(1);
-        if !lacks.is_empty() {
-            writers.format = Arc::new(writers.format.without(&self.schema, lacks));
-        }
+        let writers = self.writers.for_part(1).without(&self.schema, lacks);
         SampleWriter::new(writers.range(key, range))
     }
 

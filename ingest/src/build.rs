@@ -18,7 +18,7 @@ use serde::Serialize;
 
 pub use self::parts::{Part, commit_parts, write_part};
 
-use crate::cluster::{Clustering, WriteSpec, WrittenSamples};
+use crate::cluster::{Clustering, Lacks, WriteSpec, WrittenSamples};
 use crate::decide::{OutputPlan, extended, keeps_features};
 use crate::engine;
 use crate::groups::GroupSummary;
@@ -220,7 +220,8 @@ impl Pipeline<'_> {
         let expects = !merges && self.writes_the_samples_as_read();
         // Records that pass through other machines are digested again when they are decoded.
         let digested = !expects || reading.is_on_cluster();
-        let written = self.write(clustering, (&reading, &decided), &mut writer, digested).await?;
+        let lacks = merge.as_ref().map(Merge::lacks).unwrap_or_default();
+        let written = self.write(clustering, (&reading, &decided), &mut writer, (digested, lacks)).await?;
         if !merges {
             reading.check_count(written.as_ref().map_or(0, |written| written.samples), None)?;
         }
@@ -310,13 +311,13 @@ impl Pipeline<'_> {
     }
 
     /// Writes the samples, and adds their ranges of buckets to `writer`. `digested` says whether samples are digested
-    /// when they are decoded. Returns `None` if nothing is known about any samples.
+    /// when they are decoded, `lacks` lists what the files lack. Returns `None` if nothing is known about any samples.
     async fn write(
         &self,
         clustering: Clustering<'_>,
         (reading, decided): (&Reading<'_>, &OutputPlan),
         writer: &mut DatasetWriter,
-        digested: bool,
+        (digested, lacks): (bool, Lacks),
     ) -> Result<Option<WrittenSamples>> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
@@ -327,6 +328,7 @@ impl Pipeline<'_> {
             options: writer.options().clone(),
             filter: self.options.partitions.clone(),
             partition_columns: writer.partition_columns().to_vec(),
+            lacks,
             cut: clustering.cut(digested),
         };
         let mut add = |range| Ok(writer.add(range)?);

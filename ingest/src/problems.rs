@@ -10,6 +10,9 @@ use onefold_base::fault::{Explain as _, Fault, Kind};
 use crate::error::bug;
 use crate::{Error, Result};
 
+/// The kind of a problem with a value of a column, of which only the first is reported.
+const VALUE: &str = "value";
+
 /// The destination of problems. By default the first problem is an error. A collection keeps problems until
 /// [`check`](Self::check), and the code that meets one continues with a default value.
 #[derive(Debug, Clone, Default)]
@@ -20,7 +23,7 @@ struct Problem {
     fault: Fault,
     /// The number of rows with the problem per part of the input, so that a part that is read again is counted once.
     rows: BTreeMap<String, u64>,
-    /// The place, the kind and the rest of the message of a problem whose rows are counted.
+    /// The place and the kind of a problem, by which it is recognized, and the rest of the message if rows are counted.
     counted: Option<[String; 3]>,
 }
 
@@ -37,11 +40,11 @@ pub(crate) struct WrongRows<'a> {
 impl Problem {
     fn told(&self) -> Fault {
         match &self.counted {
-            None => self.fault.clone(),
-            Some([place, _, what]) => {
+            Some([place, _, what]) if !self.rows.is_empty() => {
                 let rows: u64 = self.rows.values().sum();
                 Fault { message: format!("{place}: {rows} {what}").into(), ..self.fault.clone() }
             }
+            _ => self.fault.clone(),
         }
     }
 
@@ -83,6 +86,26 @@ impl Problems {
             }
         }
         Ok(())
+    }
+
+    /// Returns `values`, or `others` if problems are collected and `values` is the error of a value of the column `name`.
+    /// Only the first such error is reported, because the errors of other batches name other values.
+    ///
+    /// # Errors
+    ///
+    /// The error, unless it was reported.
+    pub(crate) fn or<T>(&self, name: &str, values: Result<T>, others: impl FnOnce() -> T) -> Result<T> {
+        match (values, &self.0) {
+            (Err(error), Some(found)) if error.fault().kind == Kind::Data => {
+                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                if !found.iter().any(|known| known.is(name, VALUE)) {
+                    let counted = Some([name, VALUE, ""].map(str::to_owned));
+                    found.push(Problem { fault: error.fault(), rows: BTreeMap::new(), counted });
+                }
+                Ok(others())
+            }
+            (values, _) => values,
+        }
     }
 
     /// Returns whether rows with this problem were counted before.

@@ -187,9 +187,23 @@ pub(crate) async fn example(context: &SessionContext, sql: &str) -> Result<Strin
         let mut pairs = Vec::new();
         for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
             let text = ArrayFormatter::try_new(column, &options).map_err(DataFusionError::from)?;
-            pairs.push(format!("{} = {}", field.name(), text.value(0)));
+            // A calendar does not have all times.
+            let text = text.value(0).try_to_string().unwrap_or_else(|_| "no date".to_owned());
+            pairs.push(format!("{} = {text}", field.name()));
         }
         return Ok(pairs.join(", "));
     }
     Ok(String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_time_without_a_date_is_an_example_too() {
+        let sql = "SELECT 7 AS n, arrow_cast(9000000000000000000, 'Timestamp(Microsecond, None)') AS t";
+        let shown = example(&SessionContext::new(), sql).await.unwrap();
+        assert_eq!(shown, "n = 7, t = no date");
+    }
 }

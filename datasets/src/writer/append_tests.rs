@@ -159,6 +159,16 @@ fn a_partition_loses_samples_only_if_it_is_to_be_replaced() {
     assert_eq!(data_files(root), before.file_paths().collect::<Vec<_>>());
     let replaced = write(root, Commit::Replace, &fewer);
     assert_eq!((replaced.statistics.samples, replaced.operation.samples_gained), (4, -1));
+    // A dataset without partition columns has one partition, which has no name.
+    let whole = tempfile::tempdir().unwrap();
+    let of_whole = |commit, count| {
+        let mut writer = DatasetWriter::create(whole.path(), schema(), options(commit)).unwrap();
+        writer.write(&PartitionKey::default(), &samples(count, 10)).unwrap();
+        writer.finish()
+    };
+    of_whole(Commit::Create, 5).unwrap();
+    let error = of_whole(Commit::Append, 3).unwrap_err().to_string();
+    assert!(error.contains("it has 5 samples, and appending would leave 3"), "{error}");
 }
 
 /// Returns the snapshots, before and after a merge into the last bucket, of a dataset with samples in its

@@ -57,6 +57,16 @@ impl BucketWriters {
         Self { attempt: random_name(), threads, ..self.clone() }
     }
 
+    /// Returns these writers for files without columns of the features `lacks` of the dataset's `schema`. Their values
+    /// may be computed later.
+    #[must_use]
+    pub fn without(&self, schema: &Schema, lacks: &[String]) -> Self {
+        match lacks {
+            [] => self.clone(),
+            _ => Self { format: Arc::new(self.format.without(schema, lacks)), ..self.clone() },
+        }
+    }
+
     /// Creates the writer of a range of buckets of a partition. A range must have only one writer.
     pub fn range(&self, key: &PartitionKey, range: u32) -> BucketWriter {
         BucketWriter {

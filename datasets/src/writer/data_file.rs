@@ -56,6 +56,8 @@ pub(super) struct Format {
     pub(super) options: WriterOptions,
     pub(super) columns: FileColumns,
     pub(super) counter: Counter,
+    /// The features that no file of a set has.
+    lacks: Vec<String>,
     /// The indices of the dense features among the samples' columns.
     pub(super) dense: Vec<usize>,
     pub(super) encoders: Encoders,
@@ -74,7 +76,8 @@ impl Format {
         let columns_of_samples = with_sample_keys(schema.to_arrow(), options.sample_keys);
         let counted = schema.dense.iter().filter(|name| !lacks.contains(name));
         let dense = counted.filter_map(|name| columns_of_samples.index_of(name).ok()).collect();
-        Self { columns_of_samples, options, columns, counter: Counter::new(schema, lacks), dense, encoders }
+        let (counter, lacks) = (Counter::new(schema, lacks), lacks.to_vec());
+        Self { columns_of_samples, options, columns, counter, lacks, dense, encoders }
     }
 
     /// Returns the format of whole files that lack the features `lacks`.
@@ -235,8 +238,8 @@ impl DataFileWriter {
         };
         let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
         let bucket = row_groups.first().map_or(0, |row_group| row_group.bucket);
-        let set =
-            FileSet { bucket, samples, row_groups, files: vec![file], changes: ColumnChanges::default() };
+        let changes = ColumnChanges { lacks: self.format.lacks.clone(), ..ColumnChanges::default() };
+        let set = FileSet { bucket, samples, row_groups, files: vec![file], changes };
         Ok((set, std::mem::take(&mut self.statistics)))
     }
 

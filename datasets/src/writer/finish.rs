@@ -111,8 +111,9 @@ impl DatasetWriter {
             1 => String::new(),
             partitions => format!("{partitions} partitions would lose samples: "),
         };
+        let place = if key.columns().is_empty() { "it".to_owned() } else { format!("partition `{key}`") };
         let message = format!(
-            "{several}partition `{key}` has {before} samples, and appending would leave {now}; nothing was committed"
+            "{several}{place} has {before} samples, and appending would leave {now}; nothing was committed"
         );
         let fault = Fault::of_file(Kind::Failed, self.writers.storage.location(), message);
         Err(fault

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use ballista_core::serde::protobuf::scheduler_grpc_server::SchedulerGrpcServer;
+use ballista_executor::terminate::sig_term;
 use ballista_scheduler::api::get_routes;
 use ballista_scheduler::cluster::BallistaCluster;
 use ballista_scheduler::config::SchedulerConfig;
@@ -92,7 +93,8 @@ pub(crate) async fn run(arguments: &SchedulerArguments, printer: &Printer) -> an
     printer.summary(&text, &Listening { address: format!("{host}:{port}") })?;
     tokio::select! {
         served = serve(listener, scheduler, tls) => served,
-        _ = ended() => Ok(()),
+        ended = sig_term() => Ok(ended?),
+        ended = tokio::signal::ctrl_c() => Ok(ended?),
     }
 }
 
@@ -107,19 +109,6 @@ async fn serve(listener: TcpListener, scheduler: OurScheduler, tls: Option<Tls>)
     let routes = get_routes(Arc::new(scheduler)).merge(Routes::new(grpc).prepare().into_axum_router());
     let mut server = Server::builder().accept_http1(true).tls_config(tls.server())?;
     Ok(server.add_routes(Routes::from(routes)).serve_with_incoming(TcpIncoming::from(listener)).await?)
-}
-
-/// Waits for SIGTERM or SIGINT.
-async fn ended() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (terminated, interrupted) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    let (Ok(mut terminated), Ok(mut interrupted)) = (terminated, interrupted) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminated.recv() => {},
-        _ = interrupted.recv() => {},
-    }
 }
 
 /// Makes a session of the scheduler. It decodes plans that call the SQL functions of `onefold-ingest`.

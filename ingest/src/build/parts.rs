@@ -178,6 +178,7 @@ impl Pipeline<'_> {
                 options: WriterOptions { column_order, ..part.options(Commit::Append) },
                 filter: options.partitions.clone(),
                 partition_columns: part.partition_columns.clone(),
+                lacks: Vec::new(),
                 cut: clustering.cut(true),
             };
             let mut add = |range: WrittenBucket| {

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::unfold::{CutSpec, RowGroups};
 use crate::Result;
 
+/// The features that the files of some ranges of buckets lack, by partition and range, in this order.
+pub(crate) type Lacks = Vec<((PartitionKey, u32), Vec<String>)>;
+
 /// Options for writing ranges of buckets.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WriteSpec {
@@ -22,6 +25,7 @@ pub(crate) struct WriteSpec {
     /// The partitions to write. Samples of other partitions are only counted.
     pub(crate) filter: PartitionFilter,
     pub(crate) partition_columns: Vec<PartitionColumn>,
+    pub(crate) lacks: Lacks,
     pub(crate) cut: CutSpec,
 }
 
@@ -126,7 +130,13 @@ impl RowGroups for BucketFiles<'_> {
 
     fn enter(&mut self, partition: &PartitionKey, range: u32) -> Result<()> {
         self.close()?;
-        self.open = Some(self.writers.range(partition, range));
+        let spec = self.spec;
+        let lacks = spec.lacks.binary_search_by(|((key, of), _)| (key, of).cmp(&(partition, &range)));
+        let lacks: &[String] = match lacks {
+            Ok(place) => &spec.lacks[place].1,
+            Err(_) => &[],
+        };
+        self.open = Some(self.writers.without(&spec.schema, lacks).range(partition, range));
         Ok(())
     }
 

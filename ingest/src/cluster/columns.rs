@@ -4,6 +4,7 @@ use datafusion::arrow::array::{Array, ArrayRef, RecordBatch};
 use datafusion::arrow::compute::{CastOptions, cast_with_options};
 use datafusion::arrow::datatypes::DataType;
 
+use crate::problems::{Problems, WrongRows};
 use crate::{Error, Result};
 
 /// Returns the column `name` of a batch.
@@ -11,17 +12,27 @@ pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayR
     rows.column_by_name(name).ok_or_else(|| Error::column(name, "it is missing", "add it to the query"))
 }
 
-/// Returns the column `name` of a batch and refuses nulls. `shown` is the name of the column in the configuration.
-pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b ArrayRef> {
+/// Returns the column `name` of a batch, and counts its nulls as problems. `shown` is the name of the column in the
+/// configuration.
+pub(super) fn required<'b>(
+    rows: &'b RecordBatch,
+    name: &str,
+    shown: &str,
+    problems: &Problems,
+) -> Result<&'b ArrayRef> {
     let column = column(rows, name)?;
-    match column.null_count() {
-        0 => Ok(column),
-        nulls => {
-            let message =
-                format!("{nulls} of {} samples have no value, and a session needs one", rows.num_rows());
-            Err(Error::column(shown, message, "leave such rows out with `WHERE … IS NOT NULL` in the query"))
-        }
+    // A column without a type, as of `NULL AS user`, has no null buffer.
+    let nulls = column.logical_null_count();
+    if nulls > 0 {
+        let wrong = WrongRows {
+            place: &format!("column `{shown}`"),
+            kind: "null",
+            what: "samples have no value, and a session needs one",
+            hint: "leave such rows out with `WHERE … IS NOT NULL` in the query",
+        };
+        problems.count(&wrong, "", nulls as u64)?;
     }
+    Ok(column)
 }
 
 /// Casts a column to the type `to`. A value that does not fit the type is an error.
@@ -31,4 +42,21 @@ pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<Array
         let message = format!("a value does not fit {to}: {error}");
         Error::column(name, message, "convert the column in the query with `CAST`")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use datafusion::arrow::array::NullArray;
+
+    use super::*;
+
+    #[test]
+    fn a_column_without_a_type_has_no_values() {
+        let nulls: ArrayRef = Arc::new(NullArray::new(2));
+        let rows = RecordBatch::try_from_iter_with_nullable([("user", nulls, true)]).unwrap();
+        let error = required(&rows, "user", "user", &Problems::default()).unwrap_err().to_string();
+        assert!(error.contains("column `user`: 2 samples have no value"), "{error}");
+    }
 }

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, Float32Array, Int64Array, ListArray, RecordBatch};
 use datafusion::arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::SortOptions;
-use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema};
+use datafusion::arrow::datatypes::{
+    DataType, Field, FieldRef, Float32Type, Int64Type, Schema as ArrowSchema,
+};
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
 use onefold_datasets::KeptColumn;
@@ -80,6 +82,8 @@ pub(super) struct ColumnNames {
     pub(super) positions: Vec<String>,
     /// Columns that the dataset keeps in addition to the features.
     pub(super) kept: Vec<KeptColumn>,
+    /// The column of the configuration from which times are made, for messages.
+    pub(super) time: String,
     /// The range of allowed times, if it is checked here.
     pub(super) time_limits: Option<TimeLimits>,
     /// Collects values that a sample must not have. On another machine, the first such value is an error.
@@ -128,11 +132,13 @@ impl Converter {
         let columns = |names: &[String]| -> Result<Vec<ArrayRef>> {
             names.iter().map(|name| column(batch, name).map(Arc::clone)).collect()
         };
+        let ColumnNames { time, problems, .. } = &self.names;
         for name in &self.names.identity {
-            required(batch, name, name)?;
+            required(batch, name, name, problems)?;
         }
-        let time = required(batch, TIME, "time")?.as_primitive::<Int64Type>().values();
+        let time = required(batch, TIME, time, problems)?.as_primitive::<Int64Type>();
         self.check_times(time)?;
+        let time = time.values();
         let identity = self.identity.convert_columns(&columns(&self.names.identity)?).map_err(arrow_bug)?;
         let order = match &self.order {
             Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(arrow_bug)?),
@@ -142,7 +148,7 @@ impl Converter {
         counts.times = time.iter().fold(None, |range, time| union(range, Some((*time, *time))));
         let mut floats = Vec::with_capacity(self.names.floats.len());
         for name in &self.names.floats {
-            let column = float_column(name, column(batch, name)?, &self.names.problems)?;
+            let column = float_column(name, column(batch, name)?, problems)?;
             let values = column.as_primitive::<Float32Type>().values();
             counts.numbers.push(NumberCounts::of(values));
             floats.push(values.clone());
@@ -150,18 +156,21 @@ impl Converter {
         let mut lists = Vec::with_capacity(self.names.lists.len());
         for (name, form) in &self.names.lists {
             let column = column(batch, name)?;
-            let list = list_column(name, column, form, &self.names.problems)?;
+            let list = list_column(name, column, form, problems);
+            let list = problems.or(name, list, || ListArray::new_null(id_field(), column.len()))?;
             let (_, offsets, ids, _) = list.into_parts();
             counts.lists.push(ListCounts::of(column.logical_null_count(), &offsets));
             lists.push((offsets, ids.as_primitive::<Int64Type>().values().clone()));
         }
-        let positions = self
-            .names
-            .positions
-            .iter()
-            .map(|name| Ok(required(batch, name, name)?.as_primitive::<Int64Type>().values().clone()));
-        let kept = self.names.kept.iter();
-        let kept = kept.map(|kept| KeptArray::convert(kept, column(batch, &kept.name)?));
+        let position = |name: &String| -> Result<_> {
+            Ok(required(batch, name, name, problems)?.as_primitive::<Int64Type>().values().clone())
+        };
+        let positions = self.names.positions.iter().map(position);
+        let kept = self.names.kept.iter().map(|kept| {
+            let column = column(batch, &kept.name)?;
+            let values = KeptArray::convert(kept, column);
+            problems.or(&kept.name, values, || KeptArray::missing(kept, column.len()))
+        });
         Ok(Converted {
             keys: columns(&self.names.keys)?,
             identity,
@@ -175,23 +184,19 @@ impl Converter {
         })
     }
 
-    fn check_times(&self, times: &[i64]) -> Result<()> {
+    fn check_times(&self, times: &Int64Array) -> Result<()> {
         let Some(limits) = self.names.time_limits else { return Ok(()) };
+        let place = format!("column `{}`", self.names.time);
         let refused = |side: &str, limit: i64, key: &str, policy: &str, is_outside: &dyn Fn(i64) -> bool| {
-            let mut outside = times.iter().filter(|time| is_outside(**time));
+            let mut outside = times.iter().flatten().filter(|time| is_outside(*time));
             let Some(first) = outside.next() else { return Ok(()) };
-            let message = format!(
-                "{} of {} samples have a time {side} {}, the first {}",
-                1 + outside.count(),
-                times.len(),
-                shown(limit),
-                shown(*first)
-            );
+            let what = format!("samples have a time {side} {}, the first {}", shown(limit), shown(first));
             let hint = format!(
                 "check the unit of the time column and the clocks; if such times are right, allow them with \
                  `[checks].{key}`; or leave such rows out with `[checks]` and `{policy} = \"skip\"`"
             );
-            Err(Error::column("time", message, hint))
+            let wrong = WrongRows { place: &place, kind: policy, what: &what, hint: &hint };
+            self.names.problems.count(&wrong, "", 1 + outside.count() as u64)
         };
         let (first, last) = (limits.not_before, limits.not_after);
         refused("before", first, "not_before", "past", &|time| time < first)?;
@@ -233,23 +238,30 @@ fn float_column(name: &str, column: &ArrayRef, problems: &Problems) -> Result<Ar
         let wrong = WrongRows { place: &place, kind: "null", what: "samples have no value", hint: &hint };
         problems.count(&wrong, "", floats.null_count() as u64)?;
     }
-    let not_finite =
-        floats.as_primitive::<Float32Type>().values().iter().filter(|value| !value.is_finite()).count();
-    if not_finite > 0 {
-        let what = "samples have a value that is not a finite 32-bit number";
-        let hint = format!(
-            "give another value in the query, as `CASE WHEN abs({name}) < 1e38 THEN {name} ELSE 0 END`, or leave the rows out"
-        );
-        let wrong = WrongRows { place: &place, kind: "not finite", what, hint: &hint };
-        problems.count(&wrong, "", not_finite as u64)?;
+    let values = floats.as_primitive::<Float32Type>();
+    let not_finite = values.values().iter().filter(|value| !value.is_finite()).count();
+    if not_finite == 0 {
+        return Ok(floats);
     }
-    Ok(floats)
+    let what = "samples have a value that is not a finite 32-bit number";
+    let hint = format!(
+        "give another value in the query, as `CASE WHEN abs({name}) < 1e38 THEN {name} ELSE 0 END`, or leave the rows out"
+    );
+    let wrong = WrongRows { place: &place, kind: "not finite", what, hint: &hint };
+    problems.count(&wrong, "", not_finite as u64)?;
+    // The totals of the samples are JSON, which has finite numbers only.
+    let finite: Float32Array = values.unary(|value| if value.is_finite() { value } else { 0.0 });
+    Ok(Arc::new(finite))
+}
+
+fn id_field() -> FieldRef {
+    Arc::new(Field::new("element", DataType::Int64, false))
 }
 
 /// Converts a sparse or sequence feature to lists of `i64` without nulls. A null list, or a null in a column of
 /// single ids, becomes an empty list.
 fn list_column(name: &str, column: &ArrayRef, form: &IdForm, problems: &Problems) -> Result<ListArray> {
-    let item = Arc::new(Field::new("element", DataType::Int64, false));
+    let item = id_field();
     if item_type(column.data_type()).is_none() {
         let ids = scalar_ids(name, column, form)?;
         let lengths = (0..ids.len()).map(|row| usize::from(ids.is_valid(row)));
@@ -275,6 +287,7 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm, problems: &Problems
 mod tests {
     use datafusion::arrow::array::{Float64Array, LargeListArray, UInt64Array};
     use datafusion::arrow::datatypes::Int32Type;
+    use onefold_datasets::KeptKind;
 
     use super::*;
 
@@ -311,6 +324,33 @@ mod tests {
     }
 
     #[test]
+    fn wrong_values_of_all_columns_are_found_together() {
+        let huge: ArrayRef = Arc::new(UInt64Array::from(vec![u64::MAX]));
+        let times: ArrayRef = Arc::new(Int64Array::from(vec![0]));
+        let columns = [(TIME, &times), ("a", &huge), ("b", &huge), ("c", &huge)];
+        let rows = columns.map(|(name, column)| (name, Arc::clone(column)));
+        let rows = RecordBatch::try_from_iter(rows).unwrap();
+        let problems = Problems::collected();
+        let names = ColumnNames {
+            identity: vec![TIME.to_owned()],
+            lists: ["a", "b"].map(|name| (name.to_owned(), IdForm::Integers)).to_vec(),
+            kept: vec![KeptColumn { name: "c".to_owned(), kind: KeptKind::Integer }],
+            problems: problems.clone(),
+            ..ColumnNames::default()
+        };
+        let converter = Converter::new(names, &rows.schema()).unwrap();
+        for _ in 0..2 {
+            converter.convert(&rows).unwrap();
+        }
+        let found = problems.check().unwrap_err().to_string();
+        for part in
+            ["there are 3 problems", "column `a`: the id", "column `b`: the id", "column `c`: `keep` has it"]
+        {
+            assert!(found.contains(part), "{found}");
+        }
+    }
+
+    #[test]
     fn values_that_no_sample_can_have_are_refused() {
         let lists = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(vec![Some(1), None])]);
         let error = integers("history", &(Arc::new(lists) as ArrayRef)).unwrap_err().to_string();
@@ -333,7 +373,8 @@ mod tests {
         assert!(error.contains("COALESCE(age, 0)"), "{error}");
         let collected = Problems::collected();
         float_column("age", &missing, &collected).unwrap();
-        float_column("age", &wild, &collected).unwrap();
+        let finite = float_column("age", &wild, &collected).unwrap();
+        assert_eq!(finite.as_primitive::<Float32Type>().values(), &[1.0, 0.0, 0.0]);
         let all = collected.check().unwrap_err().to_string();
         assert!(all.contains("1 samples have no value") && all.contains("2 samples have a value"), "{all}");
     }

@@ -94,6 +94,14 @@ impl KeptArray {
         Ok(Self::Integers(integers.as_primitive::<Int64Type>().clone()))
     }
 
+    /// Returns the missing values of `rows` samples.
+    pub(super) fn missing(kept: &KeptColumn, rows: usize) -> Self {
+        match kept.kind {
+            KeptKind::Integer => Self::Integers(Int64Array::new_null(rows)),
+            KeptKind::Text => Self::Texts(StringArray::new_null(rows)),
+        }
+    }
+
     /// Returns the value of a sample; `None` for a null.
     pub(super) fn value(&self, row: usize) -> Option<KeptValue<'_>> {
         match self {

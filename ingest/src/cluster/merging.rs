@@ -24,7 +24,7 @@ use super::totals::TotalsReader;
 use crate::error::bug;
 use crate::ids::IdForm;
 use crate::remote::{OnCluster, cluster_of};
-use crate::sessionize;
+use crate::sessionize::{self, TIME};
 use crate::spool::Spool;
 use crate::{Config, Result};
 
@@ -122,6 +122,7 @@ pub(crate) async fn fold_old_samples(
         lists: (0..lists).map(|list| (origin::list_column(list), IdForm::Integers)).collect(),
         positions: sessionize::position_columns(config),
         kept: kept.collect(),
+        time: TIME.to_owned(),
         time_limits: None,
         problems: options.problems.clone(),
     };

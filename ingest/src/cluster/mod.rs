@@ -52,7 +52,7 @@ mod unfold;
 mod write;
 mod written_lists;
 
-pub(crate) use self::bucket_files::WriteSpec;
+pub(crate) use self::bucket_files::{Lacks, WriteSpec};
 pub(crate) use self::clustering::{Clustering, WrittenSamples};
 pub(crate) use self::counts::{ListCounts, NumberCounts};
 pub(crate) use self::decode::ListColumn;

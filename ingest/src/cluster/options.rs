@@ -66,6 +66,7 @@ pub(super) fn column_names(config: &Config, options: &ClusterOptions) -> ColumnN
         lists: logged_lists(config).map(|feature| (feature.name.clone(), ids.of(&feature.name))).collect(),
         positions: sessionize::position_columns(config),
         kept: options.kept.clone(),
+        time: config.time.column.clone(),
         time_limits: None,
         problems: options.problems.clone(),
     }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::columns::{cast, column, required};
 use crate::error::arrow_bug;
+use crate::problems::Problems;
 use crate::sessionize::{START, period_micros};
 use crate::{Config, Error, PartitionBy, Result};
 
@@ -54,7 +55,7 @@ impl Partitions {
         let mut key = Vec::new();
         for name in &self.columns {
             let value = records.slice(row, 1);
-            let text = cast(name, required(&value, name, name)?, &DataType::Utf8)?;
+            let text = cast(name, required(&value, name, name, &Problems::default())?, &DataType::Utf8)?;
             key.push((name.clone(), text.as_string::<i32>().value(0).to_owned()));
         }
         if let Some(by) = self.by {

@@ -68,6 +68,7 @@ fn names() -> ColumnNames {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     ColumnNames {
         problems: crate::problems::Problems::default(),
+        time: TIME.to_owned(),
         time_limits: None,
         keys: names(&["session"]),
         identity: names(&["session"]),
@@ -731,6 +732,7 @@ fn what_writes_buckets_is_described_completely() {
             PartitionColumn::new("split", PartitionType::Text),
             PartitionColumn::new("hour", PartitionType::Integer),
         ],
+        lacks: vec![((PartitionKey::parse("split=train/hour=07").unwrap(), 1), vec!["x".to_owned()])],
         cut: CutSpec {
             partitions: Partitions::of(&config),
             encoded: options(true, 7),

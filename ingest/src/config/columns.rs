@@ -6,12 +6,13 @@ use onefold_datasets::suggest;
 use serde::Deserialize;
 
 /// The policy for rows that do not meet a requirement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
     /// Leave them out and count them.
     Skip,
     /// Fail, and build nothing.
+    #[default]
     Error,
 }
 

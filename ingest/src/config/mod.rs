@@ -352,6 +352,13 @@ impl Config {
         feature_columns(&self.schema)
     }
 
+    /// Returns the columns that `[join]` and `[[attributes]]` add to the samples.
+    pub(crate) fn joined_columns(&self) -> impl Iterator<Item = &String> {
+        let labels = self.join.iter().flat_map(|join| &join.labels).map(|(name, _)| name);
+        let attributes = self.attributes.iter().flat_map(|attributes| &attributes.columns);
+        labels.chain(attributes.map(|(name, _)| name))
+    }
+
     /// Returns the index of the timeline that produces the feature `name`, and the index of its column in that
     /// timeline; `None` if the feature is a column of the samples.
     pub fn timeline_of(&self, name: &str) -> Option<(usize, usize)> {

@@ -46,7 +46,7 @@ pub struct SamplingConfig {
 }
 
 /// `[checks]`: the rows that are refused, or skipped and counted.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChecksConfig {
     /// The policy for rows of any source with a time before `not_before`.
     pub past: Policy,
@@ -65,21 +65,6 @@ pub struct ChecksConfig {
     pub parallel: Vec<Vec<String>>,
     /// The policy for rows in which these lengths differ.
     pub ragged: Policy,
-}
-
-impl Default for ChecksConfig {
-    fn default() -> Self {
-        Self {
-            past: Policy::Error,
-            not_before: None,
-            future: Policy::Error,
-            not_after: None,
-            clock_changes: None,
-            null_keys: Policy::Error,
-            parallel: Vec::new(),
-            ragged: Policy::Error,
-        }
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -112,16 +97,15 @@ pub(super) struct SamplingSection {
     weight: String,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(super) struct ChecksSection {
-    past: Option<Policy>,
+    past: Policy,
     not_before: Option<toml::Value>,
-    future: Option<Policy>,
+    future: Policy,
     not_after: Option<toml::Value>,
     clock_changes: Option<Policy>,
-    null_keys: Option<Policy>,
-    #[serde(default)]
+    null_keys: Policy,
     parallel: Vec<Vec<String>>,
     ragged: Option<Policy>,
 }
@@ -215,16 +199,15 @@ impl ChecksSection {
                 "name the columns whose lists have equal lengths, as `parallel = [[\"ids\", \"weights\"]]`";
             return Err(wrong("`[checks].ragged` needs `[checks].parallel`", hint));
         }
-        let default = ChecksConfig::default();
         Ok(ChecksConfig {
-            past: self.past.unwrap_or(default.past),
+            past: self.past,
             not_before,
-            future: self.future.unwrap_or(default.future),
+            future: self.future,
             not_after,
             clock_changes: self.clock_changes,
-            null_keys: self.null_keys.unwrap_or(default.null_keys),
+            null_keys: self.null_keys,
             parallel: self.parallel,
-            ragged: self.ragged.unwrap_or(default.ragged),
+            ragged: self.ragged.unwrap_or_default(),
         })
     }
 }

@@ -40,8 +40,8 @@ use self::old_rows::{FILES, OldFile, Read};
 pub(crate) use self::old_rows::{OldRowsExec, OldRowsSpec};
 use self::sql::{COUNT, RANGE, Sql};
 use crate::cluster::{
-    ClusterOptions, Clustering, LateSamples, ListColumn, MergedQueries, PARTITION, Partitions, SentLists,
-    WrittenLists, fold_old_samples, same_hash,
+    ClusterOptions, Clustering, Lacks, LateSamples, ListColumn, MergedQueries, PARTITION, Partitions,
+    SentLists, WrittenLists, fold_old_samples, same_hash,
 };
 use crate::decide::{OutputPlan, list_columns};
 use crate::planned::PlannedTable;
@@ -79,6 +79,9 @@ pub(crate) struct Merge<'a> {
     near: BTreeSet<(usize, u32)>,
     /// The partitions and ranges of buckets that are rewritten.
     changed: BTreeSet<(PartitionKey, u32)>,
+    /// The partitions and ranges of buckets to which sessions of the dataset move, with the indices of the partitions
+    /// from which they move.
+    moved: BTreeSet<((PartitionKey, u32), usize)>,
     summary: MergeSummary,
 }
 
@@ -142,6 +145,7 @@ impl<'a> Merge<'a> {
             sent_lists: None,
             near: BTreeSet::new(),
             changed: BTreeSet::new(),
+            moved: BTreeSet::new(),
             summary: MergeSummary::default(),
         })
     }
@@ -210,6 +214,20 @@ impl<'a> Merge<'a> {
     /// Returns the partitions and ranges of buckets that are rewritten.
     pub(crate) fn changed(&self) -> &BTreeSet<(PartitionKey, u32)> {
         &self.changed
+    }
+
+    /// Returns the features that the files of rewritten ranges lack: those that the files lack from which samples are
+    /// taken. If the new files had the missing values, no command would compute the values later.
+    pub(crate) fn lacks(&self) -> Lacks {
+        let own = self.changed.iter().filter_map(|place| Some((place, self.old.range(&place.0, place.1)?.0)));
+        let moved = self.moved.iter().map(|(place, from)| (place, *from));
+        let mut lacks: BTreeMap<&(PartitionKey, u32), BTreeSet<&String>> = BTreeMap::new();
+        for (place, number) in own.chain(moved) {
+            let features = self.old.of_range(number, place.1).flat_map(|set| &set.changes.lacks);
+            lacks.entry(place).or_default().extend(features);
+        }
+        let lacking = lacks.into_iter().filter(|(_, features)| !features.is_empty());
+        lacking.map(|(place, features)| (place.clone(), features.into_iter().cloned().collect())).collect()
     }
 
     /// Returns the summary of the merge.
@@ -362,14 +380,16 @@ impl<'a> Merge<'a> {
     /// Records the move of a session of the dataset to another partition, if it moves.
     fn add_move(&mut self, choice: &PartitionChoice<'_>, batch: &RecordBatch, row: usize) -> Result<()> {
         let to = self.partitions.key(batch, row)?;
-        let from = &self.old.snapshot.partitions[integer(batch, PARTITION, row) as usize].key;
+        let (number, range) = (integer(batch, PARTITION, row) as usize, integer(batch, RANGE, row) as u32);
+        let from = &self.old.snapshot.partitions[number].key;
         if to == *from {
             return Ok(());
         }
         match (choice.matches(from)?, choice.matches(&to)?) {
             (false, false) => {}
             (true, true) => {
-                self.changed.insert((from.clone(), integer(batch, RANGE, row) as u32));
+                self.changed.insert((from.clone(), range));
+                self.moved.insert(((to, range), number));
             }
             _ => {
                 return Err(Error::data(

@@ -48,7 +48,7 @@ impl OldDataset {
     }
 
     /// Returns the files of a range of buckets of partition `number`.
-    fn of_range(&self, number: usize, range: u32) -> impl Iterator<Item = &FileSet> {
+    pub(super) fn of_range(&self, number: usize, range: u32) -> impl Iterator<Item = &FileSet> {
         self.snapshot.partitions[number].of_range(self.snapshot.division().of_range(range))
     }
 

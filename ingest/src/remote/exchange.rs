@@ -90,8 +90,7 @@ pub(crate) fn checked_exchange(exchange: &Arc<dyn ExecutionPlan>) -> Result<Arc<
         }
         _ => Arc::new(CoalescePartitionsExec::new(sent)),
     };
-    let senders = senders_of(&exchanged);
-    Ok(Arc::new(ReceivedExec::new(exchanged, schema, &partitioning, senders)))
+    Ok(Arc::new(ReceivedExec::new(exchanged, schema, &partitioning)))
 }
 
 /// Adds the sender to rows, and after them a statement about the rows that were sent to each receiver.
@@ -256,26 +255,13 @@ impl Sender {
 #[derive(Debug)]
 pub(crate) struct ReceivedExec {
     input: Arc<dyn ExecutionPlan>,
-    /// The number of partitions that send rows.
-    pub(crate) senders: usize,
     properties: Arc<PlanProperties>,
 }
 
-/// Returns the number of partitions that send rows to `exchange`; 0 if the plan below is elsewhere.
-fn senders_of(exchange: &Arc<dyn ExecutionPlan>) -> usize {
-    let sent = exchange.children().into_iter().find(|input| input.is::<SentExec>());
-    sent.map_or(0, |sent| sent.output_partitioning().partition_count())
-}
-
 impl ReceivedExec {
-    /// Makes an operator that receives rows of `schema` from the `senders` partitions of an exchange. The rows are
-    /// partitioned by the keys of `partitioning`, if it has keys. On a cluster, a task has some of the partitions.
-    pub(crate) fn new(
-        input: Arc<dyn ExecutionPlan>,
-        schema: SchemaRef,
-        partitioning: &Partitioning,
-        senders: usize,
-    ) -> Self {
+    /// Makes an operator that receives rows of `schema` from an exchange. The rows are partitioned by the keys of
+    /// `partitioning`, if it has keys. On a cluster, a task has some of the partitions.
+    pub(crate) fn new(input: Arc<dyn ExecutionPlan>, schema: SchemaRef, partitioning: &Partitioning) -> Self {
         let partitions = input.output_partitioning().partition_count();
         let partitioning = match partitioning {
             Partitioning::Hash(keys, _) => Partitioning::Hash(keys.clone(), partitions),
@@ -287,52 +273,40 @@ impl ReceivedExec {
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
-        Self { input, senders, properties: Arc::new(properties) }
+        Self { input, properties: Arc::new(properties) }
     }
 
-    /// Returns the checked rows of an exchange of `senders` partitions. `rows` have the columns of `schema` and those
-    /// that [`SentExec`] added.
+    /// Returns the checked rows of an exchange. `rows` have the columns of `schema` and those that [`SentExec`] added.
     pub(crate) fn check(
         rows: SendableRecordBatchStream,
         schema: SchemaRef,
-        senders: usize,
     ) -> Result<SendableRecordBatchStream> {
         let receiver = Receiver::new(Arc::clone(&schema))?;
-        let received =
-            futures::stream::try_unfold((rows, receiver), move |(mut rows, mut receiver)| async move {
-                loop {
-                    let Some(batch) = rows.next().await.transpose()? else {
-                        receiver.finish(senders)?;
-                        return Ok(None);
-                    };
-                    let batch = receiver.receive(&batch)?;
-                    if batch.num_rows() > 0 {
-                        return Ok(Some((batch, (rows, receiver))));
-                    }
+        let received = futures::stream::try_unfold((rows, receiver), |(mut rows, mut receiver)| async move {
+            loop {
+                let Some(batch) = rows.next().await.transpose()? else {
+                    receiver.finish()?;
+                    return Ok(None);
+                };
+                let batch = receiver.receive(&batch)?;
+                if batch.num_rows() > 0 {
+                    return Ok(Some((batch, (rows, receiver))));
                 }
-            });
+            }
+        });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, received)))
-    }
-
-    /// Returns this operator over another input. On a cluster, the senders may not be below it.
-    fn over(&self, input: Arc<dyn ExecutionPlan>) -> Self {
-        let senders = match senders_of(&input) {
-            0 => self.senders,
-            senders => senders,
-        };
-        Self::new(input, self.schema(), &self.properties.partitioning, senders)
     }
 }
 
 shown_as!(ReceivedExec, |_operator| "");
 
 impl ExecutionPlan for ReceivedExec {
-    operator_methods!("ReceivedExec", |operator| vec![&operator.input], |input| Ok(Arc::new(
-        operator.over(input)
-    )));
+    operator_methods!("ReceivedExec", |operator| vec![&operator.input], |input| {
+        Ok(Arc::new(Self::new(input, operator.schema(), &operator.properties.partitioning)))
+    });
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        Self::check(self.input.execute(partition, context)?, self.schema(), self.senders)
+        Self::check(self.input.execute(partition, context)?, self.schema())
     }
 }
 
@@ -392,8 +366,8 @@ impl Receiver {
         Ok(rows)
     }
 
-    /// Compares the rows that arrived from `senders` partitions with the statements of these.
-    fn finish(&self, senders: usize) -> Result<()> {
+    /// Compares the rows that arrived with the statements of their senders.
+    fn finish(&self) -> Result<()> {
         let wrong = |message: String| {
             let hint = "run it again; if it fails again, check the disks of the executors' `--work-dir`";
             Err(external(crate::Error::engine(message, hint)))
@@ -408,11 +382,9 @@ impl Receiver {
                 ));
             }
         }
-        // The engine may give the rows of several partitions to one task, so fewer senders than partitions may arrive.
-        if self.senders.is_empty() && senders > 0 {
-            return wrong(format!(
-                "an exchange between machines lost partitions: 0 of {senders} were received"
-            ));
+        // The engine may give the rows of several partitions to one task, so the number of senders is not known.
+        if self.senders.is_empty() {
+            return wrong("nothing arrived from an exchange between machines".to_owned());
         }
         Ok(())
     }
@@ -446,15 +418,15 @@ mod tests {
         [sender.send(rows).unwrap(), sender.statements().unwrap()]
     }
 
-    /// Returns the numbers that are received from `senders` partitions, or the error.
-    fn received(senders: usize, batches: &[RecordBatch]) -> Result<Vec<i64>> {
+    /// Returns the numbers that are received, or the error.
+    fn received(batches: &[RecordBatch]) -> Result<Vec<i64>> {
         let mut receiver = Receiver::new(batch(0..0).schema())?;
         let mut numbers = Vec::new();
         for batch in batches {
             let rows = receiver.receive(batch)?;
             numbers.extend_from_slice(rows.column(0).as_primitive::<Int64Type>().values());
         }
-        receiver.finish(senders)?;
+        receiver.finish()?;
         Ok(numbers)
     }
 
@@ -463,30 +435,30 @@ mod tests {
         let [rows, stated] = sent(7, 1, &batch(0..10));
         let [again, stated_again] = sent(7, 2, &batch(0..10));
         let all: Vec<i64> = (0..10).collect();
-        assert_eq!(received(1, &[rows.clone(), stated.clone()]).unwrap(), all);
+        assert_eq!(received(&[rows.clone(), stated.clone()]).unwrap(), all);
         // A part of the other run's rows suffices to test this.
         let mixed =
             [rows.slice(0, 4), again.slice(0, 6), rows.slice(4, 6), stated_again.clone(), stated.clone()];
-        assert_eq!(received(1, &mixed).unwrap(), all);
-        assert_eq!(received(1, &[again, rows, stated, stated_again]).unwrap(), all);
+        assert_eq!(received(&mixed).unwrap(), all);
+        assert_eq!(received(&[again, rows, stated, stated_again]).unwrap(), all);
     }
 
-    fn wrong(senders: usize, batches: &[RecordBatch], part: &str) {
-        let error = received(senders, batches).unwrap_err().to_string();
+    fn wrong(batches: &[RecordBatch], part: &str) {
+        let error = received(batches).unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("--work-dir"), "{error}");
     }
 
     #[test]
     fn rows_that_are_lost_or_changed_are_found() {
         let [rows, stated] = sent(7, 1, &batch(0..10));
-        wrong(1, &[rows.slice(0, 9), stated.clone()], "partition 0000000000000007 sent 10 rows");
-        wrong(1, &[rows.clone(), rows.slice(4, 1), stated.clone()], "11 rows with digest");
-        wrong(1, std::slice::from_ref(&rows), "sent 0 rows");
-        wrong(1, &[stated], "0 rows with digest");
+        wrong(&[rows.slice(0, 9), stated.clone()], "partition 0000000000000007 sent 10 rows");
+        wrong(&[rows.clone(), rows.slice(4, 1), stated.clone()], "11 rows with digest");
+        wrong(std::slice::from_ref(&rows), "sent 0 rows");
+        wrong(&[stated], "0 rows with digest");
         // As many rows, but others.
         let [_, stated] = sent(7, 1, &batch(3..4));
         let [row, _] = sent(7, 1, &batch(0..1));
-        wrong(1, &[row, stated], "sent 1 rows");
+        wrong(&[row, stated], "sent 1 rows");
     }
 
     #[test]
@@ -494,10 +466,10 @@ mod tests {
         let [rows, stated] = sent(7, 1, &batch(0..10));
         let [none, empty] = sent(8, 1, &batch(0..0));
         assert_eq!((none.num_rows(), empty.num_rows()), (0, 1));
-        let all = received(2, &[rows.clone(), stated.clone(), empty.clone()]).unwrap();
+        let all = received(&[rows.clone(), stated.clone(), empty.clone()]).unwrap();
         assert_eq!(all, (0..10).collect::<Vec<_>>());
-        assert_eq!(received(1, std::slice::from_ref(&empty)).unwrap(), Vec::<i64>::new());
-        wrong(1, &[], "lost partitions: 0 of 1");
+        assert_eq!(received(std::slice::from_ref(&empty)).unwrap(), Vec::<i64>::new());
+        wrong(&[], "nothing arrived");
     }
 
     /// Rows of columns without nulls, of which some partitions have none.
@@ -512,7 +484,6 @@ mod tests {
         let exchange: Arc<dyn ExecutionPlan> =
             Arc::new(RepartitionExec::try_new(input, Partitioning::Hash(vec![key], 5)).unwrap());
         let checked = checked_exchange(&exchange).unwrap();
-        assert_eq!(checked.downcast_ref::<ReceivedExec>().unwrap().senders, 3);
         let sent = Arc::clone(checked.children()[0]);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let context = Arc::new(TaskContext::default());

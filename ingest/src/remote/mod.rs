@@ -34,9 +34,7 @@ use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties, displayable,
-};
+use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties, displayable};
 use datafusion::prelude::SessionConfig;
 use futures::TryStreamExt;
 
@@ -177,10 +175,10 @@ impl ExecutionPlan for OnCluster {
         let sent: Arc<dyn ExecutionPlan> = Arc::new(SentExec::to_one(Arc::clone(&self.plan))?);
         tracing::debug!("on the cluster:\n{}", displayable(sent.as_ref()).indent(false));
         let cluster = Arc::clone(&self.cluster);
-        let (received, senders) = (Arc::clone(&schema), self.plan.output_partitioning().partition_count());
+        let received = Arc::clone(&schema);
         let rows = futures::stream::once(async move {
             let rows = cluster.execute(sent, context.session_config()).await?;
-            ReceivedExec::check(rows, received, senders)
+            ReceivedExec::check(rows, received)
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows.try_flatten())))
     }

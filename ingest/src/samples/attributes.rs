@@ -6,7 +6,6 @@ use super::tables::{CANDIDATES, attributes_table};
 use crate::Result;
 use crate::config::AttributesConfig;
 use crate::sql::{have_keys, list, numbered, our_keys, quote, shown_keys, table};
-use crate::times;
 
 impl StepSql<'_> {
     /// Returns the rows of the attributes with their key, `__onefold_from` (the time from which they are valid),
@@ -24,17 +23,11 @@ impl StepSql<'_> {
         let mut outside = String::new();
         match &attributes.time {
             Some(time) => {
-                let limits = self.limits.of(time);
                 read.push(format!("{} AS __onefold_from", self.columns.time(schema, time)?));
                 nulls.push("__onefold_from IS NULL".to_owned());
-                let at_changes = self.at_clock_changes(time);
-                let change = times::clock_change_sql(time)?.filter(|_| !at_changes.is_empty());
+                let change = self.change_to_leave_out(time)?;
                 read.extend(change.map(|change| format!("{change} AS __onefold_change")));
-                outside = format!(
-                    "WHEN {} THEN {Past} WHEN {} THEN {Future} {at_changes}",
-                    limits.is_past("__onefold_from"),
-                    limits.is_future("__onefold_from")
-                );
+                outside = self.at_wrong_times(time, "__onefold_from");
             }
             None => read.push("CAST(0 AS BIGINT) AS __onefold_from".to_owned()),
         }

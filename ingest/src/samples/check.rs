@@ -188,10 +188,8 @@ impl<'a> StepColumns<'a> {
     /// Checks that no step produces a column that exists already, and that all needed columns exist.
     fn check_made(&self) -> Result<()> {
         let mut made: Vec<&str> = self.rows.fields().iter().map(|field| field.name().as_str()).collect();
-        let labels = self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name));
-        let attributes = self.config.attributes.iter().flat_map(|attributes| &attributes.columns);
         let windows = self.config.timelines.iter().flat_map(|timeline| &timeline.columns);
-        for name in labels.chain(attributes.map(|(name, _)| name)).chain(windows.map(|(name, _)| name)) {
+        for name in self.config.joined_columns().chain(windows.map(|(name, _)| name)) {
             if made.contains(&name.as_str()) {
                 let message = format!("two steps give the samples a column `{name}`");
                 let hint = "give one another name: `columns = { new_name = \"column\" }`, or another label";
@@ -206,11 +204,8 @@ impl<'a> StepColumns<'a> {
     }
 
     fn check_sampling(&self, sampling: &SamplingConfig) -> Result<()> {
-        let labels =
-            self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name.as_str()));
-        let attributes = self.config.attributes.iter().flat_map(|attributes| &attributes.columns);
-        let rows = self.rows.fields().iter().map(|field| field.name().as_str());
-        let known: Vec<&str> = rows.chain(labels).chain(attributes.map(|(name, _)| name.as_str())).collect();
+        let rows = self.rows.fields().iter().map(|field| field.name());
+        let known: Vec<&str> = rows.chain(self.config.joined_columns()).map(String::as_str).collect();
         if !known.contains(&sampling.label.as_str()) {
             return Err(missing_column(self.config, "`[sampling].label`", &sampling.label, &known));
         }

@@ -26,7 +26,7 @@ pub(super) struct StepSql<'a> {
     pub(super) config: &'a Config,
     pub(super) columns: &'a StepColumns<'a>,
     /// The limits of times in `[checks]`.
-    pub(super) limits: TimeLimits,
+    limits: TimeLimits,
     /// The columns of the rows that the narrow tables have.
     narrow: Vec<String>,
     /// The columns of the rows that the dataset needs.
@@ -83,7 +83,6 @@ impl<'a> StepSql<'a> {
         };
         let narrow = list(&self.narrow);
         let time = self.columns.time(&self.columns.rows, &self.config.time)?;
-        let limits = self.limits.of(&self.config.time);
         let change = times::clock_change_sql(&self.config.time)?;
         let changed = change.map_or_else(String::new, |change| format!(", {change} AS __onefold_change"));
         let inner = format!(
@@ -94,12 +93,9 @@ impl<'a> StepSql<'a> {
         let change = if changed.is_empty() { "" } else { ", __onefold_change" };
         let states = format!(
             "SELECT {narrow}, __onefold_time{change}, CASE WHEN NOT __onefold_in THEN {LeftOut} WHEN {} THEN {NoKey} \
-             WHEN {} THEN {Past} WHEN {} THEN {Future} {}WHEN __onefold_ragged THEN {Ragged} ELSE {Usable} END \
-             AS __onefold_state FROM ({inner})",
+             {}WHEN __onefold_ragged THEN {Ragged} ELSE {Usable} END AS __onefold_state FROM ({inner})",
             self.is_null(),
-            limits.is_past("__onefold_time"),
-            limits.is_future("__onefold_time"),
-            self.at_clock_changes(&self.config.time),
+            self.at_wrong_times(&self.config.time, "__onefold_time"),
         );
         let key = &self.config.samples.key;
         if key.is_empty() {
@@ -113,14 +109,27 @@ impl<'a> StepSql<'a> {
         ))
     }
 
-    /// Returns the `WHEN` branch of [`ClockChange`] in the `CASE` expression of a row state. The column
-    /// `__onefold_change` is positive for times at a clock change. Empty if such rows are kept.
-    pub(super) fn at_clock_changes(&self, time: &TimeConfig) -> String {
+    /// Returns the `WHEN` branches of times that are not allowed in the `CASE` expression of a row state. `column` has
+    /// the time in microseconds, `__onefold_change` is the [`change_to_leave_out`](Self::change_to_leave_out).
+    pub(super) fn at_wrong_times(&self, time: &TimeConfig, column: &str) -> String {
+        let limits = self.limits.of(time);
+        let (past, future) = (limits.is_past(column), limits.is_future(column));
+        let change = match self.leaves_out_changes(time) {
+            true => format!("WHEN __onefold_change > 0 THEN {ClockChange} "),
+            false => String::new(),
+        };
+        format!("WHEN {past} THEN {Past} WHEN {future} THEN {Future} {change}")
+    }
+
+    /// Returns whether rows with times at clock changes do not become samples.
+    fn leaves_out_changes(&self, time: &TimeConfig) -> bool {
         let policy = self.config.checks.as_ref().and_then(|checks| checks.clock_changes);
-        if policy.is_none() || time.time_zone.is_none() {
-            return String::new();
-        }
-        format!("WHEN __onefold_change > 0 THEN {ClockChange} ")
+        policy.is_some() && time.time_zone.is_some()
+    }
+
+    /// Returns the expression that is positive for times at a clock change; `None` if such rows are kept.
+    pub(super) fn change_to_leave_out(&self, time: &TimeConfig) -> Result<Option<String>> {
+        if self.leaves_out_changes(time) { times::clock_change_sql(time) } else { Ok(None) }
     }
 
     /// Returns the columns that order the rows of a key in the narrow tables. The first row becomes the sample.
@@ -260,9 +269,7 @@ impl<'a> StepSql<'a> {
         let schema = self.columns.of(log.source);
         let on = log.on.iter().enumerate().map(|(i, (_, theirs))| (quote(theirs), format!("__onefold_k{i}")));
         let time = (self.columns.time(schema, log.time)?, "__onefold_time".to_owned());
-        let limits = self.limits.of(log.time);
-        let at_changes = self.at_clock_changes(log.time);
-        let change = times::clock_change_sql(log.time)?.filter(|_| !at_changes.is_empty());
+        let change = self.change_to_leave_out(log.time)?;
         let change = change.map(|change| (change, "__onefold_change".to_owned()));
         let read = on.chain([time]).chain(change).chain(log.columns.iter().cloned());
         let read: Vec<(String, String)> = read.collect();
@@ -278,11 +285,9 @@ impl<'a> StepSql<'a> {
         let filter = log.condition.map(|sql| format!(" WHERE {}", enclosed(sql))).unwrap_or_default();
         let source = table(log.source);
         let state = format!(
-            "CASE WHEN {} THEN {NoKey} WHEN {} THEN {Past} WHEN {} THEN {Future} {at_changes}ELSE {Usable} END \
-             AS __onefold_state",
+            "CASE WHEN {} THEN {NoKey} {}ELSE {Usable} END AS __onefold_state",
             nulls.join(" OR "),
-            limits.is_past("__onefold_time"),
-            limits.is_future("__onefold_time"),
+            self.at_wrong_times(log.time, "__onefold_time"),
         );
         let states = |rows: &str| {
             format!(
@@ -492,10 +497,8 @@ impl<'a> StepSql<'a> {
         let sampling = self.config.sampling.as_ref();
         let is_weight = |name: &&String| sampling.is_some_and(|sampling| sampling.weight == **name);
         let rows = self.wide.iter().filter(|name| !is_weight(name));
-        let labels = self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name));
-        let attributes = self.config.attributes.iter().flat_map(|attributes| &attributes.columns);
         let event_time = self.keeps_event_times().then(|| EVENT_TIME.to_owned());
-        let made = labels.chain(attributes.map(|(name, _)| name)).chain(&event_time);
+        let made = self.config.joined_columns().chain(&event_time);
         let columns = rows.chain(made).map(|name| quote(name));
         Ok(self.placed(&joined, columns.chain(sampling.map(|sampling| self.weight(sampling))).collect()))
     }
@@ -508,11 +511,8 @@ impl<'a> StepSql<'a> {
             self.identifying().iter().map(|name| format!("{} IS NOT NULL", quote(name))).collect();
         conditions.push(format!("NOT ({})", limits.is_past(&time)));
         conditions.push(format!("NOT ({})", limits.is_future(&time)));
-        if !self.at_clock_changes(&self.config.time).is_empty()
-            && let Some(change) = times::clock_change_sql(&self.config.time)?
-        {
-            conditions.push(format!("{change} = 0"));
-        }
+        let change = self.change_to_leave_out(&self.config.time)?;
+        conditions.extend(change.map(|change| format!("{change} = 0")));
         conditions.push(format!("NOT {}", self.is_ragged()));
         conditions.extend(self.config.samples.condition.as_deref().map(enclosed));
         Ok(format!(

@@ -99,6 +99,34 @@ fn appended_partitions_may_have_further_features() {
 }
 
 #[test]
+fn merged_samples_lack_the_features_that_their_partition_lacks() {
+    let dir = log();
+    for (name, text) in [("first.toml", FIRST.to_owned()), ("more.toml", format!("{FIRST}{MORE}"))] {
+        dir.write(name, text.replace("FROM log\"", "FROM log\"\nkey = [\"request\"]"));
+    }
+    let early: Vec<_> = rows().into_iter().filter(|row| row.request % 4 > 0).collect();
+    dir.write("log.parquet", parquet(columns(&early)));
+    works(&dir, &["build", "first.toml", "--out", "dataset", "--partition", "part=0"]);
+    dir.write("log.parquet", parquet(columns(&rows())));
+    works(&dir, &["append", "more.toml", "--out", "dataset", "--partition", "part=1"]);
+    let merged =
+        works(&dir, &["append", "more.toml", "--out", "dataset", "--merge", "--partition", "part=0"]);
+    assert_eq!(merged["samples_added"], 6);
+    let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+    let lacking = |number: usize| {
+        let sets = snapshot.partitions[number].files.iter();
+        sets.map(|set| set.changes.lacks("price") && set.changes.lacks("shop")).collect::<Vec<_>>()
+    };
+    assert!(lacking(0).iter().all(|lacks| *lacks) && !lacking(1).contains(&true));
+    works(&dir, &["verify", "dataset"]);
+    // This computes the values of the samples that were there, and of those that came late.
+    works(&dir, &["add-features", "more.toml", "--out", "dataset"]);
+    works(&dir, &["build", "more.toml", "--out", "whole"]);
+    let digest = |dataset: &str| works(&dir, &["verify", dataset])["digest"].clone();
+    assert_eq!(digest("dataset"), digest("whole"));
+}
+
+#[test]
 fn features_are_dropped_and_renamed_without_writing_files() {
     let dir = log();
     let numbered = MORE.replace("\"sparse\", group", "\"sparse\", vocabulary = \"frequency\", group");

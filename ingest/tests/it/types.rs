@@ -199,6 +199,27 @@ fn all_problems_are_listed_at_once() {
 }
 
 #[test]
+fn samples_without_a_session_or_a_possible_time_are_counted_in_all_files() {
+    let dir = Dir::new();
+    for (file, first) in [("log/a.csv", 0), ("log/b.csv", 10)] {
+        let rows = format!(
+            "n,at,clicked\n{first},2024-06-01T12:00:00Z,0\n,2024-06-01T12:00:00Z,0\n{},,0\n{},1984-06-01T12:00:00Z,0\n",
+            first + 1,
+            first + 2
+        );
+        dir.write(file, rows);
+    }
+    let rest = "time = \"at\"\n[samples]\nquery = \"SELECT *, 1 AS item FROM log\"\n[features]\nitem = { kind = \"sparse\" }\n";
+    configure(&dir, "\"log\"", rest);
+    dir.fails(&[
+        "column `n`: 2 samples have no value, and a session needs one",
+        "column `at`: 2 samples have no value, and a session needs one",
+        "column `at`: 2 samples have a time before 1990-01-01",
+        "the first 1984-06-01",
+    ]);
+}
+
+#[test]
 fn problems_of_several_files_and_sections_are_listed_together() {
     let dir = Dir::new();
     dir.write("log/a.csv", "");
