@@ -79,6 +79,11 @@ test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, 
 	    $(CARGO) test --locked --release --workspace --test e2e --test distributed -- --ignored torchrec
 	@$(WITH_LIBTORCH) python/test.sh --torch
 
+.PHONY: acceptance
+acceptance: build ## 30 runs that fail at random (FAILURES=…), and 200 plans of jobs that changed (REPLANS=…), with SEED=…
+	@$(WITH_LIBTORCH) tests/acceptance/run_failures.py --bin $(TARGET)/release --seed $(SEED)
+	@tests/acceptance/replans.py --bin $(TARGET)/release --seed $(SEED)
+
 .PHONY: wheel
 wheel: requirements ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones
 	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --bin onefold-train

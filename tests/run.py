@@ -27,6 +27,7 @@ FURTHER_TARGETS = """\
 Further targets:
   make test-torchrec   Rust and Python tests with torch, torchdata and TorchRec (installs 2.3 GB the first time)
   make test-browser    the status page of a preprocessing service in Chromium
+  make acceptance      runs that fail at random moments, and plans of jobs that changed
   make test-random     property tests with new seeds and 100 times as many cases (hours)"""
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")

@@ -39,12 +39,12 @@ pub struct Replanned {
 /// and tables change between whole, divided and copied, as long as that makes the plan cheaper. The search runs
 /// twice, once ordered by the improvement of a change and once by its improvement per moved byte, and the cheaper
 /// plan is used. The plan of [`Beam::Full`] replaces it if the budget allows that and it is cheaper by half a
-/// percent.
+/// percent, or if tables do not fit beside those that stay.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] if the required moves exceed the budget, if tables do not fit beside those that stay, and for
-/// invalid tables or an invalid topology; errors of the cost model.
+/// [`Error::Invalid`] if the required moves exceed the budget, if tables do not fit beside those that stay and no
+/// other plan fits and keeps the budget, and for invalid tables or an invalid topology; errors of the cost model.
 pub fn replan(
     before: &Plan,
     tables: &[Table],
@@ -58,7 +58,22 @@ pub fn replan(
         before.tables.iter().map(|table| (table.name.as_str(), table)).collect();
     let counted = RefCell::new(vec![Counted::default(); tables.len()]);
     let search = Replan { problem: &problem, old, counted };
-    let start = search.start()?;
+    let allowed = |placed: &[Placed]| search.moved_bytes(placed).is_ok_and(|moved| moved <= budget_bytes);
+    let predict = |placement: &Placement| placement.plan(&problem, "replan", global_batch_size);
+    let fresh = || {
+        let found = Beam::Full.cheapest(&problem, predict).ok();
+        found.filter(|(_, placement): &(Plan, Placement)| allowed(&placement.placed))
+    };
+    let start = match search.start() {
+        Ok(start) => start,
+        Err(error) => {
+            let (plan, placement) = fresh().ok_or(error)?;
+            let moved_bytes = search.moved_bytes(&placement.placed)?;
+            let kept_cost_ms = plan.max_cost_ms;
+            let plan = explained(&problem, &placement, plan);
+            return Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes: moved_bytes });
+        }
+    };
     let required_bytes = search.moved_bytes(&start.placed)?;
     if required_bytes > budget_bytes {
         let needed = format_bytes(required_bytes);
@@ -70,8 +85,6 @@ pub fn replan(
             format!("raise the budget to {needed} or more, or make a new plan with `onefold-shard plan`"),
         ));
     }
-    let allowed = |placed: &[Placed]| search.moved_bytes(placed).is_ok_and(|moved| moved <= budget_bytes);
-    let predict = |placement: &Placement| placement.plan(&problem, "replan", global_batch_size);
     let (mut plan, mut best) = (predict(&start)?, start.clone());
     let kept_cost_ms = plan.max_cost_ms;
     for order in [Order::ByCost, Order::ByCostPerByte] {
@@ -81,9 +94,8 @@ pub fn replan(
             (plan, best) = (of_found, found);
         }
     }
-    if let Ok(fresh) = Beam::Full.cheapest(&problem, predict)
+    if let Some(fresh) = fresh()
         && fresh.0.max_cost_ms < WORTH_MOVING * plan.max_cost_ms
-        && allowed(&fresh.1.placed)
     {
         (plan, best) = fresh;
     }
@@ -423,6 +435,30 @@ mod tests {
             new.filter(|shard| shard.rank >= 8).count()
         };
         assert!(on_upper_half(&found.plan) >= 8, "{:?}", shards(&found.plan));
+    }
+
+    /// A plan that fits is found although a table that could be copied before has no room for its copies.
+    #[test]
+    fn tables_that_do_not_fit_beside_the_others_are_planned_anew() {
+        let tables = |rows| {
+            [Table { first: crate::Lookups::of(1.0), ..Table::new("t", rows, 64) }, Table::new("u", 9, 4)]
+        };
+        let [before, after] = [10_000, 30_000].map(tables);
+        let topology = Topology::h100(2, 6_000_000).unwrap();
+        let batch = topology.global_batch_size(64);
+        let copies = |table: &Table| {
+            let shard = |rank| crate::Shard { rank, rows: 0..table.rows, columns: 0..table.dim };
+            TablePlan::new(table, ShardingType::DataParallel, (0..2).map(shard).collect())
+        };
+        let placed = before.iter().map(copies).collect();
+        let before = Plan::predict("test", &before, placed, &topology, &AnalyticCost, batch).unwrap();
+        let found = replan(&before, &after, &topology, &AnalyticCost, batch, u64::MAX).unwrap();
+        found.plan.check(&after, &topology, batch).unwrap();
+        assert_eq!(found.moved_bytes, found.required_bytes);
+        // Nothing fits into less than a half.
+        let small = Topology::h100(2, 3_000_000).unwrap();
+        let error = replan(&before, &after, &small, &AnalyticCost, batch, u64::MAX).unwrap_err().to_string();
+        assert!(error.contains("table `t` has no room beside those that stay"), "{error}");
     }
 
     #[test]
