@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use onefold_base::units::format_bytes;
+use onefold_base::units::{format_bytes, format_least_bytes};
 
 use crate::diff::moved;
 use crate::plan::row_shards;
@@ -43,8 +43,8 @@ pub struct Replanned {
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] if the required moves exceed the budget, if tables do not fit beside those that stay and no
-/// other plan fits and keeps the budget, and for invalid tables or an invalid topology; errors of the cost model.
+/// [`Error::Invalid`] if the required moves exceed the budget, if no plan fits, and for invalid tables or an invalid
+/// topology; errors of the cost model.
 pub fn replan(
     before: &Plan,
     tables: &[Table],
@@ -60,31 +60,23 @@ pub fn replan(
     let search = Replan { problem: &problem, old, counted };
     let allowed = |placed: &[Placed]| search.moved_bytes(placed).is_ok_and(|moved| moved <= budget_bytes);
     let predict = |placement: &Placement| placement.plan(&problem, "replan", global_batch_size);
-    let fresh = || {
-        let found = Beam::Full.cheapest(&problem, predict).ok();
-        found.filter(|(_, placement): &(Plan, Placement)| allowed(&placement.placed))
+    // Returns the bytes that must move for a placement, if the budget allows that.
+    let required = |placed: &[Placed]| match search.moved_bytes(placed)? {
+        bytes if bytes <= budget_bytes => Ok(bytes),
+        bytes => Err(over_budget(bytes, budget_bytes)),
     };
     let start = match search.start() {
         Ok(start) => start,
+        // Tables that need not move have to make room.
         Err(error) => {
-            let (plan, placement) = fresh().ok_or(error)?;
-            let moved_bytes = search.moved_bytes(&placement.placed)?;
+            let (plan, placement) = Beam::Full.cheapest(&problem, predict).map_err(|_| error)?;
+            let moved_bytes = required(&placement.placed)?;
             let kept_cost_ms = plan.max_cost_ms;
             let plan = explained(&problem, &placement, plan);
             return Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes: moved_bytes });
         }
     };
-    let required_bytes = search.moved_bytes(&start.placed)?;
-    if required_bytes > budget_bytes {
-        let needed = format_bytes(required_bytes);
-        return Err(Error::invalid(
-            format!(
-                "{needed} must move to other ranks, as ranks or tables are not those of the old plan, and the budget is {}",
-                format_bytes(budget_bytes)
-            ),
-            format!("raise the budget to {needed} or more, or make a new plan with `onefold-shard plan`"),
-        ));
-    }
+    let required_bytes = required(&start.placed)?;
     let (mut plan, mut best) = (predict(&start)?, start.clone());
     let kept_cost_ms = plan.max_cost_ms;
     for order in [Order::ByCost, Order::ByCostPerByte] {
@@ -94,14 +86,29 @@ pub fn replan(
             (plan, best) = (of_found, found);
         }
     }
-    if let Some(fresh) = fresh()
+    if let Ok(fresh) = Beam::Full.cheapest(&problem, predict)
         && fresh.0.max_cost_ms < WORTH_MOVING * plan.max_cost_ms
+        && allowed(&fresh.1.placed)
     {
         (plan, best) = fresh;
     }
     let moved_bytes = search.moved_bytes(&best.placed)?;
     let plan = explained(&problem, &best, plan);
     Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes })
+}
+
+fn over_budget(required_bytes: u64, budget_bytes: u64) -> Error {
+    let (needed, budget) = (format_bytes(required_bytes), format_bytes(budget_bytes));
+    Error::invalid(
+        format!(
+            "{needed} must move to other ranks, as ranks or tables are not those of the old plan, and the budget is {budget}"
+        ),
+        // The text is never less than what is needed.
+        format!(
+            "raise the budget to {} or more, or make a new plan with `onefold-shard plan`",
+            format_least_bytes(required_bytes)
+        ),
+    )
 }
 
 struct Replan<'a> {
@@ -472,6 +479,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.starts_with("5.0 MiB must move to other ranks"), "{error}");
+        assert!(error.contains("raise the budget to 5079KiB or more"), "{error}");
         let found =
             replan(&before, &tables, &fewer, &AnalyticCost, fewer.global_batch_size(512), on_last).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (on_last, on_last));
