@@ -158,15 +158,15 @@ class Runs:
         return line if ranks == 1 else f"launch --ranks {ranks} -- {line}"
 
     def fail(self, ranks, run, fail, steps):
-        """Starts a run, and lets it fail after a number of logged steps. Returns the steps of the checkpoints that
-        existed before, the exit status and the errors."""
+        """Starts a run, and lets it fail after a number of log lines, or while it begins. Returns the steps of the
+        checkpoints that existed before, the exit status and the errors."""
         job = self.start("onefold-train", self.training(ranks, run))
         log, until = self.folder / run / "metrics.jsonl", time.monotonic() + LIMIT_SECONDS
-        while job.poll() is None and (not log.exists() or log.read_text().count('"step"') < steps):
+        while steps and job.poll() is None and (not log.exists() or log.read_text().count('"step"') < steps):
             assert time.monotonic() < until, "the run does not begin"
             time.sleep(0.001)
-        # The moment within a step is random, too.
-        time.sleep(random.uniform(0.0, 0.01))
+        # The moment within a step, or before the first one, is random, too.
+        time.sleep(random.uniform(0.0, 0.01 if steps else 0.5))
         before = checkpoints(self.folder / run)
         there = [job.pid] if ranks == 1 else children(job.pid)
         # A run that has ended cannot fail any more.
@@ -178,7 +178,8 @@ class Runs:
 
     def check(self, ranks, run, fail, whole):
         """Lets a run fail, resumes it, and compares it with the undisturbed one."""
-        steps = random.randrange(len(whole["losses"]))
+        # Later, a run of this size needs no more memory.
+        steps = 0 if fail is exhaust_memory else random.randrange(1, len(whole["losses"]))
         before, status, errors = self.fail(ranks, run, fail, steps)
         after = checkpoints(self.folder / run)
         told = " | ".join(line for line in errors.splitlines() if line.startswith("error:"))
