@@ -95,7 +95,12 @@ test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, 
 
 .PHONY: test-delta
 test-delta: requirements ## Compile onefold-ingest with the feature `delta` (Rust 1.95), and test Delta Lake tables
-	@$(CARGO) test --locked --release -p onefold-ingest --features delta --test it -- delta
+	@$(WITH_LIBTORCH) $(CARGO) test --locked --release --workspace --features onefold-ingest/delta --test it -- delta
+
+.PHONY: acceptance
+acceptance: build ## 30 runs that fail at random (FAILURES=…), and 200 plans of jobs that changed (REPLANS=…), with SEED=…
+	@$(WITH_LIBTORCH) tests/acceptance/run_failures.py --bin $(TARGET)/release --seed $(SEED)
+	@tests/acceptance/replans.py --bin $(TARGET)/release --seed $(SEED)
 
 .PHONY: wheel
 wheel: requirements ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones

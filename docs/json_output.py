@@ -185,12 +185,12 @@ onefold-cluster build dataset.toml --out clustered --scheduler SCHEDULER --parti
 onefold-cluster append dataset.toml --out clustered --scheduler SCHEDULER
 """
 # Processes that print their address, which replaces these names in later lines.
-LISTENS = {"MASTER", "WORKER", "LOCAL", "SCHEDULER"}
+LISTENS = {"MASTER", "WORKER", "LOCAL", "SCHEDULER", "EXECUTOR"}
 # Commands that are repeated until they succeed and print a value for these keys, because processes have just started.
 AWAITED = {"onefold-serve status": "clients", "onefold-serve jobs": "jobs", "onefold-serve drain": "address"}
 AWAITED_SECONDS = 300
-# The executor only answers the scheduler, and `launch` prints the object of the command that it starts.
-PRINT_NO_OBJECT = {"onefold-cluster executor", "onefold-train launch"}
+# The command prints the object of the command that it starts.
+PRINT_NO_OBJECT = {"onefold-train launch"}
 # Described keys that no command prints here.
 RARE = {
     ("onefold-ingest build", "samples_of_earlier_sessions.<partition>"),
@@ -285,7 +285,7 @@ class Commands:
         words = shlex.split(line.removeprefix("! ").removesuffix("&"))
         first = words.index("--") if words[1] == "launch" else 0
         command = f"{words[0]} {words[first + 1]}"
-        words[first + 2 : first + 2] = ["--json", "--quiet"]
+        words[2:2] = ["--json", "--quiet"]
         if line.endswith("&"):
             self.start(command, words)
         else:

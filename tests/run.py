@@ -29,6 +29,7 @@ Further targets:
   make test-delta      Delta Lake tables as sources (compiles deltalake-core the first time)
   make test-browser    the status page of a preprocessing service in Chromium
   make test-failures   the preprocessing service with 300 kills, 60 stops, 100 jobs and an object store
+  make acceptance      runs that fail at random moments, and plans of jobs that changed
   make test-random     property tests with new seeds and 100 times as many cases (hours)"""
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")

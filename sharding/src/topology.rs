@@ -257,7 +257,11 @@ impl Topology {
             return Ok(());
         }
         Err(Error::invalid(
-            format!("`groups` have {ranks} ranks together, and `ranks` is {}", self.ranks),
+            format!(
+                "`groups` have {} together, and `ranks` is {}",
+                units::count_of(ranks, "rank"),
+                self.ranks
+            ),
             "every rank belongs to one group: correct the groups' `ranks`, or add a group for those that are missing",
         ))
     }

@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Parser;
 use onefold_base::fault::{Explainer, Fault, Kind, explained, option, text};
+use onefold_terminal::{CommandLine, OutputOptions};
 
 use crate::Error;
 use crate::device::{Accelerator, DeviceName};
@@ -120,26 +120,34 @@ pub struct LaunchArguments {
 }
 
 /// Runs a command of this program on several ranks of this machine, and exits with status 1 if a rank has
-/// failed. `C` is the program's command line. `works_on_ranks` returns whether a command is one of `commands`.
+/// failed. `C` is the program's command line. The command's output has the options `output`, and its own ones.
+/// `works_on_ranks` returns whether a command is one of `commands`.
 ///
 /// # Errors
 ///
 /// The error of the command line; a [`Fault`] of [`Kind::Options`] for a command that does not run on ranks;
 /// [`Error::Io`] if the ranks cannot be started.
-pub fn launch<C: Parser>(
+pub fn launch<C: CommandLine>(
     arguments: &LaunchArguments,
+    output: OutputOptions,
     commands: &str,
     works_on_ranks: impl FnOnce(&C) -> bool,
 ) -> anyhow::Result<()> {
     // Parsed here, so that an error is printed once and not by every rank.
     let name = C::command().get_name().to_owned();
     let words = std::iter::once(name.into()).chain(arguments.command.iter().cloned());
-    if !works_on_ranks(&C::try_parse_from(words)?) {
+    let cli = C::try_parse_from(words)?;
+    if !works_on_ranks(&cli) {
         let message = format!("only {commands} work on several ranks");
         anyhow::bail!(Fault::new(Kind::Options, message).hint("start the command without `launch`"));
     }
     let program = std::env::current_exe()?;
-    let exits = distributed::launch(arguments.ranks, &program, &arguments.command, PATIENCE)?;
+    // An option may not be given twice.
+    let own = cli.output();
+    let added = [("--json", output.json && !own.json), ("--quiet", output.quiet && !own.quiet)];
+    let added = added.into_iter().filter(|(_, is_added)| *is_added).map(|(flag, _)| OsString::from(flag));
+    let command: Vec<OsString> = added.chain(arguments.command.iter().cloned()).collect();
+    let exits = distributed::launch(arguments.ranks, &program, &command, PATIENCE)?;
     if exits.iter().all(|exit| exit.status.success()) {
         return Ok(());
     }
@@ -167,7 +175,7 @@ impl DeviceOption {
     }
 }
 
-/// The error types of the libraries, for [`CommandLine::ERRORS`](onefold_terminal::CommandLine::ERRORS).
+/// The error types of the libraries, for [`CommandLine::ERRORS`].
 pub const ERRORS: &[Explainer] = &[
     explained::<Error>,
     explained::<onefold_train_config::Error>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use onefold_base::units::{format_bytes, format_count};
+use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::{
     Ending, EvaluationSummary, GrownTable, LossJump, ModelSize, PartitionFigures, ProgressiveSummary,
@@ -26,11 +26,11 @@ pub(crate) fn size(size: &ModelSize, ranks: u32) -> String {
 
 pub(crate) fn run(summary: &TrainSummary, out: &Path, resumes_with: &str) -> String {
     let mut text = format!(
-        "{} {}: {} samples in {} steps, {:.1} s, {} samples/s, {:.1} % waiting for input\n",
+        "{} {}: {} samples in {}, {:.1} s, {} samples/s, {:.1} % waiting for input\n",
         if summary.ended == Ending::Stopped { "stopped" } else { "trained" },
         out.display(),
         format_count(summary.figures.samples),
-        format_count(summary.steps),
+        count_of(summary.steps, "step"),
         summary.wall_seconds,
         format_count(summary.samples_per_second as u64),
         100.0 * summary.waiting_share,

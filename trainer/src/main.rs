@@ -266,12 +266,10 @@ impl CommandLine for Cli {
             Command::Run(arguments) => run(arguments, printer),
             Command::Follow(arguments) => follow(arguments, printer),
             Command::Launch(arguments) => {
-                command::launch(arguments, "`run`, `follow`, `eval` and `predict`", |cli: &Self| {
-                    let command = &cli.command;
-                    matches!(
-                        command,
-                        Command::Run(_) | Command::Follow(_) | Command::Eval(_) | Command::Predict(_)
-                    )
+                let commands = "`run`, `follow`, `eval` and `predict`";
+                command::launch(arguments, self.output, commands, |cli: &Self| {
+                    use Command::{Eval, Follow, Predict, Run};
+                    matches!(cli.command, Run(_) | Follow(_) | Eval(_) | Predict(_))
                 })
             }
             Command::Eval(arguments) => eval(arguments, printer),

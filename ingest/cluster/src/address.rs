@@ -1,4 +1,4 @@
-//! Addresses of schedulers.
+//! Addresses of processes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,6 +27,12 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
+}
+
+/// The object that `--json` prints once a process listens.
+#[derive(serde::Serialize)]
+pub(crate) struct Listening {
+    pub(crate) address: String,
 }
 
 #[cfg(test)]

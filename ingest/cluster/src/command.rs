@@ -84,7 +84,7 @@ impl CommandLine for Cli {
     fn run(&self, printer: &Printer) -> anyhow::Result<()> {
         match &self.command {
             Command::Scheduler(arguments) => block_on(scheduler::run(arguments, printer)),
-            Command::Executor(arguments) => block_on(executor::run(arguments)),
+            Command::Executor(arguments) => block_on(executor::run(arguments, printer)),
             Command::Build(build) => {
                 run_build(&build.arguments, Some(&|folder| build.cluster(folder)), printer)
             }

@@ -20,10 +20,11 @@ use onefold_base::process::available_threads;
 use onefold_base::units::parse_bytes;
 use onefold_ingest::executor::{executor_runtime, functions};
 use onefold_ingest::remote::Stores;
+use onefold_terminal::Printer;
 use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;
-use crate::address::Address;
+use crate::address::{Address, Listening};
 use crate::codec::PlanCodec;
 use crate::engine::Engine;
 use crate::tls::{Tls, TlsArguments};
@@ -66,7 +67,7 @@ pub(crate) struct ExecutorArguments {
 }
 
 /// Runs an executor until it receives a signal to end.
-pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
+pub(crate) async fn run(arguments: &ExecutorArguments, printer: &Printer) -> anyhow::Result<()> {
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
     let tls = arguments.tls.load()?;
     onefold_storage::path_on_disk(
@@ -80,9 +81,13 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
     let exchange_bytes = arguments.memory_limit / threads as u64 / EXCHANGE_PART;
     let incoming = listen(arguments.bind, arguments.port)?;
     let port = incoming.local_addr()?.port();
+    let host = arguments.host.clone().unwrap_or_else(|| arguments.bind.to_string());
+    let address = format!("{host}:{port}");
+    let text = format!("executor at {address}, with tasks from the scheduler {}", arguments.scheduler);
+    printer.summary(&text, &Listening { address })?;
     let config = ExecutorProcessConfig {
         bind_host: arguments.bind.to_string(),
-        external_host: Some(arguments.host.clone().unwrap_or_else(|| arguments.bind.to_string())),
+        external_host: Some(host),
         port,
         scheduler_host: arguments.scheduler.host.clone(),
         scheduler_port: arguments.scheduler.port,

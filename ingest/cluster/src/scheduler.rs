@@ -23,6 +23,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;
+use crate::address::Listening;
 use crate::codec::PlanCodec;
 use crate::executor::{POLICY, config_producer};
 use crate::tls::{Tls, TlsArguments};
@@ -48,12 +49,6 @@ pub(crate) struct SchedulerArguments {
     executor_timeout: u64,
     #[command(flatten)]
     tls: TlsArguments,
-}
-
-/// The object that `--json` prints once the scheduler listens.
-#[derive(serde::Serialize)]
-struct Listening {
-    address: String,
 }
 
 type OurScheduler = SchedulerServer<LogicalPlanNode, PhysicalPlanNode>;

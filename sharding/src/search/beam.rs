@@ -322,7 +322,7 @@ mod tests {
     use crate::{Pooling, ShardingType, searches};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
-        crate::search::drawn_table(i, &[4, 8, 12, 64, 128, 256])
+        crate::search::tests::drawn_table(i, &[4, 8, 12, 64, 128, 256])
     }
 
     fn problem() -> impl Strategy<Value = (Vec<Table>, Topology)> {

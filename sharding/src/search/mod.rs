@@ -8,9 +8,9 @@ pub(crate) mod packing;
 pub(crate) mod placement;
 pub(crate) mod problem;
 pub(crate) mod replan;
-pub(crate) mod torchrec;
 #[cfg(test)]
-mod unequal;
+mod tests;
+pub(crate) mod torchrec;
 
 use crate::{Beam, CostModel, Greedy, Plan, Result, Table, Topology, TorchrecDefault};
 
@@ -46,19 +46,4 @@ pub fn searches(seed: u64) -> Vec<Box<dyn Search>> {
         Box::new(Beam::Neuroshard),
         Box::new(Beam::Full),
     ]
-}
-
-/// Returns a strategy for a random table, number `i` of a property test, with one of these dimensions.
-#[cfg(test)]
-fn drawn_table(i: usize, dims: &'static [u64]) -> impl proptest::strategy::Strategy<Value = Table> {
-    use proptest::prelude::*;
-
-    use crate::Pooling;
-    let pooling = prop::sample::select(&[Pooling::Sum, Pooling::Attention][..]);
-    (1u64..4000, prop::sample::select(dims), 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
-        move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
-            first: crate::Lookups { pooling_factor, dedupe_factor, pooling, ..crate::Lookups::default() },
-            ..Table::new(format!("table_{i}"), rows, dim)
-        },
-    )
 }

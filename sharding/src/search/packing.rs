@@ -143,7 +143,7 @@ mod tests {
     use crate::{AnalyticCost, Beam, RankGroup, Search, Table, Topology};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
-        crate::search::drawn_table(i, &[4, 8, 12, 64])
+        crate::search::tests::drawn_table(i, &[4, 8, 12, 64])
     }
 
     /// Returns whether whole tables fit, by trying all placements.

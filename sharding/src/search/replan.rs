@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use onefold_base::units::format_bytes;
+use onefold_base::units::{format_bytes, format_least_bytes};
 
 use crate::diff::moved;
 use crate::plan::row_shards;
@@ -39,12 +39,12 @@ pub struct Replanned {
 /// and tables change between whole, divided and copied, as long as that makes the plan cheaper. The search runs
 /// twice, once ordered by the improvement of a change and once by its improvement per moved byte, and the cheaper
 /// plan is used. The plan of [`Beam::Full`] replaces it if the budget allows that and it is cheaper by half a
-/// percent.
+/// percent, or if tables do not fit beside those that stay.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] if the required moves exceed the budget, if tables do not fit beside those that stay, and for
-/// invalid tables or an invalid topology; errors of the cost model.
+/// [`Error::Invalid`] if the required moves exceed the budget, if no plan fits, and for invalid tables or an invalid
+/// topology; errors of the cost model.
 pub fn replan(
     before: &Plan,
     tables: &[Table],
@@ -58,20 +58,25 @@ pub fn replan(
         before.tables.iter().map(|table| (table.name.as_str(), table)).collect();
     let counted = RefCell::new(vec![Counted::default(); tables.len()]);
     let search = Replan { problem: &problem, old, counted };
-    let start = search.start()?;
-    let required_bytes = search.moved_bytes(&start.placed)?;
-    if required_bytes > budget_bytes {
-        let needed = format_bytes(required_bytes);
-        return Err(Error::invalid(
-            format!(
-                "{needed} must move to other ranks, as ranks or tables are not those of the old plan, and the budget is {}",
-                format_bytes(budget_bytes)
-            ),
-            format!("raise the budget to {needed} or more, or make a new plan with `onefold-shard plan`"),
-        ));
-    }
     let allowed = |placed: &[Placed]| search.moved_bytes(placed).is_ok_and(|moved| moved <= budget_bytes);
     let predict = |placement: &Placement| placement.plan(&problem, "replan", global_batch_size);
+    // Returns the bytes that must move for a placement, if the budget allows that.
+    let required = |placed: &[Placed]| match search.moved_bytes(placed)? {
+        bytes if bytes <= budget_bytes => Ok(bytes),
+        bytes => Err(over_budget(bytes, budget_bytes)),
+    };
+    let start = match search.start() {
+        Ok(start) => start,
+        // Tables that need not move have to make room.
+        Err(error) => {
+            let (plan, placement) = Beam::Full.cheapest(&problem, predict).map_err(|_| error)?;
+            let moved_bytes = required(&placement.placed)?;
+            let kept_cost_ms = plan.max_cost_ms;
+            let plan = explained(&problem, &placement, plan);
+            return Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes: moved_bytes });
+        }
+    };
+    let required_bytes = required(&start.placed)?;
     let (mut plan, mut best) = (predict(&start)?, start.clone());
     let kept_cost_ms = plan.max_cost_ms;
     for order in [Order::ByCost, Order::ByCostPerByte] {
@@ -90,6 +95,20 @@ pub fn replan(
     let moved_bytes = search.moved_bytes(&best.placed)?;
     let plan = explained(&problem, &best, plan);
     Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes })
+}
+
+fn over_budget(required_bytes: u64, budget_bytes: u64) -> Error {
+    let (needed, budget) = (format_bytes(required_bytes), format_bytes(budget_bytes));
+    Error::invalid(
+        format!(
+            "{needed} must move to other ranks, as ranks or tables are not those of the old plan, and the budget is {budget}"
+        ),
+        // The text is never less than what is needed.
+        format!(
+            "raise the budget to {} or more, or make a new plan with `onefold-shard plan`",
+            format_least_bytes(required_bytes)
+        ),
+    )
 }
 
 struct Replan<'a> {
@@ -425,6 +444,30 @@ mod tests {
         assert!(on_upper_half(&found.plan) >= 8, "{:?}", shards(&found.plan));
     }
 
+    /// A plan that fits is found although a table that could be copied before has no room for its copies.
+    #[test]
+    fn tables_that_do_not_fit_beside_the_others_are_planned_anew() {
+        let tables = |rows| {
+            [Table { first: crate::Lookups::of(1.0), ..Table::new("t", rows, 64) }, Table::new("u", 9, 4)]
+        };
+        let [before, after] = [10_000, 30_000].map(tables);
+        let topology = Topology::h100(2, 6_000_000).unwrap();
+        let batch = topology.global_batch_size(64);
+        let copies = |table: &Table| {
+            let shard = |rank| crate::Shard { rank, rows: 0..table.rows, columns: 0..table.dim };
+            TablePlan::new(table, ShardingType::DataParallel, (0..2).map(shard).collect())
+        };
+        let placed = before.iter().map(copies).collect();
+        let before = Plan::predict("test", &before, placed, &topology, &AnalyticCost, batch).unwrap();
+        let found = replan(&before, &after, &topology, &AnalyticCost, batch, u64::MAX).unwrap();
+        found.plan.check(&after, &topology, batch).unwrap();
+        assert_eq!(found.moved_bytes, found.required_bytes);
+        // Nothing fits into less than a half.
+        let small = Topology::h100(2, 3_000_000).unwrap();
+        let error = replan(&before, &after, &small, &AnalyticCost, batch, u64::MAX).unwrap_err().to_string();
+        assert!(error.contains("table `t` has no room beside those that stay"), "{error}");
+    }
+
     #[test]
     fn ranks_that_are_gone_and_tables_that_grew_must_move() {
         let (mut tables, topology) = (tables(), Topology::h100(4, 1 << 30).unwrap());
@@ -436,6 +479,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.starts_with("5.0 MiB must move to other ranks"), "{error}");
+        assert!(error.contains("raise the budget to 5079KiB or more"), "{error}");
         let found =
             replan(&before, &tables, &fewer, &AnalyticCost, fewer.global_batch_size(512), on_last).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (on_last, on_last));

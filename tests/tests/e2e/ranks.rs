@@ -115,6 +115,10 @@ fn launched_ranks_train_the_same_model() {
         let loss = dir.command(command).json()["loss"].as_f64().unwrap();
         assert!((loss - expected).abs() < 1e-6, "{command}: {loss} {expected}");
     }
+    // The options of the launcher's output are those of the command, too.
+    let line = "onefold-train launch --ranks 2 --json --quiet -- eval whole --data dataset --timeout 300";
+    let evaluated: Value = serde_json::from_str(&dir.command(line).works()).unwrap();
+    assert!((evaluated["loss"].as_f64().unwrap() - expected).abs() < 1e-6, "{evaluated}");
     dir.command("onefold-train export whole --out a").works();
     dir.command("onefold-train export whole --checkpoint latest --out b").works();
     assert!(dir.read("a/model.safetensors") == dir.read("b/model.safetensors"));

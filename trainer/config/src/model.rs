@@ -152,8 +152,16 @@ pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> 
             format!("`[model].bottom_mlp` is {:?}, but `[embedding].dim` is {dim}", model.bottom_mlp);
         return Err((message, "all widths must be positive, and the last must be the embedding dimension"));
     }
-    for (key, heads) in [("attention_heads", model.attention_heads), ("encoder_heads", model.encoder_heads)] {
-        if dim.checked_rem(u64::try_from(heads).unwrap_or(0)) != Some(0) {
+    let heads = [
+        ("attention_heads", model.attention_heads, Pooling::Attention),
+        ("encoder_heads", model.encoder_heads, Pooling::Encoder),
+    ];
+    for (key, heads, pooling) in heads {
+        // The default does not divide every dimension, which matters only if a table pools in this way.
+        let others = config.tables.values().filter_map(|table| table.pooling);
+        let is_used = others.chain([config.embedding.pooling]).any(|used| used == pooling);
+        let divides = dim.checked_rem(u64::try_from(heads).unwrap_or(0)) == Some(0);
+        if heads < 1 || is_used && !divides {
             let message = format!("`[model].{key}` is {heads}, `[embedding].dim` is {dim}");
             return Err((message, "the dimension must be a multiple of the heads"));
         }

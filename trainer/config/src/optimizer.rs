@@ -78,8 +78,7 @@ impl Default for TableOptimizerConfig {
 impl TableOptimizerConfig {
     /// Returns the configuration of an algorithm with defaults for all other settings.
     pub fn new(kind: TableOptimizer, learning_rate: f32) -> Self {
-        let (eps, beta1, beta2) = (tiny(), beta1(), beta2());
-        Self { kind, learning_rate, eps, beta1, beta2, max_row_grad_norm: None }
+        Self { kind, learning_rate, eps: 1e-8, beta1: 0.9, beta2: 0.999, max_row_grad_norm: None }
     }
 
     pub(super) fn check(&self) -> Result<(), (String, &'static str)> {
@@ -101,18 +100,6 @@ impl TableOptimizerConfig {
         }
         Ok(())
     }
-}
-
-fn tiny() -> f32 {
-    1e-8
-}
-
-fn beta1() -> f32 {
-    0.9
-}
-
-fn beta2() -> f32 {
-    0.999
 }
 
 /// The `[optimizer.dense]` section. Without a learning rate, the default algorithm uses the rate and the
@@ -187,7 +174,7 @@ impl Default for DenseOptimizerConfig {
 impl DenseOptimizerConfig {
     /// Returns the configuration of an algorithm with defaults for all other settings.
     pub fn new(kind: DenseOptimizerKind, learning_rate: f64) -> Self {
-        let (eps, betas) = (eps(), betas());
+        let (eps, betas) = (1e-8, BETAS);
         Self { kind, learning_rate, eps, momentum: 0.0, betas, weight_decay: 0.0, max_grad_norm: None }
     }
 
@@ -252,16 +239,11 @@ pub enum DenseOptimizerKind {
     AdamW,
 }
 
-fn eps() -> f64 {
-    1e-8
-}
-
-fn betas() -> [f64; 2] {
-    [0.9, 0.999]
-}
+/// The default decay rates of Adam and AdamW.
+const BETAS: [f64; 2] = [0.9, 0.999];
 
 fn is_betas(value: &[f64; 2]) -> bool {
-    *value == betas()
+    *value == BETAS
 }
 
 /// The `[schedule]` section: learning-rate schedules, evaluated once per step.

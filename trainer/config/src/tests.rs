@@ -42,10 +42,12 @@ fn every_mistake_names_its_place() {
         refused("[8, 4]", "[8, 5]").contains("`[model].bottom_mlp` is [8, 5], but `[embedding].dim` is 4")
     );
     assert!(refused("[8, 1]", "[]").contains("`[model].top_mlp` is []"));
-    assert!(
-        refused("interaction = \"dot\"", "interaction = \"dot\"\nattention_heads = 3")
-            .contains("attention_heads")
-    );
+    let pools = |heads: &str, pooling: &str| format!("{heads}\n[embedding]\npooling = \"{pooling}\"");
+    let wrong = refused("[embedding]", &pools("attention_heads = 3", "attention"));
+    assert!(wrong.contains("`[model].attention_heads` is 3, `[embedding].dim` is 4"));
+    // Nothing uses these heads.
+    let unused = WHOLE.replace("[embedding]", &pools("attention_heads = 3", "encoder"));
+    TrainConfig::parse(Path::new("train.toml"), &unused).unwrap();
     let block = |key: &str| refused("interaction = \"dot\"", &format!("interaction = \"dot\"\n{key}"));
     assert!(block("encoder_heads = 0").contains("`[model].encoder_heads` is 0, `[embedding].dim` is 4"));
     let wide = "[9223372036854775807, 4]";

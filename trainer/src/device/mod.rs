@@ -148,23 +148,16 @@ impl<'a> From<Option<&'a Tensor>> for Argument<'a> {
     }
 }
 
-impl From<i32> for Argument<'_> {
-    fn from(value: i32) -> Self {
-        Self::Int(value)
-    }
+macro_rules! argument_of {
+    ($($number:ty => $variant:ident),*) => {
+        $(impl From<$number> for Argument<'_> {
+            fn from(value: $number) -> Self {
+                Self::$variant(value)
+            }
+        })*
+    };
 }
-
-impl From<i64> for Argument<'_> {
-    fn from(value: i64) -> Self {
-        Self::Long(value)
-    }
-}
-
-impl From<f32> for Argument<'_> {
-    fn from(value: f32) -> Self {
-        Self::Float(value)
-    }
-}
+argument_of!(i32 => Int, i64 => Long, f32 => Float);
 
 impl Argument<'_> {
     /// Returns the value in the first bytes, as many as its type has.

@@ -274,7 +274,7 @@ fn one_rank_writes_its_model_once() {
     let stop = Stop::new();
     stop.raise();
     let begun = runs.train("run", Existing::Refuse, stop, &Silent).unwrap();
-    assert_eq!((begun.steps, begun.ended), (0, Ending::Stopped));
+    assert_eq!((begun.steps, begun.ended, begun.figures.loss), (0, Ending::Stopped, None));
     // A folder is in the place of the file with the shards of rank 0.
     let shards = runs.folder.path().join("run").join(crate::run::SHARDS);
     fs_err::create_dir_all(shards.join("0.safetensors")).unwrap();

@@ -82,7 +82,7 @@ impl CommandLine for Cli {
         match &self.command {
             Command::Launch(arguments) => {
                 let commands = "`measure-plans`, `profile --collectives` and `check-device`";
-                command::launch(arguments, commands, |cli: &Self| match &cli.command {
+                command::launch(arguments, self.output, commands, |cli: &Self| match &cli.command {
                     Command::MeasurePlans(_) | Command::CheckDevice(_) => true,
                     Command::Profile(arguments) => arguments.is_of_ranks(),
                     _ => false,

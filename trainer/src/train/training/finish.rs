@@ -133,7 +133,7 @@ impl Training<'_> {
             resumed_from_step: clock.resumed_from_step,
             figures: Figures {
                 samples: progress.samples,
-                loss: Some(sums.loss_sum / progress.samples.max(1) as f64),
+                loss: (progress.samples > 0).then(|| sums.loss_sum / progress.samples as f64),
                 ..metrics.first()
             },
             steps: progress.steps,

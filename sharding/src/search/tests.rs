@@ -3,11 +3,23 @@
 use proptest::prelude::*;
 
 use crate::{
-    AnalyticCost, Beam, Error, Plan, RankGroup, Search, ShardingType, Table, Topology, replan, searches,
+    AnalyticCost, Beam, Error, Plan, Pooling, RankGroup, Search, ShardingType, Table, Topology, replan,
+    searches,
 };
 
+/// Returns a strategy for a random table, number `i` of a property test, with one of these dimensions.
+pub(super) fn drawn_table(i: usize, dims: &'static [u64]) -> impl Strategy<Value = Table> {
+    let pooling = prop::sample::select(&[Pooling::Sum, Pooling::Attention][..]);
+    (1u64..4000, prop::sample::select(dims), 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
+        move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
+            first: crate::Lookups { pooling_factor, dedupe_factor, pooling, ..crate::Lookups::default() },
+            ..Table::new(format!("table_{i}"), rows, dim)
+        },
+    )
+}
+
 fn table(i: usize) -> impl Strategy<Value = Table> {
-    crate::search::drawn_table(i, &[4, 8, 12, 64, 128])
+    drawn_table(i, &[4, 8, 12, 64, 128])
 }
 
 fn tables() -> impl Strategy<Value = Vec<Table>> {
