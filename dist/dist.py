@@ -19,6 +19,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+import licences
 import paths
 
 ROOT = paths.ROOT
@@ -52,6 +53,9 @@ def main():
     os.environ.update(paths.compiler_settings())
     build(PROGRAMS)
     programs = arguments.build.absolute() / "release"
+    # Packages of other versions would be taken for these ones by the patterns of names in the manual.
+    for old in [*out.glob("onefold-[0-9]*.tar.gz"), *out.glob("onefold_train-[0-9]*.whl")]:
+        old.unlink()
     wheels = [
         printed(ROOT / "python" / "wheel.sh", out, "--features", "delta"),
         printed(ROOT / "python" / "train" / "wheel.py", "--program", programs / "onefold-train", "--out", out),
@@ -91,8 +95,10 @@ def contents(programs, names):
     for name in names:
         program = (programs / name).read_bytes()
         yield f"bin/{name}", with_run_path(program, RUN_PATH) if name == "onefold-train" else program, 0o755
-    for name, path in [("LICENSE", "LICENSE"), ("README.md", "README.md"), ("INSTALL.md", "docs/src/how-to/install.md")]:
-        yield name, (ROOT / path).read_bytes(), 0o644
+    # With the manual, because README.md links to its pages.
+    for path in [ROOT / "LICENSE", ROOT / "README.md", *sorted((ROOT / "docs" / "src").rglob("*.md"))]:
+        yield str(path.relative_to(ROOT)), path.read_bytes(), 0o644
+    yield "THIRD-PARTY.txt", licences.text().encode(), 0o644
     yield "share/onefold/libtorch.sh", (ROOT / "trainer" / "libtorch.sh").read_bytes(), 0o755
     for folder in ("systemd", "kubernetes"):
         for path in sorted((ROOT / "dist" / folder).iterdir()):

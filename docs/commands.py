@@ -25,7 +25,7 @@ PROGRAMS = [
 
 
 def help_of(binary, command):
-    """What a command prints for `--help`: not the same on a terminal, whose width it would take."""
+    """Returns the `--help` of a command. The output is not a terminal, whose width would change it."""
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     done = subprocess.run(
         [binary, *command, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment

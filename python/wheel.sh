@@ -13,9 +13,10 @@ cd "$(dirname "$0")"
 packages=$(./environment.sh)
 target=${CARGO_TARGET_DIR:-$PWD/../target}
 glibc=$(ldd --version | sed -n '1s/.* \([0-9]*\)\.\([0-9]*\)$/\1_\2/p')
+../dist/licences.py >THIRD-PARTY.txt
 rm -f "$out"/onefold-[0-9]*.whl
 # cargo's messages go to stderr. The path is the only line on stdout.
 CARGO_TARGET_DIR=$target PYTHONPATH=$packages "$packages/bin/maturin" build --release --locked --out "$out" \
-    --compatibility "manylinux_$glibc" --auditwheel=skip ${ONEFOLD_MATURIN_ARGUMENTS:-} "$@" 1>&2
+    --compatibility "manylinux_$glibc" --auditwheel=skip "$@" 1>&2
 wheels=("$out"/onefold-[0-9]*.whl)
 printf '%s\n' "${wheels[0]}"

@@ -56,7 +56,7 @@ def links_of(page):
 
 
 def problem_with(page, target, anchors):
-    """What is wrong with a link, or None."""
+    """Returns the problem of a link, or None."""
     if re.match(r"[a-z][a-z0-9+.-]*:", target):
         return None
     path, _, anchor = target.partition("#")

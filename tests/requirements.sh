@@ -6,7 +6,7 @@
 # With --tests it also checks what `make test` needs beyond `make demo`. LIBTORCH, CARGO, CC, CXX, CARGO_TARGET_DIR and
 # ONEFOLD_CACHE have the meaning that they have for `make`. The exit status is 1 if something is missing.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 tests=
 [ "${1:-}" != --tests ] || tests=yes
 

@@ -26,7 +26,7 @@ Prints one table a section; every figure is one of this machine and this run. Se
 Logs are generated once into `--work` and kept; datasets are removed as soon as they are measured. Two GiB of disk for
 each million samples suffice, and as much again while sorts spill.
 
-The last line is one JSON object of all figures. The exit status is 1 if a command failed; its message stands in the table.
+The last line is one JSON object of all figures. The exit status is 1 if a command failed; its message is in the table.
 """
 
 import argparse

@@ -53,9 +53,9 @@ pub struct BuildOptions {
 /// Where feature groups come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Groups {
-    /// Those that `[features]` puts into one group
+    /// The features that `[features]` puts into one group
     Given,
-    /// Those that change together in the data and repeat often enough; the groups in `[features]` are ignored
+    /// Features that change together in the data and repeat often enough; the groups in `[features]` are ignored
     Auto,
 }
 

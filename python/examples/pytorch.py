@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--table-rows", type=int, required=True, help="rows of every table: more than the largest id")
     parser.add_argument("--global-batch-size", type=int, default=512)
     parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--steps", type=int, help="the number of steps to stop after")
     arguments = parser.parse_args()
     torch.manual_seed(1)
     # The rows of "exact" batches share no ids, so their ids are not copied for EmbeddingBag.

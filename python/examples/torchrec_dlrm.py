@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--table-rows", type=int, required=True, help="rows of every table: more than the largest id")
     parser.add_argument("--global-batch-size", type=int, default=512)
     parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--steps", type=int, help="the number of steps to stop after")
     parser.add_argument("--plain", action="store_true", help="give every sample its own lists, to compare")
     arguments = parser.parse_args()
     torch.manual_seed(1)

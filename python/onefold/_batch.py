@@ -22,7 +22,7 @@ STATE_VERSION = 1
 """The version of the states of datasets."""
 
 Array = TypeVar("Array")
-"""What the arrays of a batch are: numpy.ndarray or torch.Tensor."""
+"""The type of the arrays of a batch: numpy.ndarray or torch.Tensor."""
 
 
 class _Numpy:

@@ -18,16 +18,16 @@ class OnefoldError(Exception):
         super().__init__(*(arguments if message is None else (message,)))
 
     summary: dict[str, Any] | None = None
-    """What a command had found before it failed, as a dict: `verify` lists the problems there. None for other errors."""
+    """The findings of a command before it failed, as a dict: `verify` lists problems. None for other errors."""
 
     @property
     def message(self) -> str:
-        """What is wrong and where, without the hint."""
+        """The problem and its place, without the hint."""
         return str(self).partition(_HINT)[0]
 
     @property
     def hint(self) -> str | None:
-        """What to do, or None if the message has no hint."""
+        """The hint, or None if the message has none."""
         _, found, hint = str(self).partition(_HINT)
         return hint.replace(_HINT, "\n") if found else None
 

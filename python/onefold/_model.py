@@ -24,7 +24,7 @@ functional = torch.nn.functional
 __all__ = ["Core", "Model", "load"]
 
 FORMAT_VERSION = 5
-"""Of `export.json`."""
+"""The version of `export.json`."""
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _BOTTOM, _TOP = "dense_arch.model._mlp.{}._linear", "over_arch.model.0._mlp.{}._linear"

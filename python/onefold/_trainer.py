@@ -112,7 +112,7 @@ def train(
         plan: a plan of `onefold.cli.plan` for the same number of ranks
         trace_steps: the steps, counted from 1, for which every rank records a timeline, such as "10..20"
         overwrite: replace an existing run at `out`, once the new one is complete
-        resume: continue from the newest checkpoint of the run at `out`, or start if there is none
+        resume: continue from the newest checkpoint of the run at `out`, or start a new run
         warm_start: a run, or the directory or URL of its checkpoints, whose model is trained further
         warm_start_checkpoint: a checkpoint of that run to use instead of its model: "latest", or a step
         new_partitions: train only on partitions that were committed after the snapshot of that run

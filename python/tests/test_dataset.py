@@ -227,8 +227,8 @@ def test_a_rank_that_contradicts_another_is_refused(dataset, monkeypatch, no_ran
     for rank, world_size, message in [
         ("1", "", "WORLD_SIZE is missing"),
         ("", "4", "RANK is missing"),
-        ("one", "4", "RANK is `one`, which is no number"),
-        ("-1", "4", "RANK is `-1`, which is no number"),
+        ("one", "4", "RANK is `one`, which is not a number"),
+        ("-1", "4", "RANK is `-1`, which is not a number"),
         ("4", "4", "RANK=4 and WORLD_SIZE=4 name a rank that does not exist"),
     ]:
         monkeypatch.setenv("RANK", rank)

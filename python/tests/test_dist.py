@@ -23,6 +23,8 @@ import pytest
 import yaml
 from ports import free_port
 
+import onefold
+
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "dist"))
 
@@ -120,8 +122,10 @@ def test_programs_of_the_tarball_find_libtorch_beside_them(unpacked, run):
 
 
 def test_the_tarball_has_pages_completions_and_examples(unpacked):
-    for name in ("LICENSE", "README.md", "INSTALL.md", "share/man/man1/onefold.1", "share/man/man1/onefold-read-head.1"):
+    for name in ("share/man/man1/onefold.1", "share/man/man1/onefold-read-head.1"):
         assert (unpacked / name).stat().st_size > 0, name
+    links = re.findall(r"\]\((docs/[^)#]+)", (unpacked / "README.md").read_text())
+    assert links and [link for link in links if not (unpacked / link).is_file()] == []
     bash = unpacked / "share/bash-completion/completions"
     assert sorted(path.name for path in bash.iterdir()) == ["onefold", "onefold-read", "onefold-train"]
     assert "_onefold__read()" in (bash / "onefold-train").read_text()
@@ -131,6 +135,20 @@ def test_the_tarball_has_pages_completions_and_examples(unpacked):
     for folder, files in (("systemd", UNITS), ("kubernetes", MANIFESTS)):
         assert {path.name for path in files} == {path.name for path in (unpacked / "share/onefold" / folder).iterdir()}
     assert os.access(unpacked / "share/onefold/libtorch.sh", os.X_OK)
+
+
+def test_packages_have_licences_and_a_readme(unpacked, train_wheel):
+    def check(licences, readme):
+        assert (licences / "LICENSE").read_bytes() == (PROJECT / "LICENSE").read_bytes()
+        others = (licences / "THIRD-PARTY.txt").read_text()
+        assert re.search(r"^serde [0-9.]+: MIT OR Apache-2.0$", others, re.MULTILINE)
+        assert "Permission is hereby granted, free of charge" in others and "onefold" not in others
+        assert re.search(r"^# onefold", readme.read_text(), re.MULTILINE | re.IGNORECASE)
+
+    check(unpacked, unpacked / "README.md")
+    installed = [Path(onefold.__file__).parents[1].glob("onefold-*.dist-info"), train_wheel.glob("onefold_train-*.dist-info")]
+    for (info,) in installed:
+        check(info / "licenses", info / "METADATA")
 
 
 def test_equal_programs_give_equal_tarballs(tmp_path):

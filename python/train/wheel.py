@@ -11,6 +11,7 @@ import base64
 import hashlib
 import os
 import platform
+import runpy
 import sys
 import tomllib
 import zipfile
@@ -22,6 +23,15 @@ PACKAGE = "onefold_train"
 PROGRAM = "onefold-train"
 TORCH = "2.11.0"
 SUMMARY = "Train DLRMs that compute every distinct row once"
+README = f"""# {PROGRAM}
+
+The program `{PROGRAM}` trains deep learning recommendation models on the datasets of the package `onefold`. It uses
+the libtorch of torch {TORCH}, which pip installs with it:
+
+    {PROGRAM} run train.toml --data DATASET --out RUN
+
+`{PROGRAM} --help` lists its commands. With `onefold` installed, `onefold.cli.train` does the same from Python.
+"""
 
 
 def main():
@@ -33,6 +43,7 @@ def main():
     program = with_run_path(arguments.program.read_bytes(), "$ORIGIN")
     tag = f"py3-none-{platform_tag()}"
     info = f"{PACKAGE}-{version}.dist-info"
+    third_party = runpy.run_path(str(ROOT / "dist" / "licences.py"))["text"]()
     files = {
         f"{PACKAGE}/__init__.py": ((HERE / PACKAGE / "__init__.py").read_bytes(), 0o644),
         f"{PACKAGE}/{PROGRAM}": (program, 0o755),
@@ -40,6 +51,7 @@ def main():
         f"{info}/WHEEL": (f"Wheel-Version: 1.0\nGenerator: onefold\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(), 0o644),
         f"{info}/entry_points.txt": (f"[console_scripts]\n{PROGRAM} = {PACKAGE}:main\n".encode(), 0o644),
         f"{info}/licenses/LICENSE": ((ROOT / "LICENSE").read_bytes(), 0o644),
+        f"{info}/licenses/THIRD-PARTY.txt": (third_party.encode(), 0o644),
     }
     record = "".join(f"{name},sha256={digest(data)},{len(data)}\n" for name, (data, _) in files.items())
     files[f"{info}/RECORD"] = (f"{record}{info}/RECORD,,\n".encode(), 0o644)
@@ -78,7 +90,8 @@ def with_run_path(program, run_path):
 def metadata(version):
     return (
         f"Metadata-Version: 2.4\nName: {PROGRAM}\nVersion: {version}\nSummary: {SUMMARY}\n"
-        f"License-Expression: Apache-2.0\nLicense-File: LICENSE\nRequires-Python: >=3.11\nRequires-Dist: torch=={TORCH}\n"
+        f"License-Expression: Apache-2.0\nLicense-File: LICENSE\nLicense-File: THIRD-PARTY.txt\n"
+        f"Requires-Python: >=3.11\nRequires-Dist: torch=={TORCH}\nDescription-Content-Type: text/markdown\n\n{README}"
     ).encode()
 
 

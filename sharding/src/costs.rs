@@ -216,7 +216,7 @@ impl Costs {
         let mut costs = Self {
             machine: text(MACHINE_KEY)?,
             kernel_version: text(KERNEL_KEY)?,
-            sets: text(SETS_KEY)?.parse().map_err(|_| wrong(format!("`{SETS_KEY}` is no number")))?,
+            sets: text(SETS_KEY)?.parse().map_err(|_| wrong(format!("`{SETS_KEY}` is not a number")))?,
             compute: Vec::new(),
             exchanges: Vec::new(),
         };

@@ -441,7 +441,7 @@ def precisions(text):
     names = list(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in PRECISIONS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"`{unknown[0]}` is none of {', '.join(PRECISIONS)}")
+        raise argparse.ArgumentTypeError(f"`{unknown[0]}` is not one of {', '.join(PRECISIONS)}")
     return names
 
 

@@ -59,7 +59,7 @@ def arguments():
     options.precision = options.precision.split(",")
     unknown = [name for name in options.precision if name not in PRECISIONS]
     if unknown:
-        parser.error(f"--precision: `{unknown[0]}` is none of {', '.join(PRECISIONS)}")
+        parser.error(f"--precision: `{unknown[0]}` is not one of {', '.join(PRECISIONS)}")
     return options
 
 

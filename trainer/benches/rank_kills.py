@@ -28,7 +28,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", default="2,3,4", help="numbers of ranks, in turn")
-    parser.add_argument("--within", type=float, default=6.0, help="a rank dies within so many seconds after its start")
+    parser.add_argument("--within", type=float, default=6.0, help="a rank dies within this time after its start, in seconds")
     parser.add_argument("--stop", action="store_true", help="stop a rank before the others are killed")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()

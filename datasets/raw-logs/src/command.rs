@@ -60,7 +60,7 @@ struct Output {
     /// The directory to write; it appears whole or not at all
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Replace the raw logs that are there
+    /// Replace existing raw logs
     #[arg(long)]
     overwrite: bool,
 }

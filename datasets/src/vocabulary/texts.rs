@@ -96,7 +96,7 @@ impl TextIds {
         Err(self.too_many())
     }
 
-    /// Adds a text that has no number yet.
+    /// Adds a text that has not been numbered yet.
     fn add(&self, shard: &mut Shard, number: i64, text: &str) -> Result<i64> {
         if shard.places.is_full() && !self.budget.grow(&mut shard.places) {
             return Err(self.too_many());

@@ -77,7 +77,7 @@ pub(crate) struct WorkerArguments {
 pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyhow::Result<()> {
     if arguments.host.is_none() && arguments.listen.ip().is_unspecified() {
         let message = format!(
-            "clients cannot reach a worker at `{}`, which stands for all addresses of this machine",
+            "clients cannot reach a worker at `{}`, which means all addresses of this machine",
             arguments.listen
         );
         let hint = text!["name the one that they reach with ", option("host")];

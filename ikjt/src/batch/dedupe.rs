@@ -135,8 +135,7 @@ impl Index {
         Self { entries: vec![(0, -1); (2 * rows).next_power_of_two().max(2)] }
     }
 
-    /// Returns the number of the distinct row that `equal` accepts. If there is none, adds `row` as a new distinct
-    /// row.
+    /// Returns the number of the distinct row that `equal` accepts. Otherwise adds `row` as a new distinct row.
     fn find_or_insert(
         &mut self,
         hash: u64,

@@ -412,7 +412,7 @@ mod tests {
             ("op = 'boxcox'\ninputs = ['x']\nlambda = inf", "`lambda` is inf, which is not finite"),
             ("op = 'bucketize'\ninputs = ['x']\nborders = [1]", "`output` is missing"),
             ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = []", "`borders` is empty"),
-            ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = [2, 1]", "2 stands before 1"),
+            ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = [2, 1]", "2 is before 1"),
             ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = [1, nan]", "not finite"),
             ("op = 'bucketize'\ninputs = ['x']\noutput = 'y'\nborders = [1e39]", "not finite"),
             ("op = 'onehot'\ninputs = ['x']\noutput = 'y'\nlow = 1\nhigh = 1\nbuckets = 2", "no width"),

@@ -51,7 +51,7 @@ pub(super) fn bucketize(arguments: &mut Arguments) -> Checked<IdOp> {
         return Err(Problem::new("`borders` is empty", "write at least one border, in ascending order"));
     }
     if let Some(i) = (1..borders.len()).find(|i| borders[i - 1] > borders[*i]) {
-        let message = format!("`borders` is not sorted: {} stands before {}", borders[i - 1], borders[i]);
+        let message = format!("`borders` is not sorted: {} is before {}", borders[i - 1], borders[i]);
         return Err(Problem::new(message, "write the borders in ascending order"));
     }
     Ok(IdOp::Bucketize { borders, edges: arguments.optional("edges")?.unwrap_or_default() })

@@ -268,7 +268,7 @@ fn kind(column: Column) -> &'static str {
     }
 }
 
-/// Returns whether `name` matches `glob`, in which each `*` stands for any text.
+/// Returns whether `name` matches `glob`, in which each `*` matches any text.
 fn matches_glob(glob: &str, name: &str) -> bool {
     let mut parts = glob.split('*');
     let Some(mut rest) = parts.next().and_then(|start| name.strip_prefix(start)) else { return false };

@@ -11,7 +11,7 @@ use crate::{Checked, Config, check};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {
-    /// The configuration, as of `build`
+    /// The configuration, as for `build`
     config: PathBuf,
     #[command(flatten)]
     engine: EngineArguments,

@@ -23,8 +23,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Look at the first rows of logs, and write a `dataset.toml` that builds a dataset of them
     ///
-    /// Comments say what each choice rests on, and what to check.
-    /// Example: onefold-ingest init 'logs/*.csv' --out dataset.toml
+    /// Comments give the evidence of each choice, and mark the choices to check. Example: onefold-ingest init
+    /// 'logs/*.csv' --out dataset.toml
     Init(init::InitArguments),
     /// Build a dataset from the raw logs that a `dataset.toml` names
     ///
@@ -36,34 +36,34 @@ pub(crate) enum Command {
     Check(check::CheckArguments),
     /// Add partitions to a dataset, or build some of its partitions again
     ///
-    /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others
-    /// stay. Running it again changes nothing. Layout, order and buckets are those of the dataset; features and
-    /// sessions must be, too, but there may be further features: samples that are there have no ids, or 0, of these. A
-    /// dataset that does not exist is created. Where samples have keys, those after midnight are added to the partition
-    /// in which their session began. Example: onefold-ingest append logs/dataset.toml --out dataset
-    /// --partition date=2024-06-01
+    /// The partitions of the logs are added, or replace existing partitions unless these have more samples. Running it
+    /// again changes nothing. Layout, order and buckets are those of the dataset. Features and sessions must be equal,
+    /// but further features are allowed: existing samples then have no ids, or 0, for these. If the dataset does not
+    /// exist, it is created. If samples have keys, samples after midnight are added to the partition in which their
+    /// session began. Example: onefold-ingest append logs/dataset.toml --out dataset --partition date=2024-06-01
     ///
-    /// With `--merge`, partitions keep their samples, and samples of the logs that they lack are added: late ones, and
-    /// those after midnight of sessions that began before it. Only the ranges of buckets that get samples are
-    /// written anew. Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
+    /// With `--merge`, partitions keep their samples, and get the samples of the logs that they lack: late samples, and
+    /// samples after midnight whose session began before. Only the ranges of buckets that get samples are rewritten.
+    /// Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
     Append(build::AppendArguments),
     /// Compute features that a dataset or some of its partitions lack, and write their columns alone
     ///
-    /// The configuration declares further features, as for `append`. Their values are computed from the logs, by the key
-    /// of the samples, and written into files beside those of the samples that are there. The dataset is then the one that
-    /// a build of all features gives. Example: onefold-ingest add-features logs/dataset.toml --out dataset
-    /// --partition 'date>=2024-05-01'
+    /// The configuration declares further features, as for `append`. Their values are computed from the logs, joined by
+    /// the key of the samples, and written into files beside the existing ones. The dataset then equals one that was
+    /// built with all features. Example: onefold-ingest add-features logs/dataset.toml --out dataset --partition
+    /// 'date>=2024-05-01'
     AddFeatures(columns::ColumnsArguments),
-    /// Compute labels and weights from the events that the logs have now, and write those that changed
+    /// Compute labels and weights again from the current logs, and write those that changed
     ///
-    /// No other column is written. Partitions whose labels are those of the dataset get no files.
-    /// Example: onefold-ingest relabel logs/dataset.toml --out dataset --partition 'date>=2024-05-25'
+    /// No other column is written. Partitions without changed labels get no files. Example: onefold-ingest relabel
+    /// logs/dataset.toml --out dataset --partition 'date>=2024-05-25'
     Relabel(columns::ColumnsArguments),
     /// Write one range of a dataset's buckets; `commit` makes a dataset of all of them
     ///
-    /// Any scheduler can so build a dataset on many machines, each of which needs only its range's samples. Samples of
-    /// other ranges are left out. Nothing is visible before the commit. Example: onefold-ingest write dataset.toml
-    /// segments/segment-00003-of-00016.parquet --bucket 3/16 --dataset s3://bucket/dataset --out s3://bucket/parts/3.json
+    /// With this, any scheduler can build a dataset on many machines. Each needs only the samples of its range. Samples
+    /// of other ranges are left out. Nothing is visible before the commit. Example: onefold-ingest write dataset.toml
+    /// segments/segment-00003-of-00016.parquet --bucket 3/16 --dataset s3://bucket/dataset --out
+    /// s3://bucket/parts/3.json
     Write(parts::WriteArguments),
     /// Commit the ranges that `write` has written
     ///
@@ -71,13 +71,13 @@ pub(crate) enum Command {
     Commit(parts::CommitArguments),
     /// Split an arriving log by the hash of its keys into segments that compress better and cluster alone
     ///
-    /// Logs that are split by the same key into as many segments match, segment by segment.
-    /// Example: onefold-ingest shard logs/features/*.parquet --by session_id --segments 16 --out segments
+    /// Logs that are split by the same key into the same number of segments match segment by segment. Example:
+    /// onefold-ingest shard logs/features/*.parquet --by session_id --segments 16 --out segments
     Shard(shard::ShardArguments),
     /// Read a whole dataset and list everything that is wrong with it
     ///
-    /// With `--absent`, also look for users in all snapshots that exist, and list what is found of them.
-    /// Example: onefold-ingest verify dataset
+    /// With `--absent`, also search all existing snapshots for users, and list what is found. Example: onefold-ingest
+    /// verify dataset
     Verify(verify::VerifyArguments),
     /// List the snapshots of a dataset: when each was committed, and what it changed
     ///
@@ -85,30 +85,28 @@ pub(crate) enum Command {
     History(history::HistoryArguments),
     /// Remove old snapshots, and files that no other snapshot names
     ///
-    /// Files that writers left when they were killed are removed too. The newest snapshot is always kept, and so are
-    /// files whose names no writer of datasets makes.
-    /// Example: onefold-ingest vacuum dataset --keep 10 --older-than 1d
+    /// Files of killed writers are removed, too. The newest snapshot is always kept, and so are files whose names are
+    /// not those of dataset files. Example: onefold-ingest vacuum dataset --keep 10 --older-than 1d
     Vacuum(vacuum::VacuumArguments),
     /// Remove the samples of users from a dataset
     ///
-    /// Only files that hold samples of the users are written again. Users are told by what sessions were made from: the
-    /// file has the values of the session's key, or of the user where a pause ends a session. The new snapshot has the
-    /// samples of a dataset that was built from logs without the users. Older snapshots still have them; with `--purge`,
-    /// these are removed, too, and whatever reads one of them fails from then on.
-    /// Example: onefold-ingest forget dataset --users users.txt
+    /// Only files with samples of the users are rewritten. The file of users has the values of the session's key, or of
+    /// the user if a pause ends sessions. The new snapshot equals a dataset that was built from logs without the users.
+    /// Older snapshots still contain them. With `--purge`, these snapshots are removed, too, and everything that reads
+    /// one of them fails afterwards. Example: onefold-ingest forget dataset --users users.txt
     Forget(forget::ForgetArguments),
-    /// Merge files of a dataset where many have gathered
+    /// Merge the files of partitions that have more files than a build writes
     ///
-    /// A range of buckets that has more files or row groups than a new dataset would have is written again, as a new
-    /// dataset has it. The samples and their digest stay as they are. If there is nothing to gain, nothing is committed.
-    /// Example: onefold-ingest compact dataset --partition 'date>=2024-06-01'
+    /// A range of buckets with more files or row groups than a new dataset would have is rewritten as in a new dataset.
+    /// Samples and digest do not change. If no range needs it, nothing is committed. Example: onefold-ingest compact
+    /// dataset --partition 'date>=2024-06-01'
     Compact(compact::CompactArguments),
-    /// Drop features from a dataset; no file is written again
+    /// Drop features from a dataset, without rewriting files
     ///
     /// Older snapshots still have them. The space of their columns becomes free when partitions are written again and
     /// old snapshots are removed by `vacuum`. Example: onefold-ingest drop-features dataset user_age item_tags
     DropFeatures(features::DropArguments),
-    /// Rename a feature of a dataset; no file is written again
+    /// Rename a feature of a dataset, without rewriting files
     ///
     /// Older snapshots have the old name. Example: onefold-ingest rename-feature dataset user_tags user_topics
     RenameFeature(features::RenameArguments),

@@ -22,7 +22,7 @@ pub(crate) struct RenameArguments {
     dataset: PathBuf,
     /// The name of a sparse, sequence or dense feature
     old: String,
-    /// The name that it gets
+    /// The new name of the feature
     new: String,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct ForgetArguments {
     /// columns of the session's key, or with the column of the user
     #[arg(long, value_name = "FILE")]
     users: PathBuf,
-    /// Tell users by this kept column (`keep` in `dataset.toml`), where sessions are not those of users
+    /// Identify users by this kept column (`keep` in `dataset.toml`), if sessions are not keyed by user
     #[arg(long, value_name = "NAME")]
     column: Option<String>,
     /// Print what would be removed, and remove nothing

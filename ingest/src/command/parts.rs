@@ -14,7 +14,7 @@ use crate::{Config, Part, commit_parts, write_part};
 /// The arguments of `write`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WriteArguments {
-    /// The configuration, as of `build`
+    /// The configuration, as for `build`
     config: PathBuf,
     /// Read these files, folders or URLs in place of those of the configuration's only source
     input: Vec<String>,
@@ -40,10 +40,11 @@ pub(crate) struct CommitArguments {
     /// The parts, one of each range: files, or folders or URLs of folders that hold nothing else
     #[arg(required = true)]
     parts: Vec<PathBuf>,
-    /// Replace the dataset that is there
+    /// Replace an existing dataset
     #[arg(id = "commit = overwrite", long = "overwrite")]
     overwrite: bool,
-    /// Add the partitions of the parts to the dataset, or replace those that do not get fewer samples
+    /// Add the partitions of the parts to the dataset. An existing partition is replaced unless it would have fewer
+    /// samples
     #[arg(id = "commit = append", long = "append", conflicts_with = "commit = overwrite")]
     append: bool,
     /// As `--append`, and replace partitions even if they then have fewer samples

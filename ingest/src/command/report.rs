@@ -27,7 +27,7 @@ pub(crate) struct ReportArguments {
     /// Report on the logs of this configuration, before a dataset is built from them
     #[arg(long, value_name = "CONFIG", conflicts_with = "dataset")]
     from_logs: Option<PathBuf>,
-    /// With `--from-logs`: the number of samples to take, about; whole sessions are taken
+    /// With `--from-logs`: the approximate number of samples to take, in whole sessions
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..))]
     samples: u64,
     /// Write the report as one self-contained page to this file
@@ -36,7 +36,7 @@ pub(crate) struct ReportArguments {
     /// Memory for sorting samples into another order
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "256MiB")]
     memory_limit: u64,
-    /// The most samples that are written in each layout, to measure their size
+    /// The largest number of samples to write in each layout, to measure its size
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     encode_samples: usize,
     /// Directory for these files, which are removed again [default: the system's temporary directory]

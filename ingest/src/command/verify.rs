@@ -28,10 +28,11 @@ pub(crate) struct VerifyArguments {
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true, requires = "against")]
     partition: PartitionFilter,
     /// Look for the users of this file in all snapshots that exist, or in that of `--at`: in ids of sessions, the kept
-    /// column and the feature of the users' column, statistics and vocabularies. The file is as of `forget`
+    /// column and the feature of the users' column, statistics and vocabularies. The file has the form that `forget`
+    /// takes
     #[arg(long, value_name = "FILE")]
     absent: Option<PathBuf>,
-    /// With `--absent`: tell users by this kept column, where sessions are not those of users
+    /// With `--absent`: identify users by this kept column, if sessions are not keyed by user
     #[arg(long, value_name = "NAME", requires = "absent")]
     column: Option<String>,
     #[command(flatten)]

@@ -131,7 +131,7 @@ fn check_names(file: &FileColumns) -> Result<(), FileError> {
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         None => Ok(()),
         Some(pair) => {
-            let hint = "write the file again with a name for each column, or set `header` if there is none";
+            let hint = "write the file again with a name for each column, or set `header` if it lacks one";
             Err((file.name.clone(), (format!("it has two columns `{}`", pair[0]), hint.to_owned())))
         }
     }

@@ -113,7 +113,7 @@ impl SentScan {
             scan.cloned()
         });
         let Some(scan) = scan else {
-            return datafusion::common::internal_err!("a scan was sent that is none of files");
+            return datafusion::common::internal_err!("a scan was sent that does not read files");
         };
         let wrong = |(message, hint): (String, String)| {
             external(crate::Error::source(&self.source, Path::new(&self.store.url), message, hint))

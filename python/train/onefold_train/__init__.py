@@ -10,7 +10,7 @@ TORCH = "2.11.0"
 """The version of torch whose libtorch the program was built with; other versions have another binary interface."""
 
 HINT = f"install it with `pip install torch=={TORCH}`"
-"""What to do about an error of `program`."""
+"""The hint for an error of `program`."""
 
 
 def main():

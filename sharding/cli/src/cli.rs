@@ -102,7 +102,7 @@ pub(crate) struct PlanArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplanArguments {
-    /// The plan that the job has
+    /// The present plan of the job
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: PathBuf,
     /// The tables as they are now (`onefold-shard tables` writes the file)
@@ -199,7 +199,7 @@ pub(crate) struct ShowArguments {
     /// Also write a self-contained page
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Replace the page if it is there
+    /// Replace an existing page
     #[arg(long)]
     pub(crate) overwrite: bool,
 }
@@ -338,7 +338,7 @@ pub(crate) struct OutputFile {
     /// File to write
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(long)]
     pub(crate) overwrite: bool,
 }

@@ -96,8 +96,8 @@ pub fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn
     })
 }
 
-/// Returns the models of the program for the hardware of all ranks, or no models if there is none for one of the
-/// ranks.
+/// Returns the models of the program for the hardware of all ranks, or an empty list if one of
+/// the ranks has no model.
 fn shipped_for(topology: &Topology) -> Result<Vec<ModelFile>, Error> {
     let mut files = ModelFile::SHIPPED.into_iter().map(ModelFile::shipped).collect::<Result<Vec<_>, _>>()?;
     let hardware: Vec<Option<&str>> = (0..topology.ranks).map(|rank| topology.hardware_of(rank)).collect();

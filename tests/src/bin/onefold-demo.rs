@@ -125,7 +125,7 @@ fn call(program: &str, arguments: &[&str]) -> anyhow::Result<Value> {
 }
 
 fn number(value: &Value, key: &str) -> anyhow::Result<f64> {
-    value[key].as_f64().with_context(|| format!("a summary has no number `{key}`"))
+    value[key].as_f64().with_context(|| format!("a summary lacks the number `{key}`"))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

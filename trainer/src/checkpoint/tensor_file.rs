@@ -295,7 +295,7 @@ fn parse_header(header: &[u8], bytes: u64) -> Result<BTreeMap<String, Info>, Fau
         let values = info.shape.iter().try_fold(info.dtype.size(), |n, side| n.checked_mul(*side));
         let (start, end) = info.data_offsets;
         if end.checked_sub(start) != values.map(|n| n as u64) || end > bytes {
-            return Err(format!("`{name}` stands at {start}..{end} of {bytes} bytes").into());
+            return Err(format!("`{name}` is at {start}..{end} of {bytes} bytes").into());
         }
         infos.insert(name, info);
     }

@@ -139,8 +139,8 @@ fn legend() -> String {
 }
 
 fn lead(steps: usize) -> String {
-    let scale = "All steps have one scale. A name stands in a span that has room for it, and all names, times \
-                 and bytes are shown where the pointer rests.";
+    let scale = "All steps have one scale. A span has its name if there is room; the pointer shows its name, \
+                 time and bytes.";
     match steps > STEPS {
         true => format!("The first {STEPS} of {} steps. {scale}", format_count(steps as u64)),
         false => scale.to_owned(),

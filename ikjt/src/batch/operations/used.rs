@@ -30,7 +30,7 @@ pub(crate) fn listed<'a>(column: &'a [i32], rows: &'a [i32]) -> impl Iterator<It
 /// Numbers rows in the order of their first use. The lookup table is reused between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Renumbering {
-    /// For each row, counted from the lowest used row: 1 + its new number, or 0 if it has no number. All entries are
+    /// For each row, counted from the lowest used row: 1 + its new number, or 0 if it is not used. All entries are
     /// 0 between calls.
     numbers: Vec<u32>,
 }
