@@ -214,7 +214,7 @@ fn written_so() -> impl Strategy<Value = WriterOptions> {
 }
 
 proptest! {
-    #![proptest_config(onefold_property::cases(48))]
+    #![proptest_config(onefold_property::cases(24))]
 
     #[test]
     fn forgetting_users_gives_what_a_build_without_them_gives(

@@ -243,7 +243,7 @@ fn buckets_share_files() {
 }
 
 proptest! {
-    #![proptest_config(onefold_property::cases(12))]
+    #![proptest_config(onefold_property::cases(6))]
 
     #[test]
     fn global_batches_do_not_depend_on_the_ranks(

@@ -428,7 +428,7 @@ fn ages_in_time(samples: &[[i64; 3]], attributes: &[[i64; 4]]) -> Vec<Option<Opt
 }
 
 proptest! {
-    #![proptest_config(onefold_property::cases(40))]
+    #![proptest_config(onefold_property::cases(16))]
 
     /// Covers many rows of one key, keys of two columns, null attributes, and samples and attributes with equal
     /// times.
@@ -544,7 +544,7 @@ fn expected_samples((features, events, attributes): &Logs, window: i64) -> (Vec<
 }
 
 proptest! {
-    #![proptest_config(onefold_property::cases(40))]
+    #![proptest_config(onefold_property::cases(16))]
 
     #[test]
     fn declared_steps_do_what_they_are_defined_to_do(
@@ -629,7 +629,7 @@ fn credited(samples: &[[i64; 2]], events: &[[i64; 3]], window: i64, credit: &str
 }
 
 proptest! {
-    #![proptest_config(onefold_property::cases(40))]
+    #![proptest_config(onefold_property::cases(16))]
 
     #[test]
     fn events_belong_to_the_samples_that_credit_says(

@@ -417,7 +417,7 @@ fn check(setup: &Setup, rows: &[(Row, u8)]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 60, ..onefold_property::cases(40) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 60, ..onefold_property::cases(12) })]
 
     #[test]
     fn a_merge_gives_the_dataset_of_the_whole_log(setup in setups(), rows in rows()) {
