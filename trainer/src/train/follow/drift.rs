@@ -200,7 +200,7 @@ mod tests {
         // The octaves have equal shares.
         for octave in 0..8 {
             let ends = 2.0_f32.powi(octave)..2.0_f32.powi(octave + 1);
-            let share = places.iter().filter(|place| ends.contains(place)).count() as f64 / 1e5;
+            let share = places.iter().filter(|place| ends.contains(*place)).count() as f64 / 1e5;
             assert!((share - 0.125).abs() < 0.01, "{octave}: {share}");
         }
     }
