@@ -16,7 +16,8 @@ use crate::{Error, Result, suggest};
 /// [`Error::Fault`] if the dataset does not have one of these features, or would have no features left;
 /// [`Error::NotADataset`], [`Error::Snapshot`] and [`Error::Storage`] if it cannot be read or written.
 pub fn drop_features(storage: &Storage, names: &[String]) -> Result<Snapshot> {
-    alter(storage, |snapshot| names.iter().try_for_each(|name| drop_feature(snapshot, name)))
+    let drop = |snapshot: &mut Snapshot| names.iter().try_for_each(|name| drop_feature(snapshot, name));
+    alter(storage, drop, "keep at least one feature")
 }
 
 /// Renames a dense or sparse feature of the dataset in `storage`. Its vocabulary is renamed too if it has the
@@ -28,19 +29,25 @@ pub fn drop_features(storage: &Storage, names: &[String]) -> Result<Snapshot> {
 /// [`Error::Fault`] if the dataset does not have the feature, or if no feature can have the new name;
 /// [`Error::NotADataset`], [`Error::Snapshot`] and [`Error::Storage`] if it cannot be read or written.
 pub fn rename_feature(storage: &Storage, old: &str, new: &str) -> Result<Snapshot> {
-    alter(storage, |snapshot| rename(snapshot, old, new))
+    alter(storage, |snapshot| rename(snapshot, old, new), NEW_NAME)
 }
 
+/// The hint for a name that a feature cannot get.
+const NEW_NAME: &str = "give a name that no column of the dataset has";
+
 /// Applies `edit` to the newest snapshot and commits the result. If another writer commits first, `edit` is
-/// applied to that writer's snapshot instead.
-fn alter(storage: &Storage, edit: impl Fn(&mut Snapshot) -> Result<()>) -> Result<Snapshot> {
+/// applied to that writer's snapshot instead. `hint` is for a schema that no dataset can have.
+fn alter(storage: &Storage, edit: impl Fn(&mut Snapshot) -> Result<()>, hint: &str) -> Result<Snapshot> {
     loop {
         let mut next = latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?;
         next.snapshot += 1;
         next.committed = utc(SystemTime::now());
         next.operation = Operation { kind: Commit::Alter, partitions: Vec::new(), samples_gained: 0 };
         edit(&mut next)?;
-        next.schema.validate()?;
+        next.schema.validate().map_err(|error| match error {
+            Error::Fault(fault) => Error::schema(fault.message, hint),
+            error => error,
+        })?;
         if create(storage, &next)? {
             return Ok(next);
         }
@@ -84,6 +91,9 @@ fn drop_feature(snapshot: &mut Snapshot, name: &str) -> Result<()> {
 
 fn rename(snapshot: &mut Snapshot, old: &str, new: &str) -> Result<()> {
     let columns = columns_of_feature(snapshot, old)?;
+    if old == new {
+        return Err(Error::schema(format!("`{new}` is the present name of the feature"), NEW_NAME));
+    }
     let schema = &mut snapshot.schema;
     schema.dense.iter_mut().filter(|dense| *dense == old).for_each(|dense| *dense = new.to_owned());
     let uses = schema.sparse_features().filter(|feature| feature.vocabulary.as_deref() == Some(old)).count();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::preprocess::PreprocessConfig;
 use crate::{
     Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Tail, Within, Workers, load_snapshot,
+    parse_time,
 };
 use clap::{Parser, Subcommand};
 use onefold_base::process::available_threads;
@@ -100,6 +101,10 @@ pub(crate) struct Reading {
     /// Sparse features to read, separated by commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     features: Option<Vec<String>>,
+    /// Time as of which labels with a delay are known, such as `2026-03-02T00:00:00Z`: a label that was final only later
+    /// is 0 [default: now]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    labels_as_of: Option<i64>,
     /// Seed of a shuffle of the row groups and sessions of every stream [default: file order]
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
@@ -143,6 +148,7 @@ impl Reading {
             snapshot: self.at,
             partitions: self.partitions.clone(),
             features: self.features.clone(),
+            labels_as_of: self.labels_as_of,
             shuffle: self.shuffle.map(|seed| Shuffle {
                 seed,
                 row_groups: self.shuffle_row_groups,
@@ -214,5 +220,12 @@ mod tests {
         for wrong in ["user_id", "user_id=", "user_id=0", "user_id=-1"] {
             assert!(parse_table(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_time_needs_an_offset() {
+        let parsed = |time: &str| Cli::try_parse_from(["onefold-read", "head", "d", "--labels-as-of", time]);
+        assert!(parsed("2026-03-02T00:00:00Z").is_ok());
+        assert!(parsed("2026-03-02").unwrap_err().to_string().contains("is not a time with an offset"));
     }
 }

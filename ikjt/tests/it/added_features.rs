@@ -220,14 +220,18 @@ fn features_that_cannot_be_dropped_or_renamed_are_refused() {
     assert!(unknown.contains("did you mean `tags`?"), "{unknown}");
     let label = rename_feature(&storage, "clicked", "bought").unwrap_err().to_string();
     assert!(label.contains("the dataset has no feature `clicked`"), "{label}");
-    for new in ["city", "session_id", "history.length", ""] {
+    for new in ["city", "session_id", "history.length", "", "tags"] {
         let error = rename_feature(&storage, "tags", new).unwrap_err().to_string();
         assert!(error.contains(&format!("`{new}` is ")), "{error}");
+        assert!(error.contains("give a name that no column of the dataset has"), "{error}");
     }
     let all: Vec<String> =
         ["age", "number", "city", "tags", "history", "views", "item"].map(str::to_owned).into();
     let none = drop_features(&storage, &all).unwrap_err().to_string();
-    assert!(none.contains("the schema has no feature"), "{none}");
+    assert!(
+        none.contains("the schema has no feature") && none.contains("keep at least one feature"),
+        "{none}"
+    );
     assert_eq!(Snapshot::load(directory.path()).unwrap().snapshot, 1);
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use onefold_datasets::{FeatureGroup, FileSet, PartitionFilter, PartitionKey, Schema, Snapshot};
 
 use super::Task;
-use crate::decide::extended;
+use crate::decide::{extended, keeps_features};
 use crate::sessionize::EVENT_TIME;
 use crate::{Config, Result};
 
@@ -94,7 +94,8 @@ impl<'a> Plan<'a> {
 
 /// Returns the schema of a dataset extended by the additional features of a configuration. If the dataset's groups
 /// differ from the configured ones, because they were chosen from the data, the additional features get separate
-/// groups.
+/// groups. If the configuration changes or lacks features of the dataset, returns its schema, which the dataset's writer
+/// refuses.
 pub(super) fn with_features(config: &Config, old: &Schema) -> Schema {
     let new = Schema { kept: old.kept.clone(), ..config.schema.clone() };
     let further = new.further_features(old);
@@ -104,7 +105,7 @@ pub(super) fn with_features(config: &Config, old: &Schema) -> Schema {
         (!known.features.is_empty()).then_some(known)
     };
     let known: Vec<FeatureGroup> = new.groups.iter().filter_map(known).collect();
-    if known == old.groups { new } else { extended(old, &new) }
+    if known == old.groups || !keeps_features(old, config) { new } else { extended(old, &new) }
 }
 
 /// Returns the configuration reduced to some columns. A timeline keeps all of its columns, because all of them

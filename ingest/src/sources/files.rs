@@ -127,10 +127,7 @@ pub(crate) fn local_paths(base: &Path, pattern: &str) -> Result<BTreeSet<PathBuf
         paths.extend(place.exists().then_some(place));
         return Ok(paths);
     }
-    let wrong = |message: String| {
-        let hint = "correct the path under `[sources]`; it is relative to the configuration file";
-        (place.clone(), (message, hint.to_owned()))
-    };
+    let wrong = |message: String| (place.clone(), (message, super::PATH_HINT.to_owned()));
     // Brackets in `base` must not be treated as part of the pattern.
     let escaped = match Path::new(pattern).is_absolute() {
         true => PathBuf::from(pattern),

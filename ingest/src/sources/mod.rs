@@ -73,7 +73,8 @@ const FILES_AT_A_TIME: usize = 16;
 /// The maximum number of files for which [`file_hashes`] returns one hash per file.
 const MOST_HASHES: usize = 1024;
 /// The hint for a path that matches no file.
-const PATH_HINT: &str = "correct the path under `[sources]`; it is relative to the configuration file";
+const PATH_HINT: &str = "correct the path; under `[sources]` it is relative to the configuration file, and a path that is \
+                         given in its place is relative to the working directory";
 
 /// One table of raw logs.
 #[derive(Debug)]

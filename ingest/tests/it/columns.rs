@@ -287,3 +287,29 @@ fn labels_are_those_of_the_events_of_now() {
     let operations = history["snapshots"].as_array().unwrap().iter().map(|entry| entry["operation"].clone());
     assert_eq!(operations.collect::<Vec<_>>(), ["columns", "columns", "columns"]);
 }
+
+/// Checks that `add-features` refuses configurations that do more than add features, as `append` does.
+#[test]
+fn features_that_the_configuration_changes_are_refused() {
+    let dir = Dir::new();
+    write_log(&dir);
+    write_events(&dir, &[(0, 1)]);
+    works(&dir, &["build", "config.toml", "--out", "dataset"]);
+    let item = "item = { kind = \"sparse\", group = \"item\" }";
+    let changes = [
+        ("", "the samples do not have its features `item`"),
+        ("item = { kind = \"sequence\", group = \"item\" }", "the samples have it as a sequence feature"),
+        (
+            "item = { kind = \"sparse\", group = \"item\", ids = \"hash\" }",
+            "the vocabularies of features, or their `ids`",
+        ),
+    ];
+    for (changed, part) in changes {
+        for further in ["user = { kind = \"sparse\" }\n", "request = { kind = \"dense\" }\n"] {
+            dir.write("changed.toml", CONFIG.replace(item, changed) + further);
+            let command = dir.command(&["add-features", "changed.toml", "--out", "dataset"]);
+            dir.fails_as(command, &["another schema", part]);
+        }
+    }
+    assert_eq!(Snapshot::load(&dir.path("dataset")).unwrap().snapshot, 1);
+}

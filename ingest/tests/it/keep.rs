@@ -92,6 +92,9 @@ fn texts_and_integers_are_kept_with_their_samples() {
     // The command line sets the files of the source.
     works(&dir, &["build", "dataset.toml", "--out", "other", "--sources", "log=log.parquet"]);
     assert_eq!(kept(&dir, "other"), expected);
+    let command =
+        dir.command(&["build", "dataset.toml", "--out", "none", "--sources", "log=nowhere.parquet"]);
+    dir.fails_as(command, &["nowhere.parquet", "there is no such file", "relative to the working directory"]);
     let command = dir.command(&["build", "dataset.toml", "--out", "none", "--sources", "logs=log.parquet"]);
     dir.fails_as(command, &["`[sources]` names no files `logs`", "did you mean `log`?"]);
 }

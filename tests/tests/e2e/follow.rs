@@ -168,8 +168,18 @@ fn lines(dir: &Dir, run: &str) -> Vec<Value> {
 
 /// Returns the name of each partition in the order of the lines, with the figures that must be equal in equal runs.
 fn parts(dir: &Dir, run: &str) -> Vec<(String, Vec<Option<f64>>)> {
-    let figures =
-        ["step", "samples", "training_samples", "training_loss", "loss", "ne", "auc", "calibration", "psi"];
+    let figures = [
+        "step",
+        "samples",
+        "training_samples",
+        "training_loss",
+        "loss",
+        "ne",
+        "auc",
+        "calibration",
+        "psi",
+        "sparse_psi",
+    ];
     let all = lines(dir, run).into_iter().filter(|line| line["partition"].is_string());
     all.map(|line| {
         let values = figures.map(|figure| line[figure].as_f64()).to_vec();
@@ -215,7 +225,11 @@ fn a_dataset_is_followed_through_kills() {
     // The first hour has no evaluation before training, and no earlier hour to compute a PSI against.
     let second = &lines(&dir, "run")[1];
     assert!(second["ne"].is_f64() && second["psi_by_feature"]["age"].as_f64() > Some(0.0), "{second}");
+    for feature in ["history", "item"] {
+        assert!(second["sparse_psi_by_feature"][feature].as_f64() > Some(0.0), "{second}");
+    }
     assert!(lines(&dir, "run")[0]["ne"].is_null() && lines(&dir, "run")[0]["psi"].is_null());
+    assert!(lines(&dir, "run")[0]["sparse_psi"].is_null());
 
     for hour in 2..HOURS {
         let (committed, before) = (Cell::new(hour % 2 == 0), checkpoints(&dir, "run"));
@@ -263,7 +277,7 @@ fn a_dataset_is_followed_through_kills() {
     dir.command("onefold-train eval run --data dataset --partitions hour=3").works();
     dir.command("onefold-train report run --html report.html").works();
     let page = dir.text("report.html");
-    for part in ["Partition by partition", "Population stability", "Freshness", "Lag"] {
+    for part in ["Partition by partition", "stability of dense", "stability of sparse", "Freshness", "Lag"] {
         assert!(page.contains(part), "{part}");
     }
 }

@@ -165,6 +165,11 @@ fn labels_of_an_earlier_time_are_those_of_the_events_by_then() {
     // Training on the labels of a time is training on a dataset that was built from the events by then.
     write_events(&dir, 48);
     dir.command("onefold-ingest build dataset.toml --out then --threads 2").works();
+    let digest =
+        |arguments: &str| dir.command(&format!("onefold-read digest {arguments}")).json()["digest"].clone();
+    let expected = digest("then");
+    assert_eq!(digest("dataset --labels-as-of 2024-05-03T01:00:00+01:00"), expected);
+    assert_ne!(digest("dataset"), expected);
     dir.write("now.toml", TRAIN);
     let as_of = "[data]\nlabels_as_of = \"2024-05-03T01:00:00+01:00\"\n";
     dir.write("as-of.toml", TRAIN.replace("[data]\n", as_of).replace("train = \"date<=2024-05-02\"\n", ""));
@@ -180,6 +185,8 @@ fn labels_of_an_earlier_time_are_those_of_the_events_by_then() {
     let dataset = dir.text("dataset.toml").replace("clicked_delay = { kind = \"label\" }\n", "");
     dir.write("without.toml", dataset);
     dir.command("onefold-ingest build without.toml --out without --threads 2").works();
+    dir.command("onefold-read digest without --labels-as-of 2024-05-03T00:00:00Z")
+        .fails(&["has no delays of labels", "`delay = true`"]);
     dir.command("onefold-train run as-of.toml --data without --out other").fails(&[
         "`[data].labels_as_of` is given",
         "the delay of `clicked`",

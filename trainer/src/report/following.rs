@@ -41,6 +41,7 @@ impl Report {
         let plots = [
             plot("training_loss", "Training loss"),
             plot("psi", "Population stability of dense features"),
+            plot("sparse_psi", "Population stability of sparse features"),
             plot("freshness_seconds", "Freshness: from the newest sample to the export, in seconds"),
             plot("commit_to_export_seconds", "From the commit to the export, in seconds"),
             plot("lag_partitions", "Lag: partitions that wait"),
@@ -67,8 +68,9 @@ impl Report {
                 format!("<h3>Partitions that were trained on again, with later labels</h3><ul>{items}</ul>")
             }
         };
-        let lead = "The population stability index is the largest of all dense features, against the partition before: about \
-                    0 where distributions are equal; above 0.25 they are usually called different.";
+        let lead = "The population stability index is the largest of all dense or all sparse features, against the \
+                    partition before: about 0 where distributions are equal; above 0.25 they are usually called \
+                    different.";
         section(
             "Partition by partition",
             lead,

@@ -10,7 +10,8 @@ use onefold_ikjt::preprocess::Preprocessor;
 use onefold_ikjt::{load_snapshot, stored_at};
 use serde::{Deserialize, Serialize};
 
-use super::record::{Changed, Lines, Record, publish, stability};
+use super::drift::{SparseDrift, dense_stability};
+use super::record::{Changed, Lines, Record, publish};
 use super::{Follow, Followed, LabelFiles, as_begun, check_rows};
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
@@ -48,6 +49,7 @@ pub(in crate::train) struct Follower<'a> {
     directory: PathBuf,
     /// The file `follow.jsonl`; only on the lowest rank.
     lines: Option<Lines>,
+    sparse_drift: Option<SparseDrift<'a>>,
     /// The newest snapshot loaded so far.
     newest: Option<Arc<Snapshot>>,
     /// Whether `newest` has been checked against the run, and its changed partitions reported.
@@ -70,6 +72,9 @@ impl<'a> Follower<'a> {
         let Some(options) = &prepared.options.follow else { return Ok(None) };
         let lowest = prepared.options.collectives.rank() == 0;
         let lines = lowest.then(|| Lines::open(directory, followed.line_bytes)).transpose()?;
+        let progressive = prepared.progressive.as_ref();
+        let sparse_drift =
+            progressive.map(|progressive| SparseDrift::new(&prepared.dataset, &progressive.evaluation));
         Ok(Some(Self {
             options,
             config: prepared.config,
@@ -78,6 +83,7 @@ impl<'a> Follower<'a> {
             run: run.clone(),
             directory: directory.to_owned(),
             lines,
+            sparse_drift,
             newest: None,
             compared: false,
             drifted: None,
@@ -160,7 +166,7 @@ impl<'a> Follower<'a> {
             return Ok(known);
         }
         let keys: Vec<PartitionKey> = pending.iter().map(|partition| partition.key.clone()).collect();
-        let drift = stability((self.dataset, snapshot), &keys, &followed.before)?;
+        let drift = dense_stability((self.dataset, snapshot), &keys, &followed.before)?;
         let drifted = drift.values().any(|index| *index >= most);
         self.drifted = Some(drifted);
         Ok(drifted)
@@ -243,6 +249,13 @@ impl<'a> Follower<'a> {
             None => {
                 let before = &progress.followed.before;
                 let mut record = Record::new((self.dataset, snapshot, day), before, progress, loss_sum)?;
+                if let (Some(drift), false) = (&mut self.sparse_drift, record.late_labels) {
+                    match drift.stability(snapshot, day.keys(), before) {
+                        Ok(indexes) => record.set_sparse_psi(indexes),
+                        // The part is done, so its snapshot may have been removed.
+                        Err(error) => tracing::warn!("the drift of sparse features is not known: {error}"),
+                    }
+                }
                 let parts = progress.partition as u64 + 1;
                 if self.options.export_every.is_some_and(|every| parts.is_multiple_of(every)) {
                     publish(&self.directory, &mut record)?;

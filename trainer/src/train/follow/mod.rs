@@ -8,6 +8,7 @@
 //! A process can be killed after the checkpoint at the end of a part. The resumed run then repeats the export
 //! and writes the part's line, unless `follow.jsonl` already has this line.
 
+mod drift;
 mod follower;
 mod record;
 #[cfg(test)]

@@ -7,11 +7,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use arrow::compute::kernels::cast_utils::Parser as _;
 use arrow::datatypes::TimestampMicrosecondType;
-use onefold_datasets::{PartitionFilter, PartitionKey, Snapshot};
-use onefold_ikjt::load_statistics;
+use onefold_datasets::{PartitionKey, Snapshot};
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
+use super::drift::dense_stability;
 use crate::Result;
 use crate::checkpoint::CheckpointChoice;
 use crate::export::export;
@@ -54,9 +54,13 @@ pub(super) struct Record {
     psi: Option<f64>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     psi_by_feature: BTreeMap<String, f64>,
+    /// The same indexes of the sparse features.
+    sparse_psi: Option<f64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    sparse_psi_by_feature: BTreeMap<String, f64>,
     /// Whether the run was trained on the part before, with earlier labels.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    late_labels: bool,
+    pub(super) late_labels: bool,
     /// The number of pending partitions when the part was done.
     pub(super) lag_partitions: u64,
     /// The time of the part's newest sample and of the snapshot's commit, in microseconds since 1970.
@@ -107,7 +111,7 @@ impl Record {
         let losses = loss_sum - begun.map_or(0.0, |current| f64::from_bits(current.loss_bits_before));
         let late_labels = progress.followed.is_again(day.keys());
         let before = if late_labels { &[][..] } else { before };
-        let psi_by_feature = stability((dataset, snapshot), day.keys(), before)?;
+        let psi_by_feature = dense_stability((dataset, snapshot), day.keys(), before)?;
         Ok(Self {
             partition: day.name.clone(),
             snapshot: snapshot.snapshot,
@@ -122,6 +126,8 @@ impl Record {
             training_samples,
             psi: psi_by_feature.values().copied().reduce(f64::max),
             psi_by_feature,
+            sparse_psi: None,
+            sparse_psi_by_feature: BTreeMap::new(),
             late_labels,
             lag_partitions: 0,
             times: [
@@ -131,28 +137,12 @@ impl Record {
             published: None,
         })
     }
-}
 
-/// Returns the population stability index of each dense feature: the distribution in the partitions `now`
-/// relative to the partitions `before`. The map is empty if `before` is empty or the snapshot lacks one of the
-/// partitions.
-pub(super) fn stability(
-    (dataset, snapshot): (&Path, &Snapshot),
-    now: &[PartitionKey],
-    before: &[PartitionKey],
-) -> Result<BTreeMap<String, f64>> {
-    let is_there = |key: &PartitionKey| snapshot.partitions.iter().any(|partition| partition.key == *key);
-    if before.is_empty() || !now.iter().chain(before).all(is_there) {
-        return Ok(BTreeMap::new());
+    /// Adds the population stability indexes of the sparse features.
+    pub(super) fn set_sparse_psi(&mut self, indexes: BTreeMap<String, f64>) {
+        self.sparse_psi = indexes.values().copied().reduce(f64::max);
+        self.sparse_psi_by_feature = indexes;
     }
-    let of = |keys: &[PartitionKey]| {
-        load_statistics(dataset, snapshot, &PartitionFilter::of_keys(keys.iter().cloned()))
-    };
-    let (now, before) = (of(now)?, of(before)?);
-    let index = |(name, dense): (&String, &onefold_datasets::DenseStatistics)| {
-        Some((name.clone(), dense.stability_index(before.dense.get(name)?)?))
-    };
-    Ok(now.dense.iter().filter_map(index).collect())
 }
 
 /// Exports the model from the checkpoint of a part to a new folder in the directory of the run, together with
