@@ -103,10 +103,11 @@ acceptance: build ## 30 runs that fail at random (FAILURES=…), and 200 plans o
 	@tests/acceptance/replans.py --bin $(TARGET)/release --seed $(SEED)
 
 .PHONY: wheel
-wheel: requirements ## Build the wheels `onefold` and `onefold-train` into target/wheels, for this machine's glibc and newer ones
+wheel: requirements ## Build the wheels `onefold`, `onefold-train` and its libtorch into target/wheels, for this machine's glibc and newer ones
 	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --bin onefold-train
 	@$(WITH_LIBTORCH) python/wheel.sh $(TARGET)/wheels --features delta
 	@$(WITH_LIBTORCH) python/train/wheel.py --program $(TARGET)/release/onefold-train --out $(TARGET)/wheels
+	@$(WITH_LIBTORCH) python/train/wheel.py --libtorch --out $(TARGET)/wheels
 
 # Compiles everything again, with options that keep the paths of this machine out of the programs.
 .PHONY: dist

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the packages for this machine's glibc and newer ones: two wheels, and a tarball of the programs.
+"""Builds the packages for this machine's glibc and newer ones: three wheels, and a tarball of the programs.
 
     LIBTORCH=$(trainer/libtorch.sh) dist/dist.py --build target/dist --out target/packages
 
@@ -59,6 +59,7 @@ def main():
     wheels = [
         printed(ROOT / "python" / "wheel.sh", out, "--features", "delta"),
         printed(ROOT / "python" / "train" / "wheel.py", "--program", programs / "onefold-train", "--out", out),
+        printed(ROOT / "python" / "train" / "wheel.py", "--libtorch", "--out", out),
     ]
     packages = [*map(Path, wheels), tarball(programs, PROGRAMS, out)]
     paths.check(packages)
