@@ -4,8 +4,8 @@
     python/train/wheel.py --program target/release/onefold-train --out target/wheels
     python/train/wheel.py --libtorch --out target/wheels
 
-The second line writes the wheel `onefold-train-libtorch` instead: the libraries in the folder LIBTORCH, for environments
-whose torch has another version. It has the version of libtorch and not that of this project.
+The second line writes the wheel `onefold-train-libtorch` instead: the libraries in the folder LIBTORCH, for
+environments whose torch has another version. It has the version of libtorch and not that of this project.
 
 A wheel is written to a temporary file and renamed. Equal files give equal wheels.
 """
@@ -76,8 +76,8 @@ def libtorch_wheel(out):
         f"{LIBTORCH}/__init__.py": b'"""The libraries of libtorch for `onefold-train`."""\n',
         f"{LIBTORCH}/version.py": f'__version__ = "{version.read_text().strip()}"\n'.encode(),
     }
-    # `libtorch.so` is a link, which a wheel cannot contain and the program does not need. Two folders deep, libtorch_cpu.so
-    # does not find the libraries of CUDA that another torch has installed.
+    # `libtorch.so` is a link, which a wheel cannot contain and the program does not need. Two folders deep,
+    # libtorch_cpu.so does not find the libraries of CUDA that another torch has installed.
     for path in sorted((home / "lib").iterdir()):
         if not path.is_symlink():
             files[f"{LIBTORCH}/libtorch/lib/{path.name}"] = path.read_bytes()
