@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use onefold_base::versioned::parse_json;
 use serde::{Deserialize, Serialize};
 
 use crate::cost::features::ShardFeatures;
@@ -113,7 +114,7 @@ impl ModelFile {
                 format!("there are: {}", Self::SHIPPED.join(", ")),
             ));
         };
-        let parsed = files::parse::<Self>(text.as_bytes(), &KIND);
+        let parsed = parse_json::<Self>(text.as_bytes(), KIND.version);
         let parsed = parsed.and_then(|file| file.fault().map_or(Ok(file), Err));
         parsed.map_err(|message| Error::invalid(format!("the cost model `{name}`: {message}"), KIND.hint))
     }
