@@ -3,8 +3,8 @@
 
     tests/run.py [rust] [python] [-- ARGUMENTS OF CARGO TEST]
 
-All test binaries run, also after one has failed. Binaries that mostly wait for programs run beside the others, and the
-output of each binary is printed when it ends. `make test` calls this script, with LIBTORCH and ONEFOLD_NVRTC set.
+All test binaries run, also after one has failed. Binaries that mostly wait for programs, the other binaries and the
+tests of Python run at the same time. The output of each binary is printed when it ends. `make test` calls this script, with LIBTORCH and ONEFOLD_NVRTC set.
 The exit status is 1 if a test failed or a binary did not finish.
 """
 
@@ -133,27 +133,27 @@ def integration_tests():
     return {target["name"] for target in targets if "test" in target["kind"] and target["test"]}
 
 
-def run_rust(arguments):
-    """Runs all tests of the workspace, or those that arguments of `cargo test` choose.
+def rust_lanes(arguments):
+    """Compiles the tests of the workspace. Returns functions that run them, and that can run at the same time.
 
-    Returns the binaries that ran and whether all succeeded.
+    With arguments of `cargo test`, one function runs the tests that they choose. Each function returns the binaries
+    that ran and whether all succeeded.
     """
     if arguments:
-        return cargo_test(arguments)
-    # Compiles everything at once, because Cargo's lock would let one of the two commands below wait for the other.
+        return [lambda: cargo_test(arguments)]
+    # Compiles everything at once, because Cargo's lock would let one of the commands below wait for the other.
     if not cargo_test(["--no-run"])[1]:
-        return [], False
+        return [lambda: ([], False)]
 
     def choose(names):
         return [argument for name in sorted(names) for argument in ("--test", name)]
 
+    def run(*commands):
+        results = [cargo_test(command, re.compile(r"\s+Running ").match) for command in commands]
+        return [binary for binaries, _ in results for binary in binaries], all(done for _, done in results)
+
     beside = ["--lib", "--bins", *choose(integration_tests() - WAITING)]
-    begins = re.compile(r"\s+Running ").match
-    with concurrent.futures.ThreadPoolExecutor() as executor:
-        running = [executor.submit(cargo_test, chosen, begins) for chosen in (beside, choose(WAITING))]
-        results = [each.result() for each in running]
-    results.append(cargo_test(["--doc"]))
-    return [binary for binaries, _ in results for binary in binaries], all(done for _, done in results)
+    return [lambda: run(beside, ["--doc"]), lambda: run(choose(WAITING))]
 
 
 def run_python():
@@ -198,12 +198,11 @@ def main(arguments):
         return 2
     started, binaries, succeeded = time.monotonic(), [], True
     suites = suites or ["rust", "python"]
-    if "rust" in suites:
-        found, done = run_rust(cargo_arguments)
-        binaries, succeeded = binaries + found, succeeded and done
-    if "python" in suites:
-        found, done = run_python()
-        binaries, succeeded = binaries + found, succeeded and done
+    lanes = rust_lanes(cargo_arguments) if "rust" in suites else []
+    lanes += [run_python] if "python" in suites else []
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        for found, done in executor.map(lambda lane: lane(), lanes):
+            binaries, succeeded = binaries + found, succeeded and done
     summarize(binaries, time.monotonic() - started)
     return 0 if succeeded else 1
 
