@@ -4,8 +4,8 @@
     tests/run.py [rust] [python] [-- ARGUMENTS OF CARGO TEST]
 
 All test binaries run, also after one has failed. Binaries that mostly wait for programs, the other binaries and the
-tests of Python run at the same time. The output of each binary is printed when it ends. `make test` calls this script, with LIBTORCH and ONEFOLD_NVRTC set.
-The exit status is 1 if a test failed or a binary did not finish.
+tests of Python run at the same time. The output of each binary is printed when it ends. `make test` calls this script,
+with LIBTORCH and ONEFOLD_NVRTC set. The exit status is 1 if a test failed or a binary did not finish.
 """
 
 import concurrent.futures
