@@ -22,6 +22,15 @@ import time
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # Integration tests that start programs and wait for them most of the time.
 WAITING = {"cluster", "distributed", "e2e", "service"}
+# The environment that onefold-train gives itself by a restart. With it, a start takes 0.3 s less, and the threads of
+# libtorch in unit tests do not wait in a busy loop.
+LIBTORCH_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "20000",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 # Text of the summary about tests that need more than `make test` installs.
 FURTHER_TARGETS = """\
 Further targets:
@@ -196,6 +205,7 @@ def main(arguments):
     if unknown := sorted(set(suites) - {"rust", "python"}):
         print(f"error: unknown suite {', '.join(unknown)}\n  hint: the suites are rust and python", file=sys.stderr)
         return 2
+    os.environ.update(LIBTORCH_ENVIRONMENT)
     started, binaries, succeeded = time.monotonic(), [], True
     suites = suites or ["rust", "python"]
     lanes = rust_lanes(cargo_arguments) if "rust" in suites else []
