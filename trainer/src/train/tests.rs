@@ -244,8 +244,10 @@ fn a_run_may_be_stopped_at_any_moment() {
     let reports = counted.reports.into_inner();
     // The reports include steps, three evaluations of seven batches, and their beginnings and ends.
     assert!(reports > 14 + 3 * 7, "{reports}");
-    let mut stopped = 0;
-    for at in 1..=reports {
+    let (mut stopped, mut tried) = (0, 0);
+    // Every third report, and all of the last ones.
+    for at in (1..=reports).filter(|at| at % 3 == 0 || at + 6 > reports) {
+        tried += 1;
         let run = format!("run-{at}");
         let stop = Stop::new();
         let reporter = StopAt { stop: stop.clone(), at, reports: AtomicUsize::new(0) };
@@ -264,7 +266,7 @@ fn a_run_may_be_stopped_at_any_moment() {
         }
     }
     // The last reports are an exception, because nothing is left to be stopped after them.
-    assert!(stopped + 4 >= reports, "{stopped} of {reports}");
+    assert!(stopped + 4 >= tried, "{stopped} of {tried}");
 }
 
 /// One rank writes its model directly, and removes shards that an earlier job of several ranks has left.
