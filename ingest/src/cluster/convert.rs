@@ -77,6 +77,8 @@ pub(super) struct ColumnNames {
     /// Columns that order samples with equal times.
     pub(super) order: Vec<String>,
     pub(super) floats: Vec<String>,
+    /// The one of the columns of floats that has the weights of samples, if one does.
+    pub(super) weight: Option<String>,
     /// Columns of ids, and the form to which the ids are converted.
     pub(super) lists: Vec<(String, IdForm)>,
     pub(super) positions: Vec<String>,
@@ -150,6 +152,9 @@ impl Converter {
         for name in &self.names.floats {
             let column = float_column(name, column(batch, name)?, problems)?;
             let values = column.as_primitive::<Float32Type>().values();
+            if self.names.weight.as_ref() == Some(name) {
+                check_weights(name, values, problems)?;
+            }
             counts.numbers.push(NumberCounts::of(values));
             floats.push(values.clone());
         }
@@ -252,6 +257,19 @@ fn float_column(name: &str, column: &ArrayRef, problems: &Problems) -> Result<Ar
     // The totals of the samples are JSON, which has finite numbers only.
     let finite: Float32Array = values.unary(|value| if value.is_finite() { value } else { 0.0 });
     Ok(Arc::new(finite))
+}
+
+/// Refuses negative weights of samples, with which the mean of a loss has no meaning.
+fn check_weights(name: &str, weights: &[f32], problems: &Problems) -> Result<()> {
+    let negative = weights.iter().filter(|weight| **weight < 0.0).count();
+    if negative == 0 {
+        return Ok(());
+    }
+    let place = format!("column `{name}`");
+    let hint = format!("give another weight in the query, as `greatest({name}, 0)`, or leave the rows out");
+    let wrong =
+        WrongRows { place: &place, kind: "negative", what: "samples have a negative weight", hint: &hint };
+    problems.count(&wrong, "", negative as u64)
 }
 
 fn id_field() -> FieldRef {
@@ -368,6 +386,9 @@ mod tests {
         assert!(
             float_column("age", &wild, &strict).unwrap_err().to_string().contains("2 samples have a value")
         );
+        let error = check_weights("importance", &[1.0, -0.5, 0.0], &strict).unwrap_err().to_string();
+        assert!(error.contains("`importance`: 1 samples have a negative weight"), "{error}");
+        check_weights("importance", &[0.0, 2.5], &strict).unwrap();
         let missing: ArrayRef = Arc::new(Float64Array::from(vec![Some(1.0), None]));
         let error = float_column("age", &missing, &strict).unwrap_err().to_string();
         assert!(error.contains("COALESCE(age, 0)"), "{error}");

@@ -114,11 +114,13 @@ pub(crate) async fn fold_old_samples(
     let lists = encoder.lists.len();
     let kept = encoder.kept.iter().enumerate();
     let kept = kept.map(|(i, column)| KeptColumn { name: origin::kept_column(i), kind: column.kind });
+    let weight = config.schema.float_columns().position(|name| Some(name) == config.schema.weight.as_deref());
     let names = ColumnNames {
         keys: origin::record_columns(config),
         identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
         order: if config.order.is_empty() { Vec::new() } else { vec![SEQUENCE.to_owned()] },
         floats: (0..encoder.floats.len()).map(origin::float_column).collect(),
+        weight: weight.map(origin::float_column),
         lists: (0..lists).map(|list| (origin::list_column(list), IdForm::Integers)).collect(),
         positions: sessionize::position_columns(config),
         kept: kept.collect(),

@@ -63,6 +63,7 @@ pub(super) fn column_names(config: &Config, options: &ClusterOptions) -> ColumnN
         identity: sessionize::identity_columns(config),
         order: config.order.clone(),
         floats: config.schema.float_columns().map(str::to_owned).collect(),
+        weight: config.schema.weight.clone(),
         lists: logged_lists(config).map(|feature| (feature.name.clone(), ids.of(&feature.name))).collect(),
         positions: sessionize::position_columns(config),
         kept: options.kept.clone(),

@@ -74,6 +74,7 @@ fn names() -> ColumnNames {
         identity: names(&["session"]),
         order: Vec::new(),
         floats: names(&["x"]),
+        weight: None,
         lists: ["bag", "past"].map(|name| (name.to_owned(), IdForm::Integers)).to_vec(),
         positions: names(&["start", "end"]),
         kept: kept_columns(),
