@@ -3,13 +3,14 @@
 
     tests/run.py [rust] [python] [-- ARGUMENTS OF CARGO TEST]
 
-All test binaries run, also after one has failed. Binaries that mostly wait for programs, the other binaries and the
-tests of Python run at the same time. The output of each binary is printed when it ends. `make test` calls this script,
-with LIBTORCH and ONEFOLD_NVRTC set. The exit status is 1 if a test failed or a binary did not finish.
+All test binaries run, also after one has failed. Three of them run at the same time, because many tests wait for
+programs; the output of each one is printed when it ends. `make test` calls this script, with LIBTORCH and ONEFOLD_NVRTC
+set. The exit status is 1 if a test failed or a binary did not finish.
 """
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -20,8 +21,10 @@ import threading
 import time
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-# Integration tests that start programs and wait for them most of the time.
-WAITING = {"cluster", "distributed", "e2e", "service"}
+# The number of test binaries that run at the same time.
+AT_A_TIME = 3
+# The binaries that take longest. They start first, so that the others run beside them.
+LONGEST = ["e2e", "it", "onefold_trainer", "cluster", "service"]
 # The environment that onefold-train gives itself by a restart. With it, a start takes 0.3 s less, and the threads of
 # libtorch in unit tests do not wait in a busy loop.
 LIBTORCH_ENVIRONMENT = {
@@ -62,6 +65,8 @@ class Binary:
     failed: int = 0
     ignored: int = 0
     seconds: float = 0.0
+    # The processor time of the binary and of the programs that it started and waited for.
+    processor_seconds: float | None = None
     # Remains False until the line with the result is read. A binary that crashes prints no such line.
     finished: bool = False
     failures: list = dataclasses.field(default_factory=list)
@@ -70,33 +75,32 @@ class Binary:
 printing = threading.Lock()
 
 
-def output_of(command, begins=None):
-    """Runs a command in the repository and prints its output. Yields its lines without colours, then the exit status.
+def output_of(command, cwd=REPOSITORY, at_once=True):
+    """Runs a command. Yields the lines of its output without colours, then its exit status and processor seconds.
 
-    Without `begins`, each line is printed at once. Otherwise, a line for which `begins` returns true begins a block of
-    lines, and each block is printed as a whole, so that several commands can run at the same time.
+    With `at_once`, each line is printed at once. Otherwise, all lines are printed when the command ends, so that several
+    commands can run at the same time.
     """
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
-    block = []
+    kept = []
 
-    def print_block():
+    def print_kept():
         with printing:
-            sys.stdout.writelines(block)
+            sys.stdout.writelines(kept)
             sys.stdout.flush()
-        block.clear()
+        kept.clear()
 
     for line in process.stdout:
-        plain = STYLE.sub("", line.rstrip("\n"))
-        if begins and begins(plain):
-            print_block()
-        block.append(line)
-        if not begins:
-            print_block()
-        yield plain
-    print_block()
-    yield process.wait()
+        kept.append(line)
+        if at_once:
+            print_kept()
+        yield STYLE.sub("", line.rstrip("\n"))
+    print_kept()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    yield process.returncode, usage.ru_utime + usage.ru_stime
 
 
 def name_of(source, path):
@@ -110,67 +114,69 @@ def cargo(*arguments):
     return [os.environ.get("CARGO", "cargo"), *arguments]
 
 
-def cargo_test(arguments, begins=None):
+def read_result(binary, line):
+    """Adds what a line of the output of libtest says about a binary."""
+    if found := FAILED.match(line):
+        binary.failures.append(found["name"])
+    elif found := RESULT.match(line):
+        # Cargo prints separate results for doc tests that cannot be compiled together.
+        binary.passed += int(found["passed"])
+        binary.failed += int(found["failed"])
+        binary.ignored += int(found["ignored"])
+        binary.seconds += float(found["seconds"])
+        binary.finished = True
+
+
+def cargo_test(arguments):
     """Runs `cargo test` on the workspace; returns the binaries and whether Cargo succeeded."""
     binaries, status = [], 1
     command = cargo("test", "--locked", "--release", "--workspace", "--no-fail-fast", *arguments)
-    for line in output_of(command, begins):
-        if isinstance(line, int):
-            status = line
+    for line in output_of(command):
+        if isinstance(line, tuple):
+            status = line[0]
         elif found := BINARY.match(line):
             binaries.append(Binary(name_of(found["source"], found["path"])))
         elif found := DOC_TESTS.match(line):
             binaries.append(Binary(f"{found['package']} (documentation)"))
-        elif binaries and (found := FAILED.match(line)):
-            binaries[-1].failures.append(found["name"])
-        elif binaries and (found := RESULT.match(line)):
-            binary = binaries[-1]
-            # Cargo prints separate results for doc tests that cannot be compiled together.
-            binary.passed += int(found["passed"])
-            binary.failed += int(found["failed"])
-            binary.ignored += int(found["ignored"])
-            binary.seconds += float(found["seconds"])
-            binary.finished = True
+        elif binaries:
+            read_result(binaries[-1], line)
     return binaries, status == 0
 
 
-def integration_tests():
-    """Returns the names of the integration tests of all packages."""
-    command = cargo("metadata", "--locked", "--no-deps", "--format-version", "1")
-    metadata = json.loads(subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE).stdout)
-    targets = [target for package in metadata["packages"] for target in package["targets"]]
-    return {target["name"] for target in targets if "test" in target["kind"] and target["test"]}
+def compiled_tests():
+    """Compiles the test binaries of the workspace; returns Cargo's descriptions of them, or None if this fails."""
+    arguments = ["--locked", "--release", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]
+    done = subprocess.run(cargo("test", *arguments), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        return None
+    artifacts = map(json.loads, done.stdout.splitlines())
+    tests = [artifact for artifact in artifacts if artifact.get("executable") and artifact["profile"]["test"]]
+    order = {name: place for place, name in enumerate(LONGEST)}
+    return sorted(tests, key=lambda test: order.get(test["target"]["name"], len(order)))
 
 
-def rust_lanes(arguments):
-    """Compiles the tests of the workspace. Returns functions that run them, and that can run at the same time.
-
-    With arguments of `cargo test`, one function runs the tests that they choose. Each function returns the binaries
-    that ran and whether all succeeded.
-    """
-    if arguments:
-        return [lambda: cargo_test(arguments)]
-    # Compiles everything at once, because Cargo's lock would let one of the commands below wait for the other.
-    if not cargo_test(["--no-run"])[1]:
-        return [lambda: ([], False)]
-
-    def choose(names):
-        return [argument for name in sorted(names) for argument in ("--test", name)]
-
-    def run(*commands):
-        results = [cargo_test(command, re.compile(r"\s+Running ").match) for command in commands]
-        return [binary for binaries, _ in results for binary in binaries], all(done for _, done in results)
-
-    beside = ["--lib", "--bins", *choose(integration_tests() - WAITING)]
-    return [lambda: run(beside, ["--doc"]), lambda: run(choose(WAITING))]
+def run_binary(test):
+    """Runs a test binary in the folder of its package, as Cargo does; returns it in a list, and whether it succeeded."""
+    folder = pathlib.Path(test["manifest_path"]).parent
+    source = pathlib.Path(test["target"]["src_path"]).relative_to(folder)
+    binary = Binary(name_of(str(source), test["executable"]))
+    library_path = [f"{os.environ['LIBTORCH']}/lib", *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    variables = [f"CARGO_MANIFEST_DIR={folder}", f"LD_LIBRARY_PATH={':'.join(library_path)}"]
+    status = 1
+    for line in output_of(["env", *variables, test["executable"]], folder, at_once=False):
+        if isinstance(line, tuple):
+            status, binary.processor_seconds = line
+        else:
+            read_result(binary, line)
+    return [binary], status == 0
 
 
 def run_python():
     """Runs the tests of the Python package; returns them as one binary, and whether they succeeded."""
     binary, status = Binary("python/tests"), 1
     for line in output_of(["python/test.sh", "-rfE"]):
-        if isinstance(line, int):
-            status = line
+        if isinstance(line, tuple):
+            status, binary.processor_seconds = line
         elif found := PYTEST_FAILED.match(line):
             binary.failures.append(found["name"])
         elif found := PYTEST_RESULT.match(line):
@@ -186,9 +192,11 @@ def summarize(binaries, wall_seconds):
     """Prints a line for every binary that has tests, the failures, and the further targets."""
     shown = [binary for binary in binaries if not binary.finished or binary.passed + binary.failed + binary.ignored]
     width = max([len(binary.name) for binary in shown], default=0)
-    print(f"\n{'tests':<{width}}  passed  failed  not run  seconds")
+    print(f"\n{'tests':<{width}}  passed  failed  not run  seconds  of processors")
     for binary in shown:
         counts = f"{binary.passed:>6}  {binary.failed:>6}  {binary.ignored:>7}  {binary.seconds:>7.1f}"
+        if binary.processor_seconds is not None:
+            counts += f"  {binary.processor_seconds:>13.1f}"
         print(f"{binary.name:<{width}}  {counts if binary.finished else 'did not finish; its error is above'}")
     total = [sum(getattr(binary, count) for binary in shown) for count in ("passed", "failed", "ignored")]
     print(f"{'all':<{width}}  {total[0]:>6}  {total[1]:>6}  {total[2]:>7}  {wall_seconds:>7.1f}  (with compilation)")
@@ -208,11 +216,22 @@ def main(arguments):
     os.environ.update(LIBTORCH_ENVIRONMENT)
     started, binaries, succeeded = time.monotonic(), [], True
     suites = suites or ["rust", "python"]
-    lanes = rust_lanes(cargo_arguments) if "rust" in suites else []
-    lanes += [run_python] if "python" in suites else []
-    with concurrent.futures.ThreadPoolExecutor() as executor:
-        for found, done in executor.map(lambda lane: lane(), lanes):
-            binaries, succeeded = binaries + found, succeeded and done
+    if "rust" in suites and cargo_arguments:
+        binaries, succeeded = cargo_test(cargo_arguments)
+        suites.remove("rust")
+    tests = compiled_tests() if "rust" in suites else []
+    if tests is None:
+        return 1
+    jobs = [functools.partial(run_binary, test) for test in tests]
+    if "python" in suites:
+        # After the longest binary.
+        jobs.insert(1, run_python)
+    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as executor:
+        results = list(executor.map(lambda job: job(), jobs))
+    if "rust" in suites:
+        results.append(cargo_test(["--doc"]))
+    for found, done in results:
+        binaries, succeeded = binaries + found, succeeded and done
     summarize(binaries, time.monotonic() - started)
     return 0 if succeeded else 1
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that the tests compile dependencies with the same features as the programs.
+"""Checks that tests and the Python package compile each crate with the same features as the programs.
 
-Where a dependency of tests enables a further feature of a crate, `make test` would compile this crate and all crates
-that depend on it once more. The exit status is 1 if there is such a crate.
+Otherwise, `make test` would compile a crate with other features, and all crates that depend on it, once more. The exit
+status is 1 if there is such a crate.
 """
 
 import os
@@ -14,10 +14,13 @@ import sys
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
-def features(edges):
-    """Returns the sets of features with which each package is compiled, along these edges of the dependency graph."""
+def features(edges, *selection):
+    """Returns the sets of features with which each package is compiled, along these edges of the dependency graph.
+
+    The graph begins at the packages of `selection`, which are arguments of Cargo.
+    """
     cargo = os.environ.get("CARGO", "cargo")
-    command = [cargo, "tree", "--locked", "--workspace", "--prefix", "none", "--format", "{p}|{f}", "--edges", edges]
+    command = [cargo, "tree", "--locked", *selection, "--prefix", "none", "--format", "{p}|{f}", "--edges", edges]
     output = subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True).stdout
     packages = {}
     for line in output.splitlines():
@@ -29,18 +32,25 @@ def features(edges):
 
 def main():
     """Compares the two graphs; returns the exit status."""
-    programs, tests = features("normal,build"), features("normal,build,dev")
-    differing = {
-        package: (enabled, tests[package])
-        for package, enabled in programs.items()
-        # The only member with a feature for tests has no dependants but the demo.
-        if enabled != tests[package] and not package.startswith("onefold-tests ")
+    programs = features("normal,build", "--workspace")
+    others = {
+        "tests": (features("normal,build,dev", "--workspace"), "tests/features/Cargo.toml"),
+        "the Python package": (features("normal,build", "--package", "onefold-python"), "python/Cargo.toml"),
     }
-    for package, (enabled, for_tests) in sorted(differing.items()):
-        print(f"error: {package} has the features {sorted(enabled)} in programs and {sorted(for_tests)} in tests")
-    if differing:
-        print("  hint: name the features of the tests in tests/features/Cargo.toml")
-    return 1 if differing else 0
+    status = 0
+    for name, (packages, manifest) in others.items():
+        differing = {
+            package: enabled
+            for package, enabled in packages.items()
+            # The only member with a feature for tests has no dependants but the demo.
+            if not enabled <= programs.get(package, enabled) and not package.startswith("onefold-tests ")
+        }
+        for package, enabled in sorted(differing.items()):
+            print(f"error: {package} has the features {sorted(programs[package])} in programs and {sorted(enabled)} in {name}")
+        if differing:
+            print(f"  hint: name the missing features in {manifest}")
+            status = 1
+    return status
 
 
 if __name__ == "__main__":
