@@ -161,8 +161,10 @@ def test_the_container_has_the_versions_of_the_project():
     rust = tomllib.loads((PROJECT / "Cargo.toml").read_text())["workspace"]["package"]["rust-version"]
     ((version, compiled),) = re.findall(r"^FROM \S+/rust:(\S+)-(\S+) AS build$", text, re.MULTILINE)
     (runs,) = re.findall(r"^FROM \S+/debian:(\S+)-slim$", text, re.MULTILINE)
+    # The feature `delta` of packages needs a newer compiler than the project.
+    assert [int(part) for part in version.split(".")] >= [int(part) for part in rust.split(".")]
     # Programs need at least the glibc of the system that compiled them.
-    assert (version, compiled) == (rust, runs)
+    assert compiled == runs
 
 
 # Processes of this machine
