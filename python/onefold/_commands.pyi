@@ -150,6 +150,7 @@ def digest(
     memory_limit: _Size = "1GiB",
     partitions: str | None = None,
     features: Iterable[str] | None = None,
+    labels_as_of: str | None = None,
     shuffle: int | None = None,
     shuffle_row_groups: int = 4,
     within: Literal["epoch", "partition"] = "epoch",
