@@ -38,7 +38,7 @@ import statistics
 import subprocess
 import time
 
-from measure import Bench, Failed, data_files, print_table
+from measure import Bench, Failed, data_files, parse_with_common, print_table
 
 SECTIONS = ["features", "labels", "forget", "follow"]
 START = datetime.datetime(2024, 6, 1, tzinfo=datetime.timezone.utc)
@@ -107,9 +107,6 @@ ids = "hashed"
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binaries", type=pathlib.Path, required=True, help="folder of Onefold's programs")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for logs, datasets and runs")
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--samples", type=int, default=1_000_000, help="samples of `features` (default 1000000)")
     parser.add_argument("--features", default="item_00,user_00,sequence_00", help="features of rm1 to add, one by one")
     parser.add_argument("--label-samples", type=int, default=1_000_000, help="samples of `labels` (default 1000000)")
@@ -119,14 +116,8 @@ def parse_arguments():
     parser.add_argument("--hours", type=int, default=48, help="hours of `follow` (default 48)")
     parser.add_argument("--kills", type=int, default=10, help="kills of `follow` (default 10)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the moments of kills")
-    parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of everything (default 2)")
     parser.add_argument("--memory-limit", default="4GiB", help="of builds (default 4GiB)")
-    arguments = parser.parse_args()
-    unknown = set(arguments.only.split(",")) - set(SECTIONS)
-    if unknown:
-        parser.error(f"no section `{unknown.pop()}`; there are {', '.join(SECTIONS)}")
-    return arguments
+    return parse_with_common(parser, SECTIONS)
 
 
 def column_bytes(dataset):

@@ -51,28 +51,33 @@ class Failed(Exception):
     """A command failed. The message is the first line of its error output."""
 
 
+def parse_with_common(parser, sections):
+    """Adds the arguments that all scripts of measurements have, parses the command line, and checks the sections."""
+    parser.add_argument("--binaries", type=pathlib.Path, required=True, help="folder of Onefold's programs")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for logs, datasets and runs")
+    parser.add_argument("--only", default=",".join(sections), help="sections, separated by commas")
+    parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of everything (default 2)")
+    arguments = parser.parse_args()
+    unknown = set(arguments.only.split(",")) - set(sections)
+    if unknown:
+        parser.error(f"no section `{unknown.pop()}`; there are {', '.join(sections)}")
+    return arguments
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--binaries", type=pathlib.Path, required=True, help="folder of onefold-data and onefold-ingest")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for logs and datasets")
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--samples", type=int, default=1_000_000, help="samples of rm1 (default 1000000)")
     parser.add_argument("--scaling", default="500000,1000000,2000000,4000000", help="numbers of samples, by commas")
     parser.add_argument("--ebnerd", type=pathlib.Path, help="folder of EB-NeRD's behaviors and history files")
     parser.add_argument("--workloads", default="rm1", help="workloads of `duckdb`, separated by commas (default rm1)")
     parser.add_argument("--wide", action="store_true", help="`duckdb` also from one wide log (needs pyarrow)")
     parser.add_argument("--layouts", default="folded,rows", help="layouts of `scaling`, separated by commas")
-    parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of everything (default 2)")
     parser.add_argument("--memory-limit", default="4GiB", help="of builds and of DuckDB (default 4GiB)")
     parser.add_argument("--limit", default="512MiB", help="the memory limit of `memory` (default 512MiB)")
-    arguments = parser.parse_args()
-    unknown = set(arguments.only.split(",")) - set(SECTIONS)
-    if unknown:
-        parser.error(f"no section `{unknown.pop()}`; there are {', '.join(SECTIONS)}")
-    return arguments
+    return parse_with_common(parser, SECTIONS)
 
 
 class Bench:
