@@ -32,7 +32,7 @@ pub enum DeltaVersion {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeltaAppend {
-    /// Those that were added since the version whose rows the dataset has.
+    /// The files that were added after the version whose rows the dataset already has.
     Added,
     /// All files of the version.
     All,

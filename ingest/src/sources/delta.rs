@@ -49,9 +49,9 @@ type Files = BTreeMap<String, LogicalFileView>;
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if there is no such table or version, its files cannot be read as they are (column mapping,
-/// deletion vectors, files of other tables), it has no files, or a file does not exist. Likewise if only added files
-/// are read, and there are none or other files were removed.
+/// [`Error::Fault`] if there is no such table or version, if the version has no files, if a file does not exist, or if
+/// the files cannot be read as they are (column mapping, deletion vectors, files of other tables). If only added files
+/// are to be read: if no file was added, or if a file of the earlier version was removed.
 pub(super) async fn find(
     base: &Path,
     (name, source, delta): (&str, &SourceConfig, &DeltaConfig),
