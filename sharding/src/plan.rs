@@ -96,18 +96,29 @@ pub struct TablePlan {
 }
 
 impl TablePlan {
-    /// Describes the placement, such as `column_wise on 0 (0..32), 3 (32..64)`.
+    /// Describes the placement, such as `column_wise on 0 (columns 0–31), 3 (columns 32–63)`.
     pub fn described(&self) -> String {
-        const SHOWN: usize = 6;
-        let shard = |shard: &Shard| match self.sharding_type {
-            ShardingType::ColumnWise => format!("{} ({:?})", shard.rank, shard.columns),
-            _ => shard.rank.to_string(),
+        format!("{} on {}", self.sharding_type.name(), self.described_ranks())
+    }
+
+    /// Describes the ranks of the shards: `3`, `0–7`, or `0 (columns 0–31), 3 (columns 32–63)`.
+    pub fn described_ranks(&self) -> String {
+        const SHOWN: usize = 8;
+        let has_columns = self.sharding_type == ShardingType::ColumnWise;
+        if let ([first, .., last], false) = (&self.shards[..], has_columns)
+            && self.shards.windows(2).all(|pair| pair[0].rank.checked_add(1) == Some(pair[1].rank))
+        {
+            return format!("{}–{}", first.rank, last.rank);
+        }
+        let shard = |Shard { rank, columns, .. }: &Shard| match has_columns {
+            true => format!("{rank} (columns {}–{})", columns.start, columns.end.saturating_sub(1)),
+            false => rank.to_string(),
         };
         let mut shards: Vec<String> = self.shards.iter().take(SHOWN).map(shard).collect();
         if self.shards.len() > SHOWN {
             shards.push(format!("… ({} in all)", self.shards.len()));
         }
-        format!("{} on {}", self.sharding_type.name(), shards.join(", "))
+        shards.join(", ")
     }
 }
 

@@ -6,7 +6,7 @@ use onefold_base::units::{format_bytes, format_count};
 use onefold_page::svg::{Anchor, Svg};
 use onefold_page::text::escape;
 use onefold_page::{STYLE, document, legend, section};
-use onefold_sharding::{Plan, RankGroup, RankPrediction, Shard, ShardingType, TablePlan, Topology};
+use onefold_sharding::{Plan, RankGroup, RankPrediction, ShardingType, TablePlan, Topology};
 
 /// The number of tables that are listed; the others are only counted.
 const LISTED: usize = 200;
@@ -211,7 +211,7 @@ fn table_list(plan: &Plan) -> String {
             format_count(table.rows),
             table.dim,
             table.sharding_type.name(),
-            ranks(table),
+            table.described_ranks(),
             escape(table.reason.as_deref().unwrap_or(""))
         );
     }
@@ -221,31 +221,6 @@ fn table_list(plan: &Plan) -> String {
         let _ = write!(list, "\n<p>{more} smaller tables are not listed.</p>");
     }
     list
-}
-
-/// Returns the ranks of a table: `3`, `0–7`, or `1 (0–31), 4 (32–63)` for column shards.
-fn ranks(table: &TablePlan) -> String {
-    const SHOWN: usize = 8;
-    let by_columns = table.sharding_type == ShardingType::ColumnWise;
-    let shard = |shard: &Shard| match by_columns {
-        true => {
-            let last = shard.columns.end.saturating_sub(1);
-            format!("{} (columns {}–{last})", shard.rank, shard.columns.start)
-        }
-        false => shard.rank.to_string(),
-    };
-    let mut all: Vec<u32> = table.shards.iter().map(|shard| shard.rank).collect();
-    all.sort_unstable();
-    if let ([first, .., last], false) = (&all[..], by_columns)
-        && (last - first) as usize + 1 == all.len()
-    {
-        return format!("{first}–{last}");
-    }
-    let mut texts: Vec<String> = table.shards.iter().take(SHOWN).map(shard).collect();
-    if table.shards.len() > SHOWN {
-        texts.push(format!("… {} in all", table.shards.len()));
-    }
-    texts.join(", ")
 }
 
 #[cfg(test)]

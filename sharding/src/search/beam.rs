@@ -38,7 +38,7 @@ pub enum Beam {
 }
 
 impl Search for Beam {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         match self {
             Self::Neuroshard => "neuroshard",
             Self::Full => "beam",

@@ -36,7 +36,7 @@ const MIN_COLUMNS: u64 = 128;
 const MAX_PROPOSALS: usize = 2_000;
 
 impl Search for TorchrecDefault {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "torchrec_default"
     }
 
