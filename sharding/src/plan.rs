@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
+use onefold_base::units::abridged;
 use serde::{Deserialize, Serialize};
 
 use crate::cost::rank_costs;
@@ -103,7 +104,6 @@ impl TablePlan {
 
     /// Describes the ranks of the shards: `3`, `0–7`, or `0 (columns 0–31), 3 (columns 32–63)`.
     pub fn described_ranks(&self) -> String {
-        const SHOWN: usize = 8;
         let has_columns = self.sharding_type == ShardingType::ColumnWise;
         if let ([first, .., last], false) = (&self.shards[..], has_columns)
             && self.shards.windows(2).all(|pair| pair[0].rank.checked_add(1) == Some(pair[1].rank))
@@ -114,11 +114,7 @@ impl TablePlan {
             true => format!("{rank} (columns {}–{})", columns.start, columns.end.saturating_sub(1)),
             false => rank.to_string(),
         };
-        let mut shards: Vec<String> = self.shards.iter().take(SHOWN).map(shard).collect();
-        if self.shards.len() > SHOWN {
-            shards.push(format!("… ({} in all)", self.shards.len()));
-        }
-        shards.join(", ")
+        abridged(&self.shards.iter().map(shard).collect::<Vec<_>>()).join(", ")
     }
 }
 

@@ -99,6 +99,14 @@ pub fn count_of(count: u64, name: &str) -> String {
     format!("{} {name}{}", format_count(count), if count == 1 { "" } else { "s" })
 }
 
+/// Returns the first few texts and the number of the others, so that a list of a thousand names remains readable.
+pub fn abridged(texts: &[String]) -> Vec<String> {
+    const SHOWN: usize = 8;
+    let mut shown: Vec<String> = texts.iter().take(SHOWN).cloned().collect();
+    shown.extend((texts.len() > SHOWN).then(|| format!("… ({} more)", texts.len() - SHOWN)));
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -358,7 +358,12 @@ impl GroupFactor {
     }
 }
 
-fn parse_count(text: &str) -> Result<usize, String> {
+/// Parses a number of at least 1.
+///
+/// # Errors
+///
+/// A message for other texts.
+pub fn parse_count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
     count.ok_or_else(|| format!("`{text}` is not a number of at least 1"))
 }

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use cli::{CheckArguments, Cli, Command, ModelChoice, PlanArguments, ReplanArguments, TopologyArguments};
 use machine::MeasuredMachine;
 
-pub use cli::ModelOptions;
+pub use cli::{ModelOptions, parse_count};
 
 /// The program, for calls from the process of another program.
 pub const PROGRAM: Program = Program::of::<Cli>();
