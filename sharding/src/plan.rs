@@ -382,7 +382,7 @@ mod tests {
             Ok(1.0)
         }
 
-        fn communication_ms(&self, ranks: &[crate::RankLoad], _: &Topology) -> Vec<f64> {
+        fn communication_ms(&self, ranks: &[crate::RankLoad], _: &Topology, _: bool) -> Vec<f64> {
             ranks.iter().map(|rank| 0.5 * rank.compute_ms).collect()
         }
     }

@@ -116,12 +116,8 @@ impl CostModel for LearnedCosts {
         traffic(load)
     }
 
-    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        self.of_own_model(|model| model.communication_ms(ranks, topology, true))
-    }
-
-    fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        self.of_own_model(|model| model.communication_ms(ranks, topology, false))
+    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology, waits: bool) -> Vec<f64> {
+        self.of_own_model(|model| model.communication_ms(ranks, topology, waits))
     }
 
     fn notes(&self, ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
