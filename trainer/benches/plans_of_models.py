@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compares the plans that two cost models find: how many differ, and what each model says of the other's plans.
+"""Compares the plans that two cost models find: how many differ, and how they differ by the prices of each model.
 
-Draws and varies tasks as `plans_on_ranks.py` does, and plans each with both models. A plan that only one model finds is
-priced by both. With `--rounds`, the plans of tasks on which one model expects a gain above `--above` are measured: the
-ranks are threads that work in turns, the plans alternate, and the step's computation is the sum of the slowest rank's parts.
+Draws and varies tasks as `plans_on_ranks.py` does, and plans each with both models. With `--rounds`, plans whose prices
+differ by more than `--above` are measured: the ranks are threads that work in turns, the plans alternate, and a step's
+computation is the sum of the slowest rank's parts.
 
     trainer/benches/plans_of_models.py --work plans-of-models --models cpu network.json [--bin target/release] [--rounds 6]
 """
@@ -28,7 +28,7 @@ def arguments():
     parser.add_argument("--memory", default="1GiB", help="a rank's memory")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=0, help="measurements of each pair of plans")
-    parser.add_argument("--above", type=float, default=0.02, help="least expected gain of a measured pair")
+    parser.add_argument("--above", type=float, default=0.02, help="least difference of prices of a measured pair")
     return parser.parse_args()
 
 
@@ -39,16 +39,15 @@ def price(options, task, plan, model):
     return found["kept_cost_ms"]
 
 
-def gains(options, task):
-    """Plans a task with both models. Returns the share of a step that each model expects to gain by its own plan."""
+def differences(options, task):
+    """Plans a task with both models. Returns the relative difference of the second plan's step, by each model's prices."""
     plans = [task / f"plan-{number}.json" for number in range(2)]
     for model, plan in zip(options.models, plans):
         run(options, "onefold-shard", "plan", "--tables", task / "tables.json", "--topology", task / "topology.json", "--model", model,
             "--any-hardware", "--out", plan, "--json")
     if not run(options, "onefold-shard", "diff", *plans, "--json")["changed"]:
         return None
-    own_and_other = ((model, plans[number], plans[1 - number]) for number, model in enumerate(options.models))
-    return [1 - price(options, task, own, model) / price(options, task, other, model) for model, own, other in own_and_other]
+    return [price(options, task, plans[1], model) / price(options, task, plans[0], model) - 1 for model in options.models]
 
 
 def measured(options, task):
@@ -73,16 +72,17 @@ def main():
         "--count", options.tasks, "--seed", options.seed, "--global-batch-size", options.samples, "--memory", options.memory,
         "--out", tasks, "--json")
     vary(tasks, options.seed)
-    found = {task: gains(options, task) for task in sorted(tasks.iterdir())}
+    found = {task: differences(options, task) for task in sorted(tasks.iterdir())}
     print(f"{sum(of is None for of in found.values())} of {len(found)} tasks have one plan by both models")
     for number, model in enumerate(options.models):
         of_model = [0.0 if of is None else of[number] for of in found.values()]
-        print(f"by {model}, its plans gain {statistics.mean(of_model):.2%} on average, at most {max(of_model):.1%}")
+        mean, least, most = statistics.mean(of_model), min(of_model), max(of_model)
+        print(f"by {model}, plans of {options.models[1]} take {mean:+.2%} on average, {least:+.1%} to {most:+.1%}")
     for task, of in found.items():
-        if options.rounds and of and max(of) > options.above:
+        if options.rounds and of and max(map(abs, of)) > options.above:
             first, second = measured(options, task)
-            expected = ", ".join(f"{gain:.1%}" for gain in of)
-            print(f"{task.name}: expected gains {expected}; measured {first:.1f} and {second:.1f} ms ({second / first - 1:+.1%})")
+            expected = ", ".join(f"{difference:+.1%}" for difference in of)
+            print(f"{task.name}: predicted {expected}; measured {first:.1f} and {second:.1f} ms ({second / first - 1:+.1%})")
 
 
 if __name__ == "__main__":
