@@ -112,6 +112,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn long_lists_end_with_the_number_of_the_others() {
+        let names: Vec<String> = (0..10).map(|name| name.to_string()).collect();
+        assert_eq!(abridged(&names).join(", "), "0, 1, 2, 3, 4, 5, 6, 7, … (2 more)");
+        assert_eq!(abridged(&names[..8]), names[..8]);
+    }
+
+    #[test]
     fn sizes_parse_in_decimal_and_binary_units() {
         assert_eq!(parse_bytes("4096"), Ok(4096));
         assert_eq!(parse_bytes("512MiB"), Ok(512 << 20));
