@@ -1,11 +1,7 @@
 //! Predicts the cost of a plan in which one table is placed differently.
 
-use std::ops::Range;
-
-use crate::plan::row_shards;
-use crate::search::problem::COLUMN_STEP;
-use crate::table::has_rows_for;
-use crate::{CostModel, Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TablePlan};
+use crate::search::problem::{Placed, Problem, Unit};
+use crate::{CostModel, Error, Plan, RankPrediction, Result, Table, TablePlan};
 
 /// A different placement of a table, and the predictions for the plan that contains it.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +22,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is no such table, and the errors of [`predict`](Self::predict).
+    /// [`Error::Invalid`] if there is no such table or a table is invalid, and the errors of [`predict`](Self::predict).
     pub fn alternatives(
         &self,
         name: &str,
@@ -39,6 +35,7 @@ impl Plan {
             let hint = onefold_datasets::suggest(name, tables.iter().map(|table| table.name.as_str()));
             return Err(Error::invalid(format!("there is no table `{name}`"), hint));
         };
+        let problem = Problem::new(tables, &self.topology, cost_model, self.samples_per_rank())?;
         let with = |placed: Option<&TablePlan>| {
             let mut all = self.tables.clone();
             match placed {
@@ -52,7 +49,7 @@ impl Plan {
         let ranks: Vec<u32> = order.iter().map(|rank| rank.rank).collect();
         let now = &self.tables[place];
         let mut alternatives = Vec::new();
-        for placed in self.placements(&tables[found], &ranks) {
+        for placed in placements(&problem, found, &ranks) {
             if (placed.sharding_type, &placed.shards) == (now.sharding_type, &now.shards) {
                 continue;
             }
@@ -71,47 +68,24 @@ impl Plan {
         });
         Ok(alternatives)
     }
+}
 
-    /// Returns the possible placements of a table. Column shards are placed on the first of `ranks`.
-    fn placements(&self, table: &Table, ranks: &[u32]) -> Vec<TablePlan> {
-        let of =
-            |sharding_type, shards| TablePlan { sharding_type, shards, ..TablePlan::table_wise(table, 0) };
-        let mut all: Vec<TablePlan> =
-            (0..self.topology.ranks).map(|rank| TablePlan::table_wise(table, rank)).collect();
-        let mut parts = 2;
-        while parts <= ranks.len() && table.dim.is_multiple_of(parts as u64 * COLUMN_STEP) {
-            let width = table.dim / parts as u64;
-            let shard = |(i, rank): (u64, &u32)| Shard {
-                rank: *rank,
-                rows: 0..table.rows,
-                columns: i * width..(i + 1) * width,
-            };
-            all.push(of(ShardingType::ColumnWise, (0..).zip(&ranks[..parts]).map(shard).collect()));
-            parts *= 2;
-        }
-        let (count, per_node) = (ranks.len(), self.topology.ranks_per_node as usize);
-        let mut add_rows = |on: Range<usize>| {
-            if on.len() > 1 && has_rows_for(table.rows, on.len() as u64) {
-                all.push(of(ShardingType::RowWise, row_shards(table, on)));
-            }
-        };
-        add_rows(0..count);
-        if self.topology.nodes() > 1 {
-            (0..self.topology.nodes() as usize)
-                .for_each(|node| add_rows(node * per_node..(node + 1) * per_node));
-        }
-        if count > 1 {
-            let copies = (0..self.topology.ranks).map(|rank| Shard::whole(table, rank));
-            all.push(of(ShardingType::DataParallel, copies.collect()));
-        }
-        all
-    }
+/// Returns the possible placements of a table. Column shards are placed on the first of `ranks`.
+fn placements(problem: &Problem<'_>, table: usize, ranks: &[u32]) -> Vec<TablePlan> {
+    let whole = problem.whole(table);
+    let everywhere = |unit: Unit| (0..problem.places(&unit)).map(move |place| vec![(unit, place)]);
+    let parts = |unit: Unit| whole.columns / unit.columns;
+    let by_columns = std::iter::successors(whole.half(), |unit| unit.half())
+        .take_while(|unit| parts(*unit) <= ranks.len() as u64)
+        .map(|unit| unit.repeated(parts(unit) as usize).zip(ranks.iter().copied()).collect::<Vec<Placed>>());
+    let placed = everywhere(whole).chain(by_columns).chain(problem.forms(table).flat_map(everywhere));
+    placed.map(|placed| problem.table_plan(&problem.tables[table], &placed)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AnalyticCost, Beam, Search, Topology};
+    use crate::{AnalyticCost, Beam, Search, ShardingType, Topology};
 
     fn tables() -> Vec<Table> {
         vec![

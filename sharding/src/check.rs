@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use onefold_base::units::format_bytes;
+use onefold_base::units::{abridged, format_bytes};
 use onefold_train_config::check_size;
 
 use crate::plan::{KIND, buffer_bytes, loads_by_rank, memory_bytes, no_such_rank};
@@ -281,15 +281,6 @@ fn check_copies(table: &TablePlan, ranks: u32) -> Result<()> {
 fn listed(names: &[&str]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     format!("{} {}", if names.len() == 1 { "table" } else { "tables" }, abridged(&quoted).join(", "))
-}
-
-/// Returns the first few texts and the number of the others, so that an error about a thousand tables remains
-/// readable.
-fn abridged(texts: &[String]) -> Vec<String> {
-    const SHOWN: usize = 8;
-    let mut shown: Vec<String> = texts.iter().take(SHOWN).cloned().collect();
-    shown.extend((texts.len() > SHOWN).then(|| format!("… ({} more)", texts.len() - SHOWN)));
-    shown
 }
 
 #[cfg(test)]

@@ -129,7 +129,7 @@ mod tests {
             found.changes,
             [
                 change("moved", whole, Some("table_wise on 1"), 80),
-                change("split", whole, Some("column_wise on 0 (0..4), 1 (4..8)"), 40),
+                change("split", whole, Some("column_wise on 0 (columns 0–3), 1 (columns 4–7)"), 40),
                 change("gone", whole, None, 0),
                 change("new", None, Some("table_wise on 1"), 80),
             ]

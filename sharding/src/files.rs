@@ -20,21 +20,27 @@ pub(crate) struct FileKind {
     pub(crate) hint: &'static str,
 }
 
+/// Reads the bytes of the file at `path`.
+///
+/// # Errors
+///
+/// [`Error::Fault`] with `hint` if the file is missing; [`Error::Io`] if it cannot be read.
+pub(crate) fn read(path: &Path, hint: &str) -> Result<Vec<u8>> {
+    match fs_err::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(Error::file(path, "there is no such file", hint))
+        }
+        other => Ok(other?),
+    }
+}
+
 /// Reads the file at `path`, and rejects every version except that of `kind`.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the file is missing, is not JSON, is of another version or lacks a field; [`Error::Io`] if it
-/// cannot be read.
+/// The errors of [`read`]; [`Error::Fault`] if the file is not JSON, is of another version or lacks a field.
 pub(crate) fn load<T: DeserializeOwned>(path: &Path, kind: &FileKind) -> Result<T> {
-    let wrong = |message: String| Error::file(path, message, kind.hint);
-    let bytes = match fs_err::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(wrong("there is no such file".to_owned()));
-        }
-        other => other?,
-    };
-    parse_json(&bytes, kind.version).map_err(wrong)
+    parse_json(&read(path, kind.hint)?, kind.version).map_err(|message| Error::file(path, message, kind.hint))
 }
 
 /// Replaces the file at `path` atomically with `value` as indented JSON.

@@ -65,8 +65,7 @@ pub use error::{Error, Result};
 pub use files::claim_output;
 pub use lookups::{FeatureLookups, Lookups};
 pub use onefold_train_config::{
-    DEFAULT_BATCH_SIZE, DataType, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy,
-    KnownIds, MOST_ROWS, Pooling, Rows, TableConfig, TableOptimizer, TableOverride, check_ids,
+    DataType, FeatureConfig, HASH_SALT, IdPolicy, Pooling, TableConfig, TableOptimizer, TableOverride,
     resolve_tables, tables_of,
 };
 pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
@@ -77,6 +76,6 @@ pub use search::replan::{Replanned, replan};
 pub use search::torchrec::TorchrecDefault;
 pub use search::{Search, searches};
 pub use shares::LookupShares;
-pub use statistics::{kendall_tau, mean_squared_error, normal_cdf};
+pub use statistics::{kendall_tau, normal_cdf};
 pub use table::{Table, TableFile};
 pub use topology::{MAX_RANKS, RankGroup, Topology};

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
+use onefold_base::units::abridged;
 use serde::{Deserialize, Serialize};
 
 use crate::cost::rank_costs;
@@ -96,18 +97,24 @@ pub struct TablePlan {
 }
 
 impl TablePlan {
-    /// Describes the placement, such as `column_wise on 0 (0..32), 3 (32..64)`.
+    /// Describes the placement, such as `column_wise on 0 (columns 0–31), 3 (columns 32–63)`.
     pub fn described(&self) -> String {
-        const SHOWN: usize = 6;
-        let shard = |shard: &Shard| match self.sharding_type {
-            ShardingType::ColumnWise => format!("{} ({:?})", shard.rank, shard.columns),
-            _ => shard.rank.to_string(),
-        };
-        let mut shards: Vec<String> = self.shards.iter().take(SHOWN).map(shard).collect();
-        if self.shards.len() > SHOWN {
-            shards.push(format!("… ({} in all)", self.shards.len()));
+        format!("{} on {}", self.sharding_type.name(), self.described_ranks())
+    }
+
+    /// Describes the ranks of the shards: `3`, `0–7`, or `0 (columns 0–31), 3 (columns 32–63)`.
+    pub fn described_ranks(&self) -> String {
+        let has_columns = self.sharding_type == ShardingType::ColumnWise;
+        if let ([first, .., last], false) = (&self.shards[..], has_columns)
+            && self.shards.windows(2).all(|pair| pair[0].rank.checked_add(1) == Some(pair[1].rank))
+        {
+            return format!("{}–{}", first.rank, last.rank);
         }
-        format!("{} on {}", self.sharding_type.name(), shards.join(", "))
+        let shard = |Shard { rank, columns, .. }: &Shard| match has_columns {
+            true => format!("{rank} (columns {}–{})", columns.start, columns.end.saturating_sub(1)),
+            false => rank.to_string(),
+        };
+        abridged(&self.shards.iter().map(shard).collect::<Vec<_>>()).join(", ")
     }
 }
 
@@ -375,7 +382,7 @@ mod tests {
             Ok(1.0)
         }
 
-        fn communication_ms(&self, ranks: &[crate::RankLoad], _: &Topology) -> Vec<f64> {
+        fn communication_ms(&self, ranks: &[crate::RankLoad], _: &Topology, _: bool) -> Vec<f64> {
             ranks.iter().map(|rank| 0.5 * rank.compute_ms).collect()
         }
     }

@@ -1,7 +1,7 @@
 //! Statistics of prediction errors, and the fit of linear cost models.
 
 /// Returns the mean squared error of `predicted` against `measured`, in the square of their unit.
-pub fn mean_squared_error(predicted: &[f64], measured: &[f64]) -> f64 {
+pub(crate) fn mean_squared_error(predicted: &[f64], measured: &[f64]) -> f64 {
     let squares = predicted.iter().zip(measured).map(|(p, m)| (p - m) * (p - m));
     squares.sum::<f64>() / measured.len().max(1) as f64
 }

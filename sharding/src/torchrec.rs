@@ -19,6 +19,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::files;
 use crate::search::problem::COLUMN_STEP;
 use crate::table::row_blocks;
 use crate::{
@@ -70,16 +71,10 @@ fn fp32() -> String {
 /// [`Error::Fault`] if the file is missing or malformed, a table has no feature, the number of pooling factors
 /// differs from the number of features, or a data type or pooling is not supported.
 pub fn load_tables(path: &Path) -> Result<TableFile> {
-    let wrong = |message: String, hint: &str| Error::file(path, message, hint);
     let shape = "write {\"global_batch_size\": N, \"tables\": [{\"name\", \"num_embeddings\", \"embedding_dim\", \"feature_names\", …}]}, \
                  the fields of `EmbeddingBagConfig`";
-    let bytes = match fs_err::read(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(wrong("there is no such file".to_owned(), shape));
-        }
-        other => other?,
-    };
-    let model: Model = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string(), shape))?;
+    let model: Model = serde_json::from_slice(&files::read(path, shape)?)
+        .map_err(|error| Error::file(path, error.to_string(), shape))?;
     let tables = model.tables.into_iter().map(|config| table(config, model.optimizer));
     let tables = tables.collect::<Result<Vec<_>>>().map_err(|error| error.in_file(path))?;
     TableFile::new(model.global_batch_size, tables).map_err(|error| error.in_file(path))

@@ -99,9 +99,24 @@ pub fn count_of(count: u64, name: &str) -> String {
     format!("{} {name}{}", format_count(count), if count == 1 { "" } else { "s" })
 }
 
+/// Returns the first few texts and the number of the others, so that a list of a thousand names remains readable.
+pub fn abridged(texts: &[String]) -> Vec<String> {
+    const SHOWN: usize = 8;
+    let mut shown: Vec<String> = texts.iter().take(SHOWN).cloned().collect();
+    shown.extend((texts.len() > SHOWN).then(|| format!("… ({} more)", texts.len() - SHOWN)));
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_lists_end_with_the_number_of_the_others() {
+        let names: Vec<String> = (0..10).map(|name| name.to_string()).collect();
+        assert_eq!(abridged(&names).join(", "), "0, 1, 2, 3, 4, 5, 6, 7, … (2 more)");
+        assert_eq!(abridged(&names[..8]), names[..8]);
+    }
 
     #[test]
     fn sizes_parse_in_decimal_and_binary_units() {

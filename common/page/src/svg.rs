@@ -104,32 +104,55 @@ impl Svg {
 
 /// One bar of a [`bars`] plot.
 #[derive(Debug)]
-pub struct Bar<'a> {
+pub struct Bar {
     /// The name of the bar.
-    pub label: &'a str,
-    /// The length of the bar, in units of the plot.
-    pub value: f64,
+    pub label: String,
+    /// The parts of the bar from left to right: the CSS class that sets the colour, and the length in units of the plot.
+    pub parts: Vec<(&'static str, f64)>,
     /// The text after the bar.
     pub text: String,
-    /// The CSS class that sets the colour.
-    pub class: &'a str,
+    /// A limit in units of the plot, which is drawn as a mark.
+    pub limit: Option<f64>,
 }
 
-/// Returns a plot of horizontal bars, one below the other, with labels on the left.
+/// Returns a plot of horizontal bars, one below the other, with labels on the left. If there are many bars, they are thin,
+/// only some of them have labels, and their texts are tooltips.
 pub fn bars(label: &str, bars: &[Bar], label_width: f64) -> String {
-    const STEP: f64 = 34.0;
     const TEXT: f64 = 180.0;
-    let mut svg = Svg::new(WIDTH, STEP * bars.len() as f64 + 4.0, label);
-    let largest = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
-    let room = WIDTH - label_width - TEXT;
+    let (step, gap, every) = match bars.len() {
+        0..=8 => (34.0, 8.0, 1),
+        9..=32 => (22.0, 6.0, 1),
+        33..=128 => (9.0, 2.0, 8),
+        many => (2.0f64.max(1200.0 / many as f64), 0.5, many / 16),
+    };
+    let mut svg = Svg::new(WIDTH, step * bars.len() as f64 + 4.0, label);
+    let length = |bar: &Bar| bar.parts.iter().map(|(_, length)| length).sum::<f64>();
+    let ends = bars.iter().map(|bar| length(bar).max(bar.limit.unwrap_or(0.0)));
+    let largest = ends.fold(f64::MIN_POSITIVE, f64::max);
+    let scaled = |length: f64| (WIDTH - label_width - TEXT) * length / largest;
     for (i, bar) in bars.iter().enumerate() {
-        let y = STEP * i as f64 + 4.0;
-        let length = (room * bar.value / largest).max(1.0);
-        svg.text(label_width - 10.0, y + 18.0, Anchor::End, "label", &escape(bar.label));
-        svg.rect(label_width, y, length, STEP - 8.0, &format!(r#"class="{}" rx="2""#, bar.class), "");
-        svg.text(label_width + length + 8.0, y + 18.0, Anchor::Start, "value", &escape(&bar.text));
+        let (top, height) = (step * i as f64 + 4.0, step - gap);
+        let middle = top + height / 2.0 + 5.0;
+        if i % every == 0 {
+            svg.text(label_width - 10.0, middle, Anchor::End, "label", &escape(&bar.label));
+        }
+        let tooltip = if every > 1 { format!("{} {}", bar.label, bar.text) } else { String::new() };
+        let mut x = label_width;
+        for (class, length) in &bar.parts {
+            let width = scaled(*length).max(1.0);
+            svg.rect(x, top, width, height, &format!(r#"class="{class}" rx="2""#), &tooltip);
+            x += width;
+        }
+        if let Some(limit) = bar.limit {
+            let mark = label_width + scaled(limit);
+            svg.line((mark, top), (mark, top + height), "mark-line");
+            x = x.max(mark);
+        }
+        if every == 1 {
+            svg.text(x + 8.0, middle, Anchor::Start, "value", &escape(&bar.text));
+        }
     }
-    svg.line((label_width, 0.0), (label_width, STEP * bars.len() as f64), "axis");
+    svg.line((label_width, 0.0), (label_width, step * bars.len() as f64), "axis");
     svg.finish()
 }
 
@@ -333,14 +356,45 @@ mod tests {
     }
 
     #[test]
+    fn bars_have_parts_and_limits_and_are_thin_if_there_are_many() {
+        let bar = |label: &str| Bar {
+            label: label.into(),
+            parts: vec![("c0", 3.0), ("c1", 1.0)],
+            text: "4".into(),
+            limit: Some(8.0),
+        };
+        let few = bars("a", &[bar("x<")], 100.0);
+        // A unit is 30 pixels: the limit of 8 is at the end of 240.
+        for part in [
+            r#"x="100.0" y="4.0" width="90.0""#,
+            r#"x="190.0" y="4.0" width="30.0""#,
+            r#"x1="340.0""#,
+            ">x&lt;<",
+        ] {
+            assert!(few.contains(part), "{part} {few}");
+        }
+        assert!(few.contains(r#"class="value">4</text>"#) && !few.contains("<title>"), "{few}");
+        let many: Vec<Bar> = (0..40).map(|_| bar("x")).collect();
+        let many = bars("a", &many, 100.0);
+        assert_eq!(
+            (many.matches(r#"class="label""#).count(), many.matches("<title>x 4</title>").count()),
+            (5, 80)
+        );
+    }
+
+    #[test]
     fn plots_hold_no_number_that_is_none() {
-        let none: [Bar<'_>; 0] = [];
+        let none: [Bar; 0] = [];
         let axes = Axes { x: "x", y: "y", from_zero: false, places: &[] };
         let line = |points| Line { name: "<n>", class: "c0", points };
         let days = ["a<".to_owned()];
         let plots = [
             bars("a", &none, 100.0),
-            bars("a", &[Bar { label: "x", value: 0.0, text: "0".into(), class: "rows" }], 100.0),
+            bars(
+                "a",
+                &[Bar { label: "x".into(), parts: vec![("rows", 0.0)], text: "0".into(), limit: None }],
+                100.0,
+            ),
             lines("a", ("x", "y"), &[line(vec![(0.0, 1.0), (1.0, 1.0)])]),
             curves("a", axes, &[], false),
             curves("a", axes, &[line(vec![(3.0, 0.5)])], false),

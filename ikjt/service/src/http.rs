@@ -186,10 +186,10 @@ fn hits(cache: &CacheFigures) -> String {
 fn stages(rates: &[WorkerRate]) -> String {
     let all = rates.iter().fold(StageFigures::default(), |all, rate| all.and(&rate.stages));
     let bar = |(label, seconds): (&'static str, f64)| Bar {
-        label,
-        value: seconds,
+        label: label.to_owned(),
+        parts: vec![("folded", seconds)],
         text: format!("{seconds:.2}"),
-        class: "folded",
+        limit: None,
     };
     let plot = bars("Threads by stage", &all.by_stage().map(bar), 110.0);
     section(

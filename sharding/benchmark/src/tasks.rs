@@ -235,6 +235,8 @@ impl Task {
 
 #[cfg(test)]
 mod tests {
+    use onefold_sharding::{AnalyticCost, Beam, CostModel, LearnedCosts, ModelFile, Search};
+
     use super::*;
 
     #[test]
@@ -284,5 +286,22 @@ mod tests {
         assert!(Task::load_all(empty.path()).unwrap_err().to_string().contains("no folder in it holds"));
         fs_err::remove_file(directory.path().join("task-001/topology.json")).unwrap();
         assert!(Task::load_all(directory.path()).unwrap_err().to_string().contains("task-001/topology.json"));
+    }
+
+    #[test]
+    fn plans_do_not_depend_on_threads() {
+        let options = TaskOptions { max_dim: 64, ..TaskOptions::new(40..=40, 8, 1, 11) };
+        let task = tasks(&options).unwrap().remove(0);
+        let learned =
+            LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &task.topology, true).unwrap();
+        for model in [&AnalyticCost as &dyn CostModel, &learned] {
+            let planned = |threads: usize| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let Task { tables, topology, .. } = &task;
+                pool.install(|| Beam::Full.plan(&tables.tables, topology, model, tables.global_batch_size))
+                    .unwrap()
+            };
+            assert_eq!(planned(1), planned(5), "{}", model.id());
+        }
     }
 }

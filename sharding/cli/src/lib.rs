@@ -26,9 +26,8 @@ use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 
 use cli::{CheckArguments, Cli, Command, ModelChoice, PlanArguments, ReplanArguments, TopologyArguments};
-use machine::MeasuredMachine;
 
-pub use cli::ModelOptions;
+pub use cli::{ModelOptions, parse_count};
 
 /// The program, for calls from the process of another program.
 pub const PROGRAM: Program = Program::of::<Cli>();
@@ -355,33 +354,29 @@ fn described_machine(arguments: &TopologyArguments, topology: &Topology) -> Stri
 }
 
 fn topology_of(arguments: &TopologyArguments) -> Result<Topology, Error> {
-    let measured = arguments.measure.then(|| MeasuredMachine::measure(arguments.ranks)).transpose()?;
-    let measured = measured.as_ref();
-    let most_per_node = match measured {
-        Some(_) => arguments.ranks,
-        None => arguments.ranks.min(Topology::H100_RANKS_PER_NODE),
+    let TopologyArguments { ranks, memory, .. } = *arguments;
+    let machine = match arguments.measure {
+        true => machine::measured(ranks, memory)?,
+        false => Topology {
+            ranks_per_node: ranks.min(Topology::H100_RANKS_PER_NODE),
+            ..Topology::h100(1, memory)?
+        },
     };
-    let divides = |per_node: &u32| arguments.ranks.is_multiple_of(*per_node);
-    let per_node = (1..=most_per_node).rev().find(divides).unwrap_or(1);
-    let exchange = measured.map(|machine| machine.exchange_bandwidth);
-    let h100 = Topology::h100(1, arguments.memory)?;
+    let per_node = (1..=machine.ranks_per_node).rev().find(|per_node| ranks.is_multiple_of(*per_node));
     let topology = Topology {
-        ranks: arguments.ranks,
-        ranks_per_node: arguments.ranks_per_node.unwrap_or(per_node),
+        ranks,
+        ranks_per_node: arguments.ranks_per_node.or(per_node).unwrap_or(1),
         memory_bandwidth_bytes_per_second: arguments
             .memory_bandwidth
-            .or(measured.map(|machine| machine.memory_bandwidth))
-            .unwrap_or(h100.memory_bandwidth_bytes_per_second),
+            .unwrap_or(machine.memory_bandwidth_bytes_per_second),
         intra_node_bandwidth_bytes_per_second: arguments
             .intra_node_bandwidth
-            .or(exchange)
-            .unwrap_or(h100.intra_node_bandwidth_bytes_per_second),
+            .unwrap_or(machine.intra_node_bandwidth_bytes_per_second),
         inter_node_bandwidth_bytes_per_second: arguments
             .inter_node_bandwidth
-            .or(exchange)
-            .unwrap_or(h100.inter_node_bandwidth_bytes_per_second),
-        hardware: arguments.hardware.clone().or(measured.map(|machine| machine.hardware.clone())),
-        ..h100
+            .unwrap_or(machine.inter_node_bandwidth_bytes_per_second),
+        hardware: arguments.hardware.clone().or(machine.hardware),
+        ..machine
     };
     topology.validate()?;
     Ok(topology)

@@ -7,6 +7,7 @@ use std::thread::ScopedJoinHandle;
 use std::time::Instant;
 
 use onefold_base::process::{available_threads, hardware_name};
+use onefold_sharding::{Error, Topology};
 
 /// The number of words that a core reads in a pass: 32 MiB, more than its part of the caches.
 const WORDS: usize = 4 << 20;
@@ -17,27 +18,22 @@ const MESSAGES: usize = 64;
 /// The largest number of simultaneous connections.
 const MOST_CONNECTIONS: u32 = 16;
 
-/// The bandwidths of a rank, in bytes per second, while all ranks of the machine are busy.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct MeasuredMachine {
-    pub(crate) memory_bandwidth: f64,
-    pub(crate) exchange_bandwidth: f64,
-    /// The name of the hardware, as in `onefold-train-tools profile`.
-    pub(crate) hardware: String,
-}
-
-impl MeasuredMachine {
-    /// Measures this machine for `ranks` ranks on its processor. Memory is measured by reading it on all cores, and
-    /// links by messages over the loopback interface, as ranks on one machine exchange them.
-    pub(crate) fn measure(ranks: u32) -> io::Result<Self> {
-        let (cores, ranks) = (available_threads(), ranks.max(1));
-        let connections = ranks.min(MOST_CONNECTIONS);
-        Ok(Self {
-            memory_bandwidth: memory_bandwidth(cores) / f64::from(ranks),
-            exchange_bandwidth: exchange_bandwidth(connections)? / f64::from(connections),
-            hardware: hardware_name((cores / ranks as usize).max(1)),
-        })
-    }
+/// Returns the topology of ranks on this machine's processor, each with `memory_bytes`. Bandwidths are measured while all
+/// ranks are busy: that of memory by reading it on all cores, and that of links by messages over the loopback interface,
+/// as ranks on one machine exchange them.
+pub(crate) fn measured(ranks: u32, memory_bytes: u64) -> Result<Topology, Error> {
+    let (cores, ranks) = (available_threads(), ranks.max(1));
+    let connections = ranks.min(MOST_CONNECTIONS);
+    let exchange_bandwidth = exchange_bandwidth(connections)? / f64::from(connections);
+    Ok(Topology {
+        ranks,
+        ranks_per_node: ranks,
+        memory_bandwidth_bytes_per_second: memory_bandwidth(cores) / f64::from(ranks),
+        intra_node_bandwidth_bytes_per_second: exchange_bandwidth,
+        inter_node_bandwidth_bytes_per_second: exchange_bandwidth,
+        hardware: Some(hardware_name((cores / ranks as usize).max(1))),
+        ..Topology::h100(1, memory_bytes)?
+    })
 }
 
 /// Returns the bytes per second that all cores together read.

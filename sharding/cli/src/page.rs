@@ -3,16 +3,14 @@
 use std::fmt::Write;
 
 use onefold_base::units::{format_bytes, format_count};
-use onefold_page::svg::{Anchor, Svg};
+use onefold_page::svg::{Bar, bars};
 use onefold_page::text::escape;
 use onefold_page::{STYLE, document, legend, section};
-use onefold_sharding::{Plan, RankGroup, RankPrediction, Shard, ShardingType, TablePlan, Topology};
+use onefold_sharding::{Plan, RankGroup, RankPrediction, ShardingType, TablePlan, Topology};
 
 /// The number of tables that are listed; the others are only counted.
 const LISTED: usize = 200;
-const CHART_WIDTH: f64 = 720.0;
-const LABEL_WIDTH: f64 = 64.0;
-const VALUE_WIDTH: f64 = 170.0;
+const LABEL_WIDTH: f64 = 72.0;
 /// The style of columns with text.
 const OWN_STYLE: &str = "td.text, th.text { text-align: left; white-space: normal; }\n";
 
@@ -85,55 +83,6 @@ fn cost(plan: &Plan) -> String {
     )
 }
 
-/// A horizontal bar that consists of parts.
-struct Bar {
-    label: String,
-    parts: Vec<(&'static str, f64)>,
-    value: String,
-    /// A limit that is drawn as a mark, if there is one.
-    limit: Option<f64>,
-}
-
-/// Returns bars from top to bottom, all on a scale from 0 to `most`.
-fn bars(label: &str, bars: &[Bar], most: f64) -> String {
-    // With many ranks, bars are thin and only some of them are labelled.
-    let (height, every) = match bars.len() {
-        0..=32 => (22.0, 1),
-        33..=128 => (9.0, 8),
-        many => (2.0f64.max(1200.0 / many as f64), many / 16),
-    };
-    let scale = if most > 0.0 { CHART_WIDTH / most } else { 0.0 };
-    let mut svg = Svg::new(LABEL_WIDTH + CHART_WIDTH + VALUE_WIDTH, height * bars.len() as f64 + 4.0, label);
-    for (i, bar) in bars.iter().enumerate() {
-        let y = i as f64 * height;
-        let middle = y + height * 0.5 + 4.0;
-        if i % every == 0 {
-            svg.text(LABEL_WIDTH - 8.0, middle, Anchor::End, "label", &bar.label);
-        }
-        let mut x = LABEL_WIDTH;
-        for (class, value) in &bar.parts {
-            let (wide, class) = (value * scale, format!("class=\"{class}\""));
-            svg.rect(
-                x,
-                y + height * 0.14,
-                wide,
-                height * 0.72,
-                &class,
-                &format!("{} {}", bar.label, bar.value),
-            );
-            x += wide;
-        }
-        if let Some(limit) = bar.limit {
-            let x = LABEL_WIDTH + limit * scale;
-            svg.line((x, y), (x, y + height), "mark-line");
-        }
-        if height > 12.0 {
-            svg.text(LABEL_WIDTH + CHART_WIDTH + 8.0, middle, Anchor::Start, "value", &bar.value);
-        }
-    }
-    svg.finish()
-}
-
 fn cost_chart(plan: &Plan) -> String {
     let worst = plan.bottleneck().map(|rank| rank.rank);
     let bar = |rank: &RankPrediction| {
@@ -141,12 +90,11 @@ fn cost_chart(plan: &Plan) -> String {
         Bar {
             label: format!("rank {}", rank.rank),
             parts: vec![(compute, rank.compute_ms), ("arrival", rank.communication_ms)],
-            value: format!("{:.4} + {:.4} ms", rank.compute_ms, rank.communication_ms),
+            text: format!("{:.4} + {:.4} ms", rank.compute_ms, rank.communication_ms),
             limit: None,
         }
     };
-    let all: Vec<Bar> = plan.ranks.iter().map(bar).collect();
-    bars("Predicted time of every rank", &all, plan.max_cost_ms)
+    bars("Predicted time of every rank", &plan.ranks.iter().map(bar).collect::<Vec<_>>(), LABEL_WIDTH)
 }
 
 fn fullest(plan: &Plan) -> String {
@@ -159,22 +107,19 @@ fn fullest(plan: &Plan) -> String {
 
 fn memory_chart(plan: &Plan) -> String {
     let limit_of = |rank: &RankPrediction| plan.topology.memory_of(rank.rank) as f64;
-    let limits = plan.ranks.iter().map(limit_of);
     let fullest = plan.ranks.iter().map(|rank| rank.total_bytes() as f64).fold(0.0, f64::max);
-    let limit = limits.fold(0.0, f64::max);
     // Limits are drawn only if the bars remain readable on the resulting scale.
-    let drawn = fullest * 4.0 >= limit;
+    let drawn = fullest * 4.0 >= plan.ranks.iter().map(limit_of).fold(0.0, f64::max);
     let bar = |rank: &RankPrediction| {
         let buffers = rank.buffer_bytes.saturating_add(rank.reserve_bytes);
         Bar {
             label: format!("rank {}", rank.rank),
-            limit: drawn.then(|| limit_of(rank)),
             parts: vec![("c2", rank.memory_bytes as f64), ("c4", buffers as f64)],
-            value: format!("{} + {}", format_bytes(rank.memory_bytes), format_bytes(buffers)),
+            text: format!("{} + {}", format_bytes(rank.memory_bytes), format_bytes(buffers)),
+            limit: drawn.then(|| limit_of(rank)),
         }
     };
-    let all: Vec<Bar> = plan.ranks.iter().map(bar).collect();
-    bars("Memory of every rank", &all, if drawn { limit } else { fullest })
+    bars("Memory of every rank", &plan.ranks.iter().map(bar).collect::<Vec<_>>(), LABEL_WIDTH)
 }
 
 fn counted(plan: &Plan) -> String {
@@ -211,7 +156,7 @@ fn table_list(plan: &Plan) -> String {
             format_count(table.rows),
             table.dim,
             table.sharding_type.name(),
-            ranks(table),
+            table.described_ranks(),
             escape(table.reason.as_deref().unwrap_or(""))
         );
     }
@@ -221,31 +166,6 @@ fn table_list(plan: &Plan) -> String {
         let _ = write!(list, "\n<p>{more} smaller tables are not listed.</p>");
     }
     list
-}
-
-/// Returns the ranks of a table: `3`, `0–7`, or `1 (0–31), 4 (32–63)` for column shards.
-fn ranks(table: &TablePlan) -> String {
-    const SHOWN: usize = 8;
-    let by_columns = table.sharding_type == ShardingType::ColumnWise;
-    let shard = |shard: &Shard| match by_columns {
-        true => {
-            let last = shard.columns.end.saturating_sub(1);
-            format!("{} (columns {}–{last})", shard.rank, shard.columns.start)
-        }
-        false => shard.rank.to_string(),
-    };
-    let mut all: Vec<u32> = table.shards.iter().map(|shard| shard.rank).collect();
-    all.sort_unstable();
-    if let ([first, .., last], false) = (&all[..], by_columns)
-        && (last - first) as usize + 1 == all.len()
-    {
-        return format!("{first}–{last}");
-    }
-    let mut texts: Vec<String> = table.shards.iter().take(SHOWN).map(shard).collect();
-    if table.shards.len() > SHOWN {
-        texts.push(format!("… {} in all", table.shards.len()));
-    }
-    texts.join(", ")
 }
 
 #[cfg(test)]

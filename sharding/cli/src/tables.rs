@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use onefold_base::fault::{Fault, Kind, Text, option, text};
-use onefold_base::units::{count_of, format_bytes, format_count};
+use onefold_base::units::{abridged, count_of, format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
 use onefold_ikjt::{Checks, Rank, ReadRequest, ReaderOptions, load_snapshot, load_statistics};
@@ -256,10 +256,12 @@ fn uneven_lookups(tables: &[Table]) -> Option<String> {
             uneven.push(format!("{} ({:.0} %)", table.name, most * 100.0));
         }
     }
-    let listed = listed(&uneven)?;
-    Some(format!(
-        "A quarter of the rows has most of the lookups: {listed}; a row-wise shard of them is as busy"
-    ))
+    let listed = abridged(&uneven).join(", ");
+    (!uneven.is_empty()).then(|| {
+        format!(
+            "A quarter of the rows has most of the lookups: {listed}; a row-wise shard of them is as busy"
+        )
+    })
 }
 
 /// Lists the features whose lists are windows that share elements of their timelines.
@@ -268,19 +270,8 @@ fn shared_elements(tables: &[Table]) -> Option<String> {
     let windows = features.filter(|(_, lookups)| lookups.window_factor >= 1.01);
     let windows: Vec<String> =
         windows.map(|(feature, lookups)| format!("{feature} ({:.2})", lookups.window_factor)).collect();
-    Some(format!("Windows share elements, ids an element: {}", listed(&windows)?))
-}
-
-/// Returns the first few names and the number of all, or `None` if there are no names.
-fn listed(names: &[String]) -> Option<String> {
-    const SHOWN: usize = 8;
-    match names {
-        [] => None,
-        [shown @ .., _] if shown.len() >= SHOWN => {
-            Some(format!("{}, … ({} in all)", names[..SHOWN].join(", "), names.len()))
-        }
-        _ => Some(names.join(", ")),
-    }
+    (!windows.is_empty())
+        .then(|| format!("Windows share elements, ids an element: {}", abridged(&windows).join(", ")))
 }
 
 fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Printer) -> Result<()> {

@@ -147,7 +147,7 @@ fn a_table_is_explained_by_what_else_there_is() {
         "{text}"
     );
     assert!(
-        text.contains(" ms  table_wise on 0\n") && text.contains(" ms  data_parallel on 0, 1\n"),
+        text.contains(" ms  table_wise on 0\n") && text.contains(" ms  data_parallel on 0–1\n"),
         "{text}"
     );
     let json = dir.run(&format!("{PLAN} --explain city --explain user --overwrite --json")).json();

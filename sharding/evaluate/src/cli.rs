@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use onefold_base::units::parse_bytes;
 use onefold_sharding::MAX_RANKS;
-use onefold_sharding_cli::ModelOptions;
+use onefold_sharding_cli::{ModelOptions, parse_count};
 use onefold_terminal::OutputOptions;
 
 /// Compare the planner's searches on tasks like those of NeuroShard's benchmark
@@ -87,11 +87,6 @@ fn parse_range(text: &str) -> Result<RangeInclusive<usize>, String> {
         None => number(text).map(|tables| tables..=tables),
         Some((least, most)) => Ok(number(least)?..=number(most)?),
     }
-}
-
-fn parse_count(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| *count > 0);
-    count.ok_or_else(|| format!("`{text}` is not a number of at least 1"))
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl CostModel for AnalyticCost {
         Ok(ms(forward_bytes) * (1.0 + BACKWARD_MULTIPLIER) + ms(extra_bytes))
     }
 
-    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
+    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology, _: bool) -> Vec<f64> {
         let ms = |rank: &RankLoad| {
             link_ms(rank.traffic.forward, topology) + link_ms(rank.traffic.backward, topology)
         };

@@ -1,4 +1,4 @@
-//! Learned cost models, fitted to measured costs.
+//! The predictions of a learned cost model for the hardware on which it was measured.
 
 use crate::buffers::{WORD_BYTES, told_words};
 use crate::cost::analytic::link_ms;
@@ -7,36 +7,48 @@ use crate::cost::linear::{LinearModel, exchange_features, waiting_ms};
 use crate::cost::model_file::ModelFile;
 use crate::cost::{LinkBytes, RankLoad, Traffic};
 use crate::table::ACTIVATION_BYTES;
-use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
+use crate::{Result, ShardLoad, ShardingType, Topology};
 
-/// The learned cost model of one kind of hardware.
-#[derive(Debug, Clone)]
-pub(crate) struct LearnedCost {
-    id: String,
-    pub(crate) file: ModelFile,
-}
-
-impl LearnedCost {
-    /// Prepares the model in a file.
-    pub(crate) fn new(file: ModelFile) -> Self {
-        let id = format!("learned_v4 ({}, kernels {})", file.machine, file.kernel_version);
-        Self { id, file }
+impl ModelFile {
+    /// Returns the name of the model in plans.
+    pub(crate) fn id(&self) -> String {
+        format!("learned_v4 ({}, kernels {})", self.machine, self.kernel_version)
     }
 
-    /// Returns the time of an exchange for every rank if all ranks begin together, predicted by the model or, without
-    /// one, as bytes ÷ bandwidth.
-    fn together_ms(
-        model: Option<&LinearModel>,
-        bytes: impl Iterator<Item = LinkBytes>,
-        topology: &Topology,
-    ) -> Vec<f64> {
-        let Some(model) = model else {
-            return bytes.map(|bytes| link_ms(bytes, topology)).collect();
-        };
-        let sums: Vec<f64> = bytes.map(LinkBytes::sum).collect();
-        let asked = AskedFeatures::default();
-        let features = exchange_features(&sums).into_iter();
-        features.map(|features| model.predict_ms(&[features], &asked)).collect()
+    /// Returns the computation that a shard adds to its rank, in milliseconds per step.
+    pub(crate) fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
+        let mut ms = 0.0;
+        for features in ShardFeatures::of(load) {
+            features.validate().map_err(|error| error.within(&format!("table `{}`", load.table.name)))?;
+            ms += self.compute.work_ms(&features.encoded());
+        }
+        // Every rank is taken to send requests to every shard. The owner of a whole table does not, so this is
+        // subtracted.
+        Ok(if load.is_whole() { ms - self.asking_ms(load) } else { ms })
+    }
+
+    /// Returns the correction of the computation of a rank with these shards, in milliseconds per step.
+    pub(crate) fn correction_ms(&self, shards: &[ShardLoad<'_>]) -> f64 {
+        let network = self.network.as_ref();
+        network.map_or(0.0, |network| network.correction_ms(&self.compute, &encoded(shards)))
+    }
+
+    /// Returns the milliseconds that every rank spends in a step on requests for the shard's vectors.
+    pub(crate) fn asking_ms(&self, load: &ShardLoad<'_>) -> f64 {
+        self.compute.asked_ms(&AskedFeatures::of(load))
+    }
+
+    /// Returns the communication of every rank, in milliseconds per step. If `waits`, this includes the time that it
+    /// waits for other ranks.
+    pub(crate) fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology, waits: bool) -> Vec<f64> {
+        let [mut out_ms, back_ms] = self.exchanges_ms(ranks, topology);
+        if waits && self.forward.is_some() {
+            // As in NeuroShard, ranks synchronise in the forward exchange after unequal work.
+            let starts: Vec<f64> =
+                ranks.iter().zip(&back_ms).map(|(rank, back)| rank.compute_ms + back).collect();
+            out_ms.iter_mut().zip(waiting_ms(&starts)).for_each(|(out, waiting)| *out += waiting);
+        }
+        back_ms.iter().zip(out_ms).map(|(back, out)| back + out).collect()
     }
 
     /// Returns the times of the forward and of the backward exchange of every rank, the latter including the gather
@@ -46,16 +58,31 @@ impl LearnedCost {
             return [vec![0.0], vec![0.0]];
         }
         let of = |model: &Option<LinearModel>, bytes: fn(&Traffic) -> LinkBytes| {
-            Self::together_ms(model.as_ref(), ranks.iter().map(|rank| bytes(&rank.traffic)), topology)
+            together_ms(model.as_ref(), ranks.iter().map(|rank| bytes(&rank.traffic)), topology)
         };
-        let out_ms = of(&self.file.forward, |traffic| traffic.forward);
-        let mut back_ms = of(&self.file.backward, |traffic| traffic.backward);
+        let out_ms = of(&self.forward, |traffic| traffic.forward);
+        let mut back_ms = of(&self.backward, |traffic| traffic.backward);
         // Without data-parallel tables there is nothing to gather.
         if ranks.iter().any(|rank| rank.traffic.gather.sum() > 0.0) {
-            let gather_ms = of(&self.file.gather, |traffic| traffic.gather);
+            let gather_ms = of(&self.gather, |traffic| traffic.gather);
             back_ms.iter_mut().zip(gather_ms).for_each(|(back, gather)| *back += gather);
         }
         [out_ms, back_ms]
+    }
+
+    /// Returns caveats about a prediction for these ranks.
+    pub(crate) fn notes(&self, ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
+        let mut notes = Vec::new();
+        if ranks.len() > 1 && (self.forward.is_none() || self.backward.is_none()) {
+            notes.push(
+                "Communication is bytes ÷ bandwidth (analytic): no exchange was measured for this model"
+                    .to_owned(),
+            );
+        }
+        let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(|shards| encoded(shards)).collect();
+        notes.extend(self.shards_beyond(encoded.iter().flatten()));
+        notes.extend(self.ranks_beyond(&encoded, &AskedFeatures::by_rank(ranks)));
+        notes
     }
 
     /// Returns a note about shards whose features are beyond the measured ones.
@@ -64,7 +91,7 @@ impl LearnedCost {
         let mut counts = vec![0; names.len()];
         let mut shards = 0;
         for features in encoded {
-            let outside = self.file.compute.beyond(features);
+            let outside = self.compute.beyond(features);
             shards += usize::from(!outside.is_empty());
             outside.into_iter().for_each(|i| counts[i] += 1);
         }
@@ -81,11 +108,11 @@ impl LearnedCost {
     /// Returns notes about ranks whose time or number of shards is beyond the measured ones. The arguments are the
     /// features of every rank's shards, and every rank's requests.
     fn ranks_beyond(&self, ranks: &[Vec<Vec<f64>>], asked: &[AskedFeatures]) -> Vec<String> {
-        let (model, mut notes) = (&self.file.compute, Vec::new());
+        let (model, mut notes) = (&self.compute, Vec::new());
         let (mut faster, mut longest_ms) = (0, 0.0f64);
         for (shards, asked) in ranks.iter().zip(asked) {
             let mut ms = model.predict_ms(shards, asked);
-            if let Some(network) = &self.file.network {
+            if let Some(network) = &self.network {
                 let [correction_ms, least_ms] = network.corrections_ms(model, shards);
                 faster += usize::from(correction_ms < least_ms);
                 ms += correction_ms.max(least_ms);
@@ -116,93 +143,48 @@ impl LearnedCost {
     }
 }
 
-impl CostModel for LearnedCost {
-    fn id(&self) -> &str {
-        &self.id
-    }
+/// Returns the time of an exchange for every rank if all ranks begin together, predicted by the model or, without one,
+/// as bytes ÷ bandwidth.
+fn together_ms(
+    model: Option<&LinearModel>,
+    bytes: impl Iterator<Item = LinkBytes>,
+    topology: &Topology,
+) -> Vec<f64> {
+    let Some(model) = model else {
+        return bytes.map(|bytes| link_ms(bytes, topology)).collect();
+    };
+    let sums: Vec<f64> = bytes.map(LinkBytes::sum).collect();
+    let asked = AskedFeatures::default();
+    let features = exchange_features(&sums).into_iter();
+    features.map(|features| model.predict_ms(&[features], &asked)).collect()
+}
 
-    fn shard_ms(&self, load: &ShardLoad<'_>) -> Result<f64> {
-        let mut ms = 0.0;
-        for features in ShardFeatures::of(load) {
-            features.validate().map_err(|error| error.within(&format!("table `{}`", load.table.name)))?;
-            ms += self.file.compute.work_ms(&features.encoded());
-        }
-        // Every rank is taken to send requests to every shard. The owner of a whole table does not, so this is
-        // subtracted.
-        Ok(if load.is_whole() { ms - self.asking_ms(load) } else { ms })
+/// Returns the bytes that the trainer sends: requests to the owner, vectors from the owner and their gradients
+/// back, all of them counted for the owner's link. For a data-parallel table, each rank tells all other ranks
+/// which rows its batch uses, with at most one bit per row of the table. The gradients are sent to the ranks that
+/// sum them, and the sums for the rows of all ranks are sent to every rank.
+pub(crate) fn traffic(load: &ShardLoad<'_>) -> Traffic {
+    let topology = load.topology;
+    let others = f64::from(topology.ranks) - 1.0;
+    let mut sum = Traffic::default();
+    for features in ShardFeatures::of(load) {
+        let vector_bytes = features.columns * ACTIVATION_BYTES;
+        let share = others / f64::from(topology.ranks);
+        let (words, answers, gradients, sums) = if load.sharding_type == ShardingType::DataParallel {
+            let rows = features.distinct_rows();
+            let told = told_words(rows, features.rows);
+            (told * others, 0.0, rows * share, features.updated_rows() * share)
+        } else {
+            let words = features.lists * (1.0 + features.pooling_factor);
+            (words * share, features.vectors * share, features.vectors * share, 0.0)
+        };
+        sum.add(Traffic {
+            forward: LinkBytes::slowest(topology, words * WORD_BYTES + answers * vector_bytes),
+            backward: LinkBytes::slowest(topology, gradients * vector_bytes),
+            gather: LinkBytes::slowest(topology, sums * vector_bytes),
+        });
     }
-
-    fn idle_ms(&self, _: u32) -> f64 {
-        self.file.compute.fixed
-    }
-
-    fn correction_ms(&self, _: u32, shards: &[ShardLoad<'_>]) -> f64 {
-        let network = self.file.network.as_ref();
-        network.map_or(0.0, |network| network.correction_ms(&self.file.compute, &encoded(shards)))
-    }
-
-    fn asking_ms(&self, load: &ShardLoad<'_>) -> f64 {
-        self.file.compute.asked_ms(&AskedFeatures::of(load))
-    }
-
-    /// Returns the bytes that the trainer sends: requests to the owner, vectors from the owner and their gradients
-    /// back, all of them counted for the owner's link. For a data-parallel table, each rank tells all other ranks
-    /// which rows its batch uses, with at most one bit per row of the table. The gradients are sent to the ranks that
-    /// sum them, and the sums for the rows of all ranks are sent to every rank.
-    fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
-        let topology = load.topology;
-        let others = f64::from(topology.ranks) - 1.0;
-        let mut sum = Traffic::default();
-        for features in ShardFeatures::of(load) {
-            let vector_bytes = features.columns * ACTIVATION_BYTES;
-            let share = others / f64::from(topology.ranks);
-            let (words, answers, gradients, sums) = if load.sharding_type == ShardingType::DataParallel {
-                let rows = features.distinct_rows();
-                let told = told_words(rows, features.rows);
-                (told * others, 0.0, rows * share, features.updated_rows() * share)
-            } else {
-                let words = features.lists * (1.0 + features.pooling_factor);
-                (words * share, features.vectors * share, features.vectors * share, 0.0)
-            };
-            sum.add(Traffic {
-                forward: LinkBytes::slowest(topology, words * WORD_BYTES + answers * vector_bytes),
-                backward: LinkBytes::slowest(topology, gradients * vector_bytes),
-                gather: LinkBytes::slowest(topology, sums * vector_bytes),
-            });
-        }
-        sum
-    }
-
-    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        let [mut out_ms, back_ms] = self.exchanges_ms(ranks, topology);
-        if self.file.forward.is_some() {
-            // As in NeuroShard, ranks synchronise in the forward exchange after unequal work.
-            let starts: Vec<f64> =
-                ranks.iter().zip(&back_ms).map(|(rank, back)| rank.compute_ms + back).collect();
-            out_ms.iter_mut().zip(waiting_ms(&starts)).for_each(|(out, waiting)| *out += waiting);
-        }
-        back_ms.iter().zip(out_ms).map(|(back, out)| back + out).collect()
-    }
-
-    fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        let [out_ms, back_ms] = self.exchanges_ms(ranks, topology);
-        back_ms.iter().zip(out_ms).map(|(back, out)| back + out).collect()
-    }
-
-    fn notes(&self, ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
-        let mut notes = Vec::new();
-        if ranks.len() > 1 && (self.file.forward.is_none() || self.file.backward.is_none()) {
-            notes.push(
-                "Communication is bytes ÷ bandwidth (analytic): no exchange was measured for this model"
-                    .to_owned(),
-            );
-        }
-        let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(|shards| encoded(shards)).collect();
-        notes.extend(self.shards_beyond(encoded.iter().flatten()));
-        let asked = AskedFeatures::by_rank(ranks);
-        notes.extend(self.ranks_beyond(&encoded, &asked));
-        notes
-    }
+    sum
 }
 
 /// Returns the features of shards as models take them, once for every feature that looks up the shard's table.
@@ -219,10 +201,10 @@ mod tests {
     use crate::cost::rank_costs;
     use crate::{
         AccessBins, ComputeSample, Costs, DataType, FeatureLookups, LearnedCosts, Pooling, PretrainOptions,
-        Shard, ShardingType, Table, TableOptimizer, pretrain,
+        Shard, Table, TableOptimizer, pretrain,
     };
 
-    fn model(network: bool) -> LearnedCost {
+    fn model(network: bool) -> ModelFile {
         let sample = |i: usize| {
             let shard = |j: usize| ShardFeatures {
                 rows: 100.0 * (1 + (i * 7 + j) % 13) as f64,
@@ -257,7 +239,12 @@ mod tests {
             exchanges: vec![],
         };
         let options = PretrainOptions { network, ..PretrainOptions::default() };
-        LearnedCost::new(pretrain(&costs, &options, &onefold_base::progress::Silent).unwrap())
+        pretrain(&costs, &options, &onefold_base::progress::Silent).unwrap()
+    }
+
+    /// Returns the cost model for a topology, whatever its hardware is.
+    fn costs(file: &ModelFile, topology: &Topology) -> LearnedCosts {
+        LearnedCosts::new(vec![file.clone()], topology, true).unwrap()
     }
 
     #[test]
@@ -267,8 +254,9 @@ mod tests {
         }
     }
 
-    fn ranks_cost_what_it_says(model: &LearnedCost) {
+    fn ranks_cost_what_it_says(file: &ModelFile) {
         let topology = Topology::h100(2, 1 << 30).unwrap();
+        let model = costs(file, &topology);
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let tables = prop::collection::vec((1u64..5000, 1u64..16, 0.0..8.0f64), 1..6);
         let further = |pooling_factor: f64| FeatureLookups {
@@ -298,12 +286,11 @@ mod tests {
                 loads.iter().flat_map(ShardFeatures::of).map(|features| features.encoded()).collect();
             let ranks = [loads, vec![]];
             let asked = AskedFeatures::by_rank(&ranks);
-            let linear = &model.file.compute;
-            let correction_ms =
-                model.file.network.as_ref().map(|network| network.correction_ms(linear, &items));
+            let linear = &file.compute;
+            let correction_ms = file.network.as_ref().map(|network| network.correction_ms(linear, &items));
             let expected = linear.predict_ms(&items, &asked[0]) + correction_ms.unwrap_or(0.0);
             let idle = linear.predict_ms(&[], &asked[1]);
-            let found = rank_costs(model, &ranks, &topology).unwrap();
+            let found = rank_costs(&model, &ranks, &topology).unwrap();
             prop_assert!(
                 (found[0].compute_ms - expected).abs() < 1e-4 * (1.0 + expected),
                 "{found:?} {expected}"
@@ -320,11 +307,12 @@ mod tests {
         let file = ModelFile::shipped("cpu").unwrap();
         let cost = |table: &Table, sharding_type, ranks| {
             let topology = Topology::h100(ranks, 8 << 30).unwrap();
-            let model = LearnedCost::new(file.clone());
             let shard = Shard::whole(table, 0);
             let whole = ShardLoad::table_wise(table, &shard, &topology, 8192);
-            let load = ShardLoad { sharding_type, ..whole };
-            rank_costs(&model, &[vec![load], vec![]], &topology).unwrap()[0]
+            let holders = if sharding_type == ShardingType::DataParallel { ranks } else { 1 };
+            let mut loads = vec![vec![ShardLoad { sharding_type, ..whole }]; holders as usize];
+            loads.resize(ranks as usize, Vec::new());
+            rank_costs(&costs(&file, &topology), &loads, &topology).unwrap()[0]
         };
         let table = Table { first: crate::Lookups::of(20.0), ..Table::new("t", 100_000, 64) };
         let with = |optimizer| Table { optimizer, ..table.clone() };
@@ -343,17 +331,16 @@ mod tests {
     #[test]
     fn ranks_wait_for_the_last_one_before_the_forward_exchange() {
         let topology = Topology::h100(3, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap());
+        let model = ModelFile::shipped("cpu").unwrap();
         let bytes = LinkBytes { intra: 3e6, inter: 0.0 };
         let traffic = Traffic { forward: bytes, backward: bytes, gather: LinkBytes::default() };
         let load = |compute_ms| RankLoad { compute_ms, traffic };
         let loads = [5.0, 20.0, 0.0].map(load);
-        let alone = model.exchange_ms(&loads, &topology);
-        let together = model.communication_ms(&loads, &topology);
+        let [alone, together] = [false, true].map(|waits| model.communication_ms(&loads, &topology, waits));
         for (rank, waiting) in [15.0, 0.0, 20.0].into_iter().enumerate() {
             assert!((together[rank] - alone[rank] - waiting).abs() < 1e-9, "{together:?} {alone:?}");
         }
-        assert_eq!(model.exchange_ms(&loads[..1], &topology), [0.0]);
+        assert_eq!(model.communication_ms(&loads[..1], &topology, false), [0.0]);
     }
 
     /// Outside of the measured range, ten times the work of the same kind takes ten times as long.
@@ -366,8 +353,7 @@ mod tests {
         let load = ShardLoad::table_wise(&table, &shard, &topology, 64);
         let cost = |shards: usize| {
             let items = encoded(&vec![load; shards]);
-            let network = model.file.network.as_ref().unwrap();
-            network.correction_ms(&model.file.compute, &items)
+            model.network.as_ref().unwrap().correction_ms(&model.compute, &items)
         };
         let (far, further) = (cost(100), cost(1_000));
         assert!((further / far - 10.0).abs() < 0.01, "{further} {far}");
@@ -377,10 +363,10 @@ mod tests {
     #[test]
     fn an_idle_rank_takes_the_time_of_a_step() {
         let topology = Topology::h100(2, 1 << 30).unwrap();
-        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap());
-        assert!(model.file.compute.fixed > 0.0);
-        let idle = rank_costs(&model, &[vec![], vec![]], &topology).unwrap();
-        assert!(idle.iter().all(|rank| rank.compute_ms == model.file.compute.fixed), "{idle:?}");
+        let file = ModelFile::shipped("cpu").unwrap();
+        assert!(file.compute.fixed > 0.0);
+        let idle = rank_costs(&costs(&file, &topology), &[vec![], vec![]], &topology).unwrap();
+        assert!(idle.iter().all(|rank| rank.compute_ms == file.compute.fixed), "{idle:?}");
     }
 
     #[test]

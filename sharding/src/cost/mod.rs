@@ -262,15 +262,10 @@ pub trait CostModel: Send + Sync {
         0.0
     }
 
-    /// Returns the communication of every rank, in milliseconds per step, including the time that it waits for other
-    /// ranks.
-    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64>;
-
-    /// Returns the communication of every rank without the time that it waits for other ranks. With the waiting time,
-    /// an idle rank costs as much as the rank for which it waits. Without it, a search sees which ranks are busy.
-    fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        self.communication_ms(ranks, topology)
-    }
+    /// Returns the communication of every rank, in milliseconds per step. If `waits`, it includes the time that a rank
+    /// waits for other ranks; then an idle rank costs as much as the rank for which it waits. Otherwise a search sees
+    /// which ranks are busy.
+    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology, waits: bool) -> Vec<f64>;
 
     /// Returns caveats about a prediction for these ranks, for example that they are outside of the measured range.
     fn notes(&self, _ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
@@ -295,7 +290,7 @@ pub(crate) fn rank_costs(
         }
         loads.push(load);
     }
-    let communication = model.communication_ms(&loads, topology);
+    let communication = model.communication_ms(&loads, topology, true);
     let cost = |(load, communication_ms): (&RankLoad, f64)| RankCost {
         compute_ms: load.compute_ms,
         communication_ms,

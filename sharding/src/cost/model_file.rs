@@ -148,14 +148,4 @@ impl ModelFile {
     pub fn store(&self, path: &Path) -> Result<()> {
         files::store_wide(path, self)
     }
-
-    pub(crate) fn new(
-        (machine, kernel_version): (String, String),
-        reports: Vec<ModelReport>,
-        (compute, network): (LinearModel, Option<Network>),
-        [forward, backward, gather]: [Option<LinearModel>; 3],
-    ) -> Self {
-        let format_version = KIND.version;
-        Self { format_version, machine, kernel_version, reports, compute, network, forward, backward, gather }
-    }
 }

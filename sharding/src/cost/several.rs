@@ -2,7 +2,7 @@
 
 use onefold_base::fault::{option, text};
 
-use crate::cost::learned::LearnedCost;
+use crate::cost::learned::traffic;
 use crate::cost::{RankLoad, Traffic};
 use crate::{CostModel, Error, ModelFile, Result, ShardLoad, Topology};
 
@@ -12,7 +12,7 @@ use crate::{CostModel, Error, ModelFile, Result, ShardLoad, Topology};
 #[derive(Debug, Clone)]
 pub struct LearnedCosts {
     id: String,
-    models: Vec<LearnedCost>,
+    models: Vec<ModelFile>,
     /// The index of the model of every rank.
     of_rank: Vec<usize>,
 }
@@ -49,18 +49,18 @@ impl LearnedCosts {
         let used: Vec<usize> = (0..files.len()).filter(|model| of_rank.contains(model)).collect();
         of_rank.iter_mut().for_each(|model| *model = used.partition_point(|other| other < model));
         let files = files.into_iter().enumerate().filter(|(number, _)| used.contains(number));
-        let models: Vec<LearnedCost> = files.map(|(_, file)| LearnedCost::new(file)).collect();
-        let id = models.iter().map(CostModel::id).collect::<Vec<_>>().join(" and ");
+        let models: Vec<ModelFile> = files.map(|(_, file)| file).collect();
+        let id = models.iter().map(ModelFile::id).collect::<Vec<_>>().join(" and ");
         Ok(Self { id, models, of_rank })
     }
 
-    fn model(&self, rank: u32) -> &LearnedCost {
+    fn model(&self, rank: u32) -> &ModelFile {
         &self.models[self.of_rank[rank as usize]]
     }
 
     /// Returns the prediction of each rank's own model for that rank. `of_all` returns the predictions of a model for
     /// all ranks.
-    fn of_own_model(&self, of_all: impl Fn(&LearnedCost) -> Vec<f64>) -> Vec<f64> {
+    fn of_own_model(&self, of_all: impl Fn(&ModelFile) -> Vec<f64>) -> Vec<f64> {
         let by_model: Vec<Vec<f64>> = self.models.iter().map(of_all).collect();
         self.of_rank.iter().enumerate().map(|(rank, model)| by_model[*model][rank]).collect()
     }
@@ -99,11 +99,11 @@ impl CostModel for LearnedCosts {
     }
 
     fn idle_ms(&self, rank: u32) -> f64 {
-        self.model(rank).idle_ms(rank)
+        self.model(rank).compute.fixed
     }
 
     fn correction_ms(&self, rank: u32, shards: &[ShardLoad<'_>]) -> f64 {
-        self.model(rank).correction_ms(rank, shards)
+        self.model(rank).correction_ms(shards)
     }
 
     /// Returns the time on the slowest hardware: every rank sends requests, and a step lasts until all ranks are
@@ -113,15 +113,11 @@ impl CostModel for LearnedCosts {
     }
 
     fn traffic(&self, load: &ShardLoad<'_>) -> Traffic {
-        self.model(load.shard.rank).traffic(load)
+        traffic(load)
     }
 
-    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        self.of_own_model(|model| model.communication_ms(ranks, topology))
-    }
-
-    fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        self.of_own_model(|model| model.exchange_ms(ranks, topology))
+    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology, waits: bool) -> Vec<f64> {
+        self.of_own_model(|model| model.communication_ms(ranks, topology, waits))
     }
 
     fn notes(&self, ranks: &[Vec<ShardLoad<'_>>]) -> Vec<String> {
@@ -132,7 +128,7 @@ impl CostModel for LearnedCosts {
             let own: Vec<Vec<ShardLoad<'_>>> = own.collect();
             let of_hardware = |note: String| match self.models.len() {
                 1 => note,
-                _ => format!("{}: {note}", model.file.machine),
+                _ => format!("{}: {note}", model.machine),
             };
             notes.extend(model.notes(&own).into_iter().map(of_hardware));
         }
@@ -177,7 +173,7 @@ mod tests {
         let loads = plan.loads(&tables).unwrap();
         assert!(loads[0].len() < loads[1].len() && !loads[0].is_empty(), "{plan:?}");
         for (rank, file) in [slow, fast.clone()].into_iter().enumerate() {
-            let alone = LearnedCost::new(file);
+            let alone = LearnedCosts::new(vec![file], &topology, true).unwrap();
             let own = crate::cost::rank_costs(&alone, &loads, &topology).unwrap()[rank].compute_ms;
             // All ranks spend as long on requests as the slowest one.
             let asking = |model: &dyn CostModel| -> f64 {

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::cost::features::{AskedFeatures, ShardFeatures};
 use crate::cost::linear::{EXCHANGE_WORK, LinearModel, exchange_features, waiting_ms};
-use crate::cost::model_file::{Fit, ModelFile, ModelReport, Repeated};
+use crate::cost::model_file::{Fit, KIND, ModelFile, ModelReport, Repeated};
 use crate::cost::network::Network;
 use crate::costs::{COMPUTE, Costs, Direction, ExchangeRank, ExchangeSample};
 use crate::pretrain::sample::{Sample, boundary, importances};
@@ -69,7 +69,7 @@ pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporte
         deduplicated: measured.shards.iter().any(|shard| shard.dedupe_factor > 1.0),
     };
     let samples: Vec<Sample> = costs.compute.iter().map(sample).collect();
-    let (compute, report) = fit(COMPUTE, &samples, &ShardFeatures::work(), options, reporter)?;
+    let ((compute, network), report) = fit(COMPUTE, &samples, &ShardFeatures::work(), options, reporter)?;
     check_report(&report)?;
     let mut reports = vec![report];
     let mut exchanges = [const { None }; Direction::ALL.len()];
@@ -83,8 +83,18 @@ pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporte
             reports.push(report);
         }
     }
-    let measured = (costs.machine.clone(), costs.kernel_version.clone());
-    Ok(ModelFile::new(measured, reports, compute, exchanges))
+    let [forward, backward, gather] = exchanges;
+    Ok(ModelFile {
+        format_version: KIND.version,
+        machine: costs.machine.clone(),
+        kernel_version: costs.kernel_version.clone(),
+        reports,
+        compute,
+        network,
+        forward,
+        backward,
+        gather,
+    })
 }
 
 fn exchange_samples((group, measured): (u64, &ExchangeSample)) -> Vec<Sample> {

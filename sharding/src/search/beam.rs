@@ -38,7 +38,7 @@ pub enum Beam {
 }
 
 impl Search for Beam {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         match self {
             Self::Neuroshard => "neuroshard",
             Self::Full => "beam",
@@ -106,8 +106,10 @@ impl Beam {
         found.extend(self.beam(problem, first, step));
         let baselines = baselines(problem);
         found.extend(baselines.iter().cloned());
-        let mut finalists: Vec<Placement> =
-            found.into_par_iter().map(|placement| improve(problem, placement)).collect();
+        let mut finalists: Vec<Placement> = found
+            .into_par_iter()
+            .map(|placement| improve(problem, placement, Order::ByCost, &|_| true))
+            .collect();
         // The search over other forms of tables runs only if it takes no more effort than the beam search.
         if (problem.ranks as f64).powi(2) * FORM_TRIES <= EFFORT {
             let best = finalists.iter().cloned().reduce(better);

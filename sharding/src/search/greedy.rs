@@ -30,7 +30,7 @@ pub enum Greedy {
 }
 
 impl Search for Greedy {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         match self {
             Self::BySize => "greedy_by_size",
             Self::ByDimension => "greedy_by_dimension",

@@ -30,13 +30,6 @@ enum Move {
     Split(usize, u32),
 }
 
-/// Improves a placement. In each round, a unit of the busiest rank moves to another rank, changes places with another
-/// unit, or is halved and shared, whichever reduces the higher cost of the two ranks most. The search ends when no
-/// change helps. The cost of a rank excludes the time that it waits for other ranks.
-pub(crate) fn improve(problem: &Problem<'_>, placement: Placement) -> Placement {
-    improve_within(problem, placement, Order::ByCost, &|_| true)
-}
-
 /// The order in which changes are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -46,18 +39,36 @@ pub(crate) enum Order {
     ByCostPerByte,
 }
 
-/// Improves a placement like [`improve`], but only through placements that `allowed` accepts, and also changes the
-/// form of the busiest rank's tables: whole, divided by rows, or copied.
+/// Improves a placement through placements that `allowed` accepts. In each round, a unit of the busiest rank moves to
+/// another rank, changes places with another unit, or is halved and shared, whichever reduces the higher cost of the two
+/// ranks most. The search ends when no change helps. The cost of a rank excludes the time that it waits for other ranks.
+pub(crate) fn improve(
+    problem: &Problem<'_>,
+    placement: Placement,
+    order: Order,
+    allowed: &dyn Fn(&[Placed]) -> bool,
+) -> Placement {
+    let mut state = State::new(problem, placement);
+    for _ in 0..MAX_ROUNDS {
+        if !state.round(order, allowed) {
+            break;
+        }
+    }
+    state.best
+}
+
+/// Improves a placement like [`improve`], and also changes the form of the busiest rank's tables: whole, divided by rows,
+/// or copied.
 pub(crate) fn improve_forms(
     problem: &Problem<'_>,
     placement: Placement,
     order: Order,
     allowed: &dyn Fn(&[Placed]) -> bool,
 ) -> Placement {
-    let mut best = improve_within(problem, placement, order, allowed);
+    let mut best = improve(problem, placement, order, allowed);
     for _ in 0..FORMS {
         let Some(other) = other_form(problem, &best, allowed) else { break };
-        best = improve_within(problem, other, order, allowed);
+        best = improve(problem, other, order, allowed);
     }
     best
 }
@@ -125,22 +136,6 @@ pub(crate) fn cheapest_with(
         }
     }
     best
-}
-
-/// Improves a placement like [`improve`], but only through placements that `allowed` accepts.
-fn improve_within(
-    problem: &Problem<'_>,
-    placement: Placement,
-    order: Order,
-    allowed: &dyn Fn(&[Placed]) -> bool,
-) -> Placement {
-    let mut state = State::new(problem, placement);
-    for _ in 0..MAX_ROUNDS {
-        if !state.round(order, allowed) {
-            break;
-        }
-    }
-    state.best
 }
 
 struct State<'a> {

@@ -17,7 +17,7 @@ use crate::{Beam, CostModel, Greedy, Plan, Result, Table, Topology, TorchrecDefa
 /// A search decides on which ranks tables are placed. It does no I/O, and the same input gives the same plan.
 pub trait Search: Send + Sync {
     /// Returns the name of the search, which is stored in plans.
-    fn id(&self) -> &str;
+    fn id(&self) -> &'static str;
 
     /// Returns a plan for `tables` on `topology`, with `global_batch_size` samples per step over all ranks.
     ///

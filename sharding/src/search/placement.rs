@@ -81,29 +81,24 @@ impl Ranks {
         }
     }
 
-    /// Returns the cost of every rank.
-    fn costs_ms(&self, problem: &Problem<'_>) -> Vec<f64> {
-        self.with(problem.model.communication_ms(&self.loads(), problem.topology))
-    }
-
     /// Returns the cost of every rank without the time that it waits for others.
     pub(crate) fn busy_ms(&self, problem: &Problem<'_>) -> Vec<f64> {
-        self.with(problem.model.exchange_ms(&self.loads(), problem.topology))
+        self.costs_ms(problem, false)
     }
 
-    fn loads(&self) -> Vec<RankLoad> {
+    /// Returns the cost of every rank, with the time that it waits for others if `waits`.
+    fn costs_ms(&self, problem: &Problem<'_>, waits: bool) -> Vec<f64> {
         let loads = self.compute_ms.iter().zip(&self.traffic);
-        loads.map(|(compute_ms, traffic)| RankLoad { compute_ms: *compute_ms, traffic: *traffic }).collect()
-    }
-
-    fn with(&self, communication: Vec<f64>) -> Vec<f64> {
+        let loads: Vec<RankLoad> =
+            loads.map(|(&compute_ms, &traffic)| RankLoad { compute_ms, traffic }).collect();
+        let communication = problem.model.communication_ms(&loads, problem.topology, waits);
         let costs = self.compute_ms.iter().zip(communication);
         costs.map(|(compute, communication)| compute + self.asking_ms + communication).collect()
     }
 
     /// Returns the cost of the most expensive rank.
     pub(crate) fn most_ms(&self, problem: &Problem<'_>) -> f64 {
-        self.costs_ms(problem).into_iter().fold(0.0, f64::max)
+        self.costs_ms(problem, true).into_iter().fold(0.0, f64::max)
     }
 
     /// Returns whether the ranks of `unit` at `place` have room for it.

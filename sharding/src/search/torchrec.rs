@@ -36,7 +36,7 @@ const MIN_COLUMNS: u64 = 128;
 const MAX_PROPOSALS: usize = 2_000;
 
 impl Search for TorchrecDefault {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "torchrec_default"
     }
 
@@ -96,8 +96,8 @@ impl CostModel for TorchrecCost {
         Traffic { backward: LinkBytes::slowest(topology, reduced), ..Traffic::default() }
     }
 
-    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        AnalyticCost.communication_ms(ranks, topology)
+    fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology, waits: bool) -> Vec<f64> {
+        AnalyticCost.communication_ms(ranks, topology, waits)
     }
 }
 
@@ -194,7 +194,7 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
 /// Returns the sum of computation and communication of a shard, as TorchRec computes it.
 fn shard_ms(problem: &Problem<'_>, unit: &Unit, compute_ms: f64) -> f64 {
     let load = RankLoad { compute_ms, traffic: problem.priced(unit).traffic };
-    compute_ms + TorchrecCost.communication_ms(&[load], problem.topology)[0]
+    compute_ms + TorchrecCost.communication_ms(&[load], problem.topology, true)[0]
 }
 
 /// Returns the bytes of all shards.

@@ -17,7 +17,12 @@ pub(super) fn bought(report: &Report) -> String {
         factor if factor >= 1.005 => format!("{} B, {} smaller", number(bytes), times(factor)),
         _ => format!("{} B", number(bytes)),
     };
-    let bar = |label, value, text, class| Bar { label, value, text, class };
+    let bar = |label: &str, value, text, class| Bar {
+        label: label.to_owned(),
+        parts: vec![(class, value)],
+        text,
+        limit: None,
+    };
     let sizes = [
         bar(
             "arrival",
