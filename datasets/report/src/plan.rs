@@ -61,10 +61,6 @@ impl<'a> Files<'a> {
     }
 
     /// Returns the files of a row group.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`OpenFiles::open`].
     pub(super) fn of(&mut self, row_group: &RowGroup) -> Result<&OpenFiles> {
         let open = match self.open.take().filter(|open| open.path == row_group.set.path()) {
             Some(open) => open,

@@ -40,10 +40,6 @@ pub(super) struct CheckedRowGroup {
 
 impl RowGroupCheck<'_> {
     /// Checks all columns that can be read.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`Storage::read_ranges`](onefold_storage::Storage::read_ranges).
     pub(super) fn run(&self) -> Result<CheckedRowGroup> {
         let mut problems = Vec::new();
         let _fetched = self.files.fetch(self.index)?;
