@@ -16,7 +16,7 @@ use crate::schema::with_sample_keys;
 use crate::{Commit, FileSet, PartitionFilter, PartitionKey, Result, Snapshot};
 
 /// The result of [`compact()`].
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Compacted {
     /// The number of the newest snapshot.
     pub snapshot: u64,
@@ -88,17 +88,14 @@ pub fn compact(
     }
     let mut compacted = Compacted {
         snapshot: snapshot.snapshot,
-        changed: false,
         partitions: partitions.len(),
-        ranges_rewritten: 0,
-        samples_rewritten: 0,
         files_before: before.files,
         files: before.files,
         row_groups_before: before.row_groups,
         row_groups: before.row_groups,
         bytes_on_disk_before: before.bytes,
         bytes_on_disk: before.bytes,
-        wall_seconds: 0.0,
+        ..Compacted::default()
     };
     let mut rewriter = Rewriter::new(storage, &snapshot, writer, how.threads, reporter)?;
     let samples: u64 = gaining.iter().flat_map(|(_, sets)| *sets).map(|set| set.samples).sum();

@@ -194,7 +194,7 @@ impl File {
     }
 
     fn failed(&self, error: parquet::errors::ParquetError) -> Error {
-        self.storage.write_failure(&self.name, std::io::Error::other(error)).into()
+        onefold_storage::Error::write(self.storage.shown(&self.name), std::io::Error::other(error)).into()
     }
 
     fn write(&mut self, batch: &RecordBatch) -> Result<()> {

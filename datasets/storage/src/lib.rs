@@ -705,11 +705,6 @@ impl Storage {
         fault.into()
     }
 
-    /// Creates the error of an [`Upload`] of the object `path` that could not be written.
-    pub fn write_failure(&self, path: &str, error: io::Error) -> Error {
-        Error::write(self.shown(path), error)
-    }
-
     fn write_error(&self, path: &str, error: &object_store::Error) -> Error {
         Error::write(self.shown(path), self.service.io_error(error))
     }
