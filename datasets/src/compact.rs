@@ -6,13 +6,11 @@
 
 use std::time::Instant;
 
-use arrow::datatypes::DataType;
 use onefold_base::progress::Reporter;
 use onefold_storage::Storage;
 use serde::Serialize;
 
 use crate::rewrite::{RewriteOptions, Rewriter, check_samples, files_of, start};
-use crate::schema::with_sample_keys;
 use crate::{Commit, FileSet, PartitionFilter, PartitionKey, Result, Snapshot};
 
 /// The result of [`compact()`].
@@ -153,15 +151,7 @@ fn has_gain(snapshot: &Snapshot, sets: &[FileSet], how: &RewriteOptions) -> bool
 
 /// Returns the decoded size of the samples in bytes, computed as by a writer, but without kept texts.
 fn decoded_bytes(snapshot: &Snapshot, sets: &[FileSet]) -> u64 {
-    let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
-    let of_column = |kind: &DataType| -> u64 {
-        match kind {
-            DataType::Float32 => 4,
-            DataType::List(_) => 0,
-            _ => 8,
-        }
-    };
-    let of_sample: u64 = columns.fields().iter().map(|field| of_column(field.data_type())).sum();
+    let of_sample = snapshot.schema.sample_bytes(snapshot.sample_keys);
     let row_groups = sets.iter().flat_map(|set| &set.row_groups);
     row_groups.fold(0, |sum: u64, row_group| {
         sum.saturating_add(row_group.samples.saturating_mul(of_sample))
