@@ -72,7 +72,7 @@ pub use ids::hash_id;
 pub use names::{WORK, work_file_name};
 pub use onefold_base::names::suggest;
 pub use overlap::overlap;
-pub use partition::{LONGEST_FOLDER_NAME, PartitionKey};
+pub use partition::PartitionKey;
 pub use partition_column::{PartitionColumn, PartitionType};
 pub use partition_filter::{PartitionChoice, PartitionFilter};
 pub use problem::Problem;

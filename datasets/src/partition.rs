@@ -5,9 +5,6 @@ use std::fmt;
 use onefold_base::percent::{decode, encode};
 use serde::{Deserialize, Serialize};
 
-/// The largest number of bytes in the name of a folder on a local disk.
-pub const LONGEST_FOLDER_NAME: usize = 255;
-
 /// The values of a dataset's partition columns, in column order; empty if the dataset has no partition
 /// columns.
 ///
@@ -17,6 +14,9 @@ pub const LONGEST_FOLDER_NAME: usize = 255;
 pub struct PartitionKey(Vec<(String, String)>);
 
 impl PartitionKey {
+    /// The largest number of bytes in the name of a folder on a local disk.
+    pub const LONGEST_FOLDER_NAME: usize = 255;
+
     /// Creates a key from `(column, value)` pairs.
     pub fn new(columns: Vec<(String, String)>) -> Self {
         Self(columns)
@@ -38,7 +38,7 @@ impl PartitionKey {
     }
 
     /// Returns the number of bytes of the name of a value's folder, which file systems limit to
-    /// [`LONGEST_FOLDER_NAME`].
+    /// [`LONGEST_FOLDER_NAME`](Self::LONGEST_FOLDER_NAME).
     pub fn folder_name_bytes(column: &str, value: &str) -> usize {
         folder_name(column, value).len()
     }

@@ -3,7 +3,7 @@
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use datafusion::arrow::compute::{CastOptions, cast_with_options};
 use datafusion::arrow::datatypes::DataType;
-use onefold_datasets::{LONGEST_FOLDER_NAME, PartitionKey};
+use onefold_datasets::PartitionKey;
 
 use crate::problems::{Problems, WrongRows};
 use crate::{Error, Result};
@@ -46,17 +46,15 @@ pub(super) fn check_partition_values(name: &str, column: &ArrayRef, problems: &P
     if !texts.is_string() {
         return Ok(());
     }
+    let most = PartitionKey::LONGEST_FOLDER_NAME;
     // The encoding of a byte has up to three bytes, so short values need not be encoded.
-    let shortest = (LONGEST_FOLDER_NAME - 1).saturating_sub(3 * name.len()) / 3;
+    let shortest = (most - 1).saturating_sub(3 * name.len()) / 3;
     let texts = cast(name, column, &DataType::Utf8)?;
-    let is_long = |text: &&str| {
-        text.len() > shortest && PartitionKey::folder_name_bytes(name, text) > LONGEST_FOLDER_NAME
-    };
+    let is_long = |text: &&str| text.len() > shortest && PartitionKey::folder_name_bytes(name, text) > most;
     let mut long = texts.as_string::<i32>().iter().flatten().filter(is_long);
     let Some(first) = long.next() else { return Ok(()) };
     let what = format!(
-        "samples have a value that is too long for the name of a folder: `{first}` takes {} bytes of \
-         {LONGEST_FOLDER_NAME}",
+        "samples have a value that is too long for the name of a folder: `{first}` takes {} bytes of {most}",
         PartitionKey::folder_name_bytes(name, first)
     );
     let wrong = WrongRows {
