@@ -6,17 +6,15 @@
 
 use std::time::Instant;
 
-use arrow::datatypes::DataType;
 use onefold_base::progress::Reporter;
 use onefold_storage::Storage;
 use serde::Serialize;
 
 use crate::rewrite::{RewriteOptions, Rewriter, check_samples, files_of, start};
-use crate::schema::with_sample_keys;
 use crate::{Commit, FileSet, PartitionFilter, PartitionKey, Result, Snapshot};
 
 /// The result of [`compact()`].
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Compacted {
     /// The number of the newest snapshot.
     pub snapshot: u64,
@@ -88,17 +86,14 @@ pub fn compact(
     }
     let mut compacted = Compacted {
         snapshot: snapshot.snapshot,
-        changed: false,
         partitions: partitions.len(),
-        ranges_rewritten: 0,
-        samples_rewritten: 0,
         files_before: before.files,
         files: before.files,
         row_groups_before: before.row_groups,
         row_groups: before.row_groups,
         bytes_on_disk_before: before.bytes,
         bytes_on_disk: before.bytes,
-        wall_seconds: 0.0,
+        ..Compacted::default()
     };
     let mut rewriter = Rewriter::new(storage, &snapshot, writer, how.threads, reporter)?;
     let samples: u64 = gaining.iter().flat_map(|(_, sets)| *sets).map(|set| set.samples).sum();
@@ -156,15 +151,7 @@ fn has_gain(snapshot: &Snapshot, sets: &[FileSet], how: &RewriteOptions) -> bool
 
 /// Returns the decoded size of the samples in bytes, computed as by a writer, but without kept texts.
 fn decoded_bytes(snapshot: &Snapshot, sets: &[FileSet]) -> u64 {
-    let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
-    let of_column = |kind: &DataType| -> u64 {
-        match kind {
-            DataType::Float32 => 4,
-            DataType::List(_) => 0,
-            _ => 8,
-        }
-    };
-    let of_sample: u64 = columns.fields().iter().map(|field| of_column(field.data_type())).sum();
+    let of_sample = snapshot.schema.sample_bytes(snapshot.sample_keys);
     let row_groups = sets.iter().flat_map(|set| &set.row_groups);
     row_groups.fold(0, |sum: u64, row_group| {
         sum.saturating_add(row_group.samples.saturating_mul(of_sample))

@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 pub struct PartitionKey(Vec<(String, String)>);
 
 impl PartitionKey {
+    /// The largest number of bytes in the name of a folder on a local disk.
+    pub const LONGEST_FOLDER_NAME: usize = 255;
+
     /// Creates a key from `(column, value)` pairs.
     pub fn new(columns: Vec<(String, String)>) -> Self {
         Self(columns)
@@ -34,6 +37,12 @@ impl PartitionKey {
         self.0.iter().find(|(name, _)| name == column).map(|(_, value)| value.as_str())
     }
 
+    /// Returns the number of bytes of the name of a value's folder, which file systems limit to
+    /// [`LONGEST_FOLDER_NAME`](Self::LONGEST_FOLDER_NAME).
+    pub fn folder_name_bytes(column: &str, value: &str) -> usize {
+        folder_name(column, value).len()
+    }
+
     /// Parses the output of [`Display`](fmt::Display); `None` for any other text.
     pub fn parse(path: &str) -> Option<Self> {
         if path.is_empty() {
@@ -47,9 +56,14 @@ impl PartitionKey {
     }
 }
 
+/// Returns the name of the folder of a value of a partition column.
+fn folder_name(column: &str, value: &str) -> String {
+    format!("{}={}", encode(column), encode(value))
+}
+
 impl fmt::Display for PartitionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = self.0.iter().map(|(name, value)| format!("{}={}", encode(name), encode(value)));
+        let parts = self.0.iter().map(|(name, value)| folder_name(name, value));
         f.write_str(&parts.collect::<Vec<_>>().join("/"))
     }
 }

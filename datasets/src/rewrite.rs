@@ -111,10 +111,6 @@ impl<'a> Rewriter<'a> {
     /// Rewrites the `chosen` sets of a range with the samples of the sessions for which `is_kept` returns
     /// `true`. New files lack the features that the old ones lack, because their values may still be computed. The
     /// new files are removed if the writer is dropped before [`finish`](DatasetWriter::finish).
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of reading and writing files.
     pub(crate) fn rewrite(
         &mut self,
         key: &PartitionKey,

@@ -381,10 +381,6 @@ impl OpenFiles {
 
     /// Returns the samples of a row group with the columns that a writer with this schema takes. Columns of
     /// `given` are used instead of being read. The others are decoded on the threads of the current pool.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`numbers`](Self::numbers).
     pub(crate) fn samples(
         &self,
         row_group: usize,
@@ -407,10 +403,6 @@ impl OpenFiles {
     }
 
     /// Returns a column of a row group in the form that a writer takes. Lists are views of shared ids.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`numbers`](Self::numbers).
     fn of_samples(
         &self,
         row_group: usize,

@@ -183,6 +183,13 @@ impl Schema {
         self.kept.iter().map(|column| column.name.as_str())
     }
 
+    /// Returns the decoded size of a sample in bytes without its lists and kept texts: 8 for the session, the
+    /// time, the key and each kept value, 4 for each float.
+    pub fn sample_bytes(&self, sample_keys: bool) -> u64 {
+        let numbers = 2 + self.kept.len() as u64 + u64::from(sample_keys);
+        8 * numbers + 4 * self.float_columns().count() as u64
+    }
+
     /// Returns the names of the dense and sparse features that `older` does not have.
     pub fn further_features(&self, older: &Self) -> Vec<String> {
         let known: HashSet<&str> = older.feature_names().collect();

@@ -36,7 +36,10 @@ pub struct UserKeys {
 pub(crate) struct Users {
     /// The values of the session key's columns, or of the kept column, for each distinct user.
     keys: Vec<Vec<String>>,
-    told: Told,
+    /// The way in which users are identified.
+    pub(crate) told: Told,
+    /// The users by their values of the [column](Self::column), or of the first of several columns.
+    pub(crate) by_text: HashMap<String, usize>,
 }
 
 /// The way in which users are identified.
@@ -44,8 +47,8 @@ pub(crate) struct Users {
 pub(crate) enum Told {
     /// By session ids.
     BySessions(BySessions),
-    /// By a kept column, whose values are mapped to users.
-    ByColumn(KeptColumn, HashMap<String, usize>),
+    /// By a kept column.
+    ByColumn(KeptColumn),
 }
 
 /// Identifies users by session ids.
@@ -84,9 +87,7 @@ impl Users {
                 );
                 return Err(Error::schema(format!("the dataset keeps no column `{name}`"), hint));
             };
-            let keys = values_of(keys, &[name.to_owned()])?;
-            let by_value = keys.iter().enumerate().map(|(user, key)| (key.concat(), user)).collect();
-            return Ok(Self { told: Told::ByColumn(kept.clone(), by_value), keys });
+            return Ok(Self::told(values_of(keys, &[name.to_owned()])?, Told::ByColumn(kept.clone())));
         }
         let columns = match &snapshot.sessions {
             Some(Sessions::Key(columns)) => columns.clone(),
@@ -105,17 +106,18 @@ impl Users {
             buckets[bucket_of_identity(&identity, snapshot.buckets) as usize] = true;
         }
         let made = made_columns(&snapshot.partition_columns);
-        Ok(Self { told: Told::BySessions(BySessions { columns, by_bits, buckets, made }), keys })
+        Ok(Self::told(keys, Told::BySessions(BySessions { columns, by_bits, buckets, made })))
+    }
+
+    fn told(keys: Vec<Vec<String>>, told: Told) -> Self {
+        let numbered = keys.iter().enumerate();
+        let by_text = numbered.filter_map(|(user, key)| Some((key.first()?.clone(), user))).collect();
+        Self { keys, told, by_text }
     }
 
     /// Returns the number of users.
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
-    }
-
-    /// Returns the way in which users are identified.
-    pub(crate) fn told(&self) -> &Told {
-        &self.told
     }
 
     /// Returns the text that represents a user in messages.
@@ -127,7 +129,7 @@ impl Users {
     /// with this name.
     pub(crate) fn column(&self) -> Option<&str> {
         match &self.told {
-            Told::ByColumn(column, _) => Some(&column.name),
+            Told::ByColumn(column) => Some(&column.name),
             Told::BySessions(BySessions { columns, .. }) => match columns.as_slice() {
                 [column] => Some(column),
                 _ => None,
@@ -147,31 +149,8 @@ impl Users {
         }
     }
 
-    /// Returns the users by their ids in a feature; `None` if the feature is not the users'
-    /// [column](Self::column).
-    pub(crate) fn ids(
-        &self,
-        feature: &SparseFeature,
-        vocabulary: Option<&Vocabulary>,
-    ) -> Option<HashMap<i64, usize>> {
-        if self.column() != Some(feature.name.as_str()) {
-            return None;
-        }
-        let id = |key: &String| match (vocabulary, feature.ids) {
-            (Some(vocabulary), _) => Some(vocabulary.id_of_key(key)).filter(|id| *id > 0),
-            (None, Some(IdEncoding::Hash)) => Some(crate::hash_id(key.as_bytes())),
-            (None, None) => key.parse::<i64>().ok(),
-        };
-        let ids = self.keys.iter().enumerate();
-        Some(ids.filter_map(|(user, key)| Some((id(key.first()?)?, user))).collect())
-    }
-
     /// Returns the feature of a snapshot that is the users' [column](Self::column), its vocabulary if it has
     /// one, and the users by their ids.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`Vocabulary::read`].
     pub(crate) fn feature<'s>(
         &self,
         storage: &Storage,
@@ -188,17 +167,19 @@ impl Users {
                 Some(Vocabulary::read(storage, file)?)
             }
         };
-        let ids = self.ids(feature, vocabulary.as_ref()).unwrap_or_default();
+        let id = |key: &String| match (&vocabulary, feature.ids) {
+            (Some(vocabulary), _) => Some(vocabulary.id_of_key(key)).filter(|id| *id > 0),
+            (None, Some(IdEncoding::Hash)) => Some(crate::hash_id(key.as_bytes())),
+            (None, None) => key.parse::<i64>().ok(),
+        };
+        let ids = self.keys.iter().enumerate();
+        let ids = ids.filter_map(|(user, key)| Some((id(key.first()?)?, user))).collect();
         Ok(Some((feature, vocabulary, ids)))
     }
 
     /// Returns the row groups of a manifest whose statistics have an id of a user as the smallest or
     /// largest id of a feature, each with a message. This includes row groups that no longer belong to any
     /// snapshot.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Snapshot`] if the manifest is damaged, [`Error::Storage`] if the storage fails.
     pub(crate) fn in_manifest(
         &self,
         storage: &Storage,
@@ -232,12 +213,6 @@ impl Users {
             Some(format!("its {what} id is that of user `{}`", self.shown(*user)))
         };
         ends.into_iter().filter_map(user).collect()
-    }
-
-    /// Returns the users by their values of the [column](Self::column).
-    pub(crate) fn by_text(&self) -> HashMap<&str, usize> {
-        let keys = self.keys.iter().enumerate();
-        keys.filter_map(|(user, key)| Some((key.first()?.as_str(), user))).collect()
     }
 }
 

@@ -171,10 +171,6 @@ pub struct Purged {
 /// Removes snapshots of any age, and the files that only they list. `snapshots` must not contain the newest
 /// snapshot. Like [`vacuum`], it removes snapshots first. If it is killed before it removes the files, a
 /// later vacuum removes them.
-///
-/// # Errors
-///
-/// [`Error::Snapshot`] if a snapshot cannot be read, [`Error::Storage`] if the storage fails.
 pub(crate) fn purge(storage: &Storage, snapshots: &[u64]) -> Result<Purged> {
     let mut files_of = NamedFiles::new(storage);
     let mut named: HashSet<String> = HashSet::new();

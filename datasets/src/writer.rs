@@ -370,10 +370,6 @@ impl DatasetWriter {
 
     /// Adds a range of buckets whose files are written in place of the sets `replaced` of the range. The other sets
     /// stay. Needed for [`Commit::Forget`] and [`Commit::Compact`] alone.
-    ///
-    /// # Errors
-    ///
-    /// As [`add`](Self::add).
     pub(crate) fn add_rewritten<'s>(
         &mut self,
         range: WrittenBucket,

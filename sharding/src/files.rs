@@ -101,18 +101,9 @@ impl Formatter for WideArrays {
 ///
 /// # Errors
 ///
-/// An error with the remedy if `path` is a directory, if its parent directory does not exist, or if the file exists
-/// and `overwrite` is false.
+/// The errors of [`check_output`](commit::check_output), and an error if the file exists and `overwrite` is false.
 pub fn claim_output(path: &Path, overwrite: bool) -> Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
-        let hint = text!["create it, or choose another place for ", option("out")];
-        return Err(Error::file(parent, "there is no such directory to write into", hint));
-    }
-    if path.is_dir() || path.file_name().is_none() {
-        let hint = text!["give ", option("out"), " the name of a file"];
-        return Err(Error::file(path, "this is a directory, not a file", hint));
-    }
+    commit::check_output(path)?;
     if path.exists() && !overwrite {
         let hint = text!["choose another file, or replace it with ", option("overwrite")];
         return Err(onefold_storage::Error::exists(path, hint).into());

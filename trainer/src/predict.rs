@@ -172,6 +172,8 @@ fn gathered(own: RecordBatch, collectives: &dyn Collectives) -> Result<Vec<Recor
 struct File {
     storage: Storage,
     name: String,
+    /// The upload, until there is a writer.
+    upload: Option<Upload>,
     /// Created with the first batch, which defines the columns.
     writer: Option<ArrowWriter<Upload>>,
     schema: Option<SchemaRef>,
@@ -187,18 +189,18 @@ impl File {
             )
             .into());
         }
-        Ok(Self { storage, name, writer: None, schema: None })
+        let upload = Some(storage.upload(&name)?);
+        Ok(Self { storage, name, upload, writer: None, schema: None })
     }
 
     fn failed(&self, error: parquet::errors::ParquetError) -> Error {
-        self.storage.write_failure(&self.name, std::io::Error::other(error)).into()
+        onefold_storage::Error::write(self.storage.shown(&self.name), std::io::Error::other(error)).into()
     }
 
     fn write(&mut self, batch: &RecordBatch) -> Result<()> {
-        if self.writer.is_none() {
+        if let Some(upload) = self.upload.take() {
             let compression = Compression::ZSTD(ZstdLevel::default());
             let properties = WriterProperties::builder().set_compression(compression).build();
-            let upload = self.storage.upload(&self.name)?;
             let writer = ArrowWriter::try_new(upload, batch.schema(), Some(properties));
             self.writer = Some(writer.map_err(|error| self.failed(error))?);
             self.schema = Some(batch.schema());

@@ -41,7 +41,7 @@ impl Preprocessing {
             return Ok(None);
         }
         let files = run.on_disk(FOLDER)?;
-        let loaded = Self::load(files.path().join(STORED_NAME))?;
+        let loaded = Self::load(files.path.join(STORED_NAME))?;
         Ok(Some(Self { _files: Some(Arc::new(files)), ..loaded }))
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_storage::commit::write_atomically;
+use onefold_storage::commit::{check_output, write_atomically};
 use onefold_terminal::Printer;
 use onefold_trainer::report::Report;
 use serde::Serialize;
@@ -32,6 +32,7 @@ struct ReportedRun<'a> {
 }
 
 pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Result<()> {
+    check_output(&arguments.html)?;
     let report = Report::load(&arguments.runs)?;
     write_atomically(&arguments.html, report.html().as_bytes())?;
     let runs: Vec<_> =

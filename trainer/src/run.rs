@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{option, text};
+use onefold_base::fault::{Text, option, text};
 use onefold_base::versioned::parse_json;
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
@@ -305,7 +305,7 @@ impl Run {
             None => Ok(()),
             Some((part, _)) => Err(Error::not_continued(
                 directory,
-                format!("the run was begun with another `{part}`, so it cannot be continued"),
+                text!["the run was begun with another ", described(part), ", so it cannot be continued"],
                 "continue with the run's own `train.toml` and dataset",
             )),
         }
@@ -509,6 +509,20 @@ impl Run {
 /// The errors of [`onefold_storage::absolute`].
 pub fn absolute(location: &Path) -> Result<PathBuf> {
     Ok(onefold_storage::absolute(location)?)
+}
+
+/// Describes a part of [`Run::identifying`] for a message: a key, an option, or words. The names themselves are part of
+/// the identities of runs that exist.
+fn described(part: &str) -> Text {
+    match part {
+        "the dataset's schema" => "schema of the dataset".into(),
+        "[embedding] and [tables]" => "`[embedding]` or `[tables]`".into(),
+        "command" => "command".into(),
+        key => match key.strip_prefix("--") {
+            Some(flag) => option(&flag.replace('-', "_")).into(),
+            None => format!("`{key}`").into(),
+        },
+    }
 }
 
 fn describe_group(group: &FeatureGroup) -> String {

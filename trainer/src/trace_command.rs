@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use onefold_base::units::count_of;
-use onefold_storage::commit::write_atomically;
+use onefold_storage::commit::{check_output, write_atomically};
 use onefold_terminal::Printer;
 use onefold_trainer::trace::{RankTimes, Timeline};
 use serde::Serialize;
@@ -49,8 +49,9 @@ pub(crate) fn parse_steps(text: &str) -> Result<RangeInclusive<u64>, String> {
 }
 
 pub(crate) fn run(arguments: &TraceArguments, printer: &Printer) -> anyhow::Result<()> {
-    let timeline = Timeline::load(&arguments.run)?;
     let (html, chrome) = (arguments.html.as_deref(), arguments.chrome.as_deref());
+    [html, chrome].into_iter().flatten().try_for_each(check_output)?;
+    let timeline = Timeline::load(&arguments.run)?;
     if let Some(path) = html {
         write_atomically(path, timeline.html(&arguments.run.display().to_string()).as_bytes())?;
     }

@@ -19,18 +19,13 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }
 
-/// Returns the processor's model name from `/proc/cpuinfo`, or `None` if the file does not contain it.
-pub fn processor_name() -> Option<String> {
-    let text = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map(|(_, name)| name.trim().to_owned())
-}
-
 /// Returns the name of this machine's processor with `threads` threads, as used in topologies and cost models:
 /// `AMD EPYC with AVX-512, 2 threads`. Clouds give processors of several generations one model name, so the name
 /// contains the widest vector instructions.
 pub fn hardware_name(threads: usize) -> String {
-    let model = processor_name().unwrap_or_else(|| "unknown processor".to_owned());
+    let text = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = model.map_or("unknown processor", |(_, name)| name.trim());
     let vectors = if std::is_x86_feature_detected!("avx512f") { " with AVX-512" } else { "" };
     format!("{model}{vectors}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }

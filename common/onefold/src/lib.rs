@@ -144,10 +144,6 @@ fn list(found: &[Found], printer: &Printer) -> anyhow::Result<()> {
 }
 
 /// Replaces this process with the program that the first word names.
-///
-/// # Errors
-///
-/// An error if the program does not exist or cannot be started.
 fn start(found: &[Found], words: &[OsString]) -> anyhow::Result<()> {
     let Some((name, arguments)) = words.split_first() else { return Ok(()) };
     let name = name.to_string_lossy();

@@ -10,6 +10,7 @@ use crate::raw_log::DATASET_CONFIG_FILE;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_base::fault::{Explainer, explained};
 use onefold_base::units::{format_bytes, format_count};
+use onefold_storage::Storage;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde::Serialize;
 
@@ -171,7 +172,8 @@ fn finish(
     summary: impl Serialize,
     mut lines: Vec<(&str, String)>,
 ) -> anyhow::Result<()> {
-    let (files, bytes_on_disk) = measure(out)?;
+    let written = Storage::open(out)?.list("", None)?;
+    let (files, bytes_on_disk) = (written.len() as u64, written.iter().map(|file| file.bytes).sum());
     let report = Report { summary, out, files, bytes_on_disk, wall_seconds: start.elapsed().as_secs_f64() };
     lines.push(("files", format_count(files)));
     lines.push(("size", format_bytes(bytes_on_disk)));
@@ -214,20 +216,6 @@ fn ebnerd_lines(summary: &ImportSummary) -> Vec<(&'static str, String)> {
         lines.push(("not shown", format!("{} clicks", format_count(summary.clicks_not_shown))));
     }
     lines
-}
-
-/// Returns the number of files in a directory tree, and their size in bytes.
-fn measure(directory: &Path) -> std::io::Result<(u64, u64)> {
-    let mut sum = (0, 0);
-    for entry in fs_err::read_dir(directory)? {
-        let entry = entry?;
-        let (files, bytes) = match entry.file_type()?.is_dir() {
-            true => measure(&entry.path())?,
-            false => (1, entry.metadata()?.len()),
-        };
-        sum = (sum.0 + files, sum.1 + bytes);
-    }
-    Ok(sum)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
-    DatasetWriter, Layout, Order, PartitionColumn, PartitionKey, PartitionType, Result, Schema, Snapshot,
+    DatasetWriter, Layout, PartitionColumn, PartitionKey, PartitionType, Result, Schema, Snapshot,
     WriterOptions,
 };
 use onefold_storage::Storage;
@@ -125,15 +125,10 @@ fn entropy(sorted: &[i64]) -> StoredIds {
     stored
 }
 
-/// Returns the options with which the samples of a report are written. They equal those of `onefold-ingest build`,
-/// except for the size of row groups.
-pub(super) fn writer_options(layout: Layout, order: Order, row_group_bytes: Option<usize>) -> WriterOptions {
-    let options = WriterOptions { layout, ..WriterOptions::new(order) };
-    WriterOptions { row_group_bytes: row_group_bytes.unwrap_or(options.row_group_bytes), ..options }
-}
-
 #[cfg(test)]
 mod tests {
+    use onefold_datasets::Order;
+
     use super::*;
     use crate::samples::{Sample, rows, schema};
 
@@ -150,7 +145,7 @@ mod tests {
             (0..400).map(|i| [vec![i / 40], vec![7; 3], (i / 4..i / 4 + 30).collect(), vec![i]]).collect();
         let scratch = tempfile::tempdir().unwrap();
         let encoded = [Layout::Rows, Layout::Folded].map(|layout| {
-            let options = writer_options(layout, Order::Session, None);
+            let options = WriterOptions { layout, ..WriterOptions::new(Order::Session) };
             let name = format!("{layout:?}");
             let mut encoder = Encoder::create(scratch.path(), &name, &schema(), options).unwrap();
             encoder.write(0, &rows(&samples)).unwrap();

@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{Float32Type, Int64Type, SchemaRef, TimestampMicrosecondType};
 use rayon::prelude::*;
 
-use super::encoded::{Encoder, writer_options};
+use super::encoded::Encoder;
 use super::figures::{Measured, MeasuredCourse, report};
 use super::gathered::{BATCH_SAMPLES, Gathered, Samples, sessions_and_lists};
 use super::pass::Pass;
@@ -168,16 +168,16 @@ impl Course {
         let order = if clustered && !order.is_clustered() { Order::Session } else { order };
         // A row group spans the same time as a row group of all sessions, so that it contains the same number of
         // samples of a session.
-        let row_group_bytes = options.sampled.filter(|_| !clustered).map(|share| {
-            let whole = WriterOptions::new(order).row_group_bytes;
-            ((whole as f64 * share) as usize).max(LEAST_ROW_GROUP_BYTES)
-        });
+        let whole = WriterOptions::new(order).row_group_bytes;
+        let of_share = |share: f64| ((whole as f64 * share) as usize).max(LEAST_ROW_GROUP_BYTES);
+        let row_group_bytes = options.sampled.filter(|_| !clustered).map_or(whole, of_share);
         // Samples in the dataset's own order are sorted by bucket.
         let is_own = clustered == snapshot.order.is_clustered();
         let buckets = if is_own { snapshot.division() } else { Buckets::with_own_files(1) };
         let encoder = |layout: Layout, folder: &str| {
-            let options = writer_options(layout, order, row_group_bytes);
-            let options = WriterOptions { threads, buckets, ..options };
+            // The other options equal those of `onefold-ingest build`.
+            let options =
+                WriterOptions { layout, threads, buckets, row_group_bytes, ..WriterOptions::new(order) };
             Encoder::create(scratch, &format!("{name}-{folder}"), schema, options)
         };
         Ok(Self {

@@ -61,10 +61,6 @@ impl<'a> Files<'a> {
     }
 
     /// Returns the files of a row group.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`OpenFiles::open`].
     pub(super) fn of(&mut self, row_group: &RowGroup) -> Result<&OpenFiles> {
         let open = match self.open.take().filter(|open| open.path == row_group.set.path()) {
             Some(open) => open,
@@ -96,8 +92,7 @@ pub(super) fn spread(row_groups: &[RowGroup], samples: usize) -> Vec<usize> {
 fn bytes_per_sample(snapshot: &Snapshot) -> u64 {
     let statistics = &snapshot.statistics;
     let ids = statistics.features.values().fold(0_u64, |sum, feature| sum.saturating_add(feature.values));
-    let floats = snapshot.schema.float_columns().count() as u64;
-    16 + 4 * floats + ids.saturating_mul(8) / statistics.samples.max(1)
+    snapshot.schema.sample_bytes(false) + ids.saturating_mul(8) / statistics.samples.max(1)
 }
 
 /// Selects the samples that are sorted into the order that the dataset does not have. They take at most `memory`

@@ -78,9 +78,9 @@ impl Search<'_> {
         for (row_group, described) in set.row_groups.iter().enumerate() {
             if self.users.may_be_in(described) {
                 let place = Place { partition, files: &files, row_group };
-                samples += match self.users.told() {
+                samples += match &self.users.told {
                     Told::BySessions(by) => self.by_sessions(by, place, found)?,
-                    Told::ByColumn(column, users) => self.by_column((column, users), place, found)?,
+                    Told::ByColumn(column) => self.by_column(column, place, found)?,
                 };
             }
             self.reporter.go_on()?;
@@ -119,18 +119,12 @@ impl Search<'_> {
         Ok(samples)
     }
 
-    /// Works like [`by_sessions`](Self::by_sessions), but searches by a kept column. `users` maps values of
-    /// the column to users.
-    fn by_column(
-        &self,
-        (column, users): (&KeptColumn, &HashMap<String, usize>),
-        place: Place<'_>,
-        found: &mut FoundSessions,
-    ) -> Result<u64> {
+    /// Works like [`by_sessions`](Self::by_sessions), but searches by a kept column.
+    fn by_column(&self, column: &KeptColumn, place: Place<'_>, found: &mut FoundSessions) -> Result<u64> {
         let Place { files, row_group, .. } = place;
         let sessions = files.numbers::<Int64Type>(row_group, SESSION_COLUMN)?;
         let values = files.kept(row_group, column)?;
-        let user_of = |row| text_of(&values, row).and_then(|text| users.get(&text).copied());
+        let user_of = |row| text_of(&values, row).and_then(|text| self.users.by_text.get(&text).copied());
         let (mut row, mut samples) = (0, 0);
         for run in sessions.chunk_by(|a, b| a == b) {
             let (session, rows) = (run[0], row..row + run.len());

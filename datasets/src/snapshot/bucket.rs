@@ -83,10 +83,6 @@ pub(super) type Written<'b> = (&'b PartitionKey, &'b FileSet, &'b [RowGroupStati
 
 /// Writes the manifest of row groups in files with these changes. `sets` must be ordered by partition and
 /// bucket.
-///
-/// # Errors
-///
-/// [`Error::Storage`](crate::Error::Storage) if the storage fails.
 pub(super) fn write_manifest(
     storage: &Storage,
     schema: &Schema,

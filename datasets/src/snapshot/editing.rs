@@ -32,7 +32,7 @@ pub(crate) fn edit_manifest(root: &Path, edit: impl FnOnce(&mut Value)) {
         let mut content = json!({ "rows": rows, "statistics": statistics });
         edit(&mut content);
         let manifest = Manifest {
-            names: file.names().clone(),
+            names: file.names.clone(),
             rows: serde_json::from_value(content["rows"].take()).unwrap(),
             statistics: serde_json::from_value(content["statistics"].take()).unwrap(),
         };

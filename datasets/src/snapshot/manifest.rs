@@ -170,19 +170,16 @@ fn statistics_bytes(bytes: &Bytes, columns: usize) -> Result<u64, Error> {
 }
 
 /// A manifest file whose parts can be decoded.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct ManifestFile {
     ranges: Ranges,
     metadata: ArrowReaderMetadata,
-    names: Arc<Names>,
+    /// The names to which the rows refer.
+    pub(super) names: Names,
 }
 
 impl ManifestFile {
     /// Reads the metadata of a manifest file. `ranges` must contain at least the end of the file.
-    ///
-    /// # Errors
-    ///
-    /// Returns a description of the damage if the file is invalid.
     pub(super) fn open(ranges: Ranges) -> Result<Self, String> {
         catch_panic(|| {
             let metadata = ArrowReaderMetadata::load(&ranges, ArrowReaderOptions::new());
@@ -191,13 +188,8 @@ impl ManifestFile {
             let names = entries.and_then(|all| all.iter().find(|entry| entry.key == NAMES)?.value.as_ref());
             let names = names.ok_or_else(|| format!("it has no `{NAMES}`"))?;
             let names = serde_json::from_str(names).map_err(|error| error.to_string())?;
-            Ok(Self { ranges, metadata, names: Arc::new(names) })
+            Ok(Self { ranges, metadata, names })
         })
-    }
-
-    /// Returns the names to which the rows refer.
-    pub(super) fn names(&self) -> &Names {
-        &self.names
     }
 
     /// Returns the number of row groups that the manifest describes.
@@ -206,10 +198,6 @@ impl ManifestFile {
     }
 
     /// Decodes the files and read-planning metadata of all row groups.
-    ///
-    /// # Errors
-    ///
-    /// Returns a description of the damage if the file is invalid.
     pub(super) fn rows(&self) -> Result<Vec<Row>, String> {
         let mut parts = self.decode::<Row>(self.len().min(BATCH_ROWS))?;
         let mut rows = Vec::new();
@@ -223,10 +211,6 @@ impl ManifestFile {
     }
 
     /// Decodes the statistics in batches of rows.
-    ///
-    /// # Errors
-    ///
-    /// Returns a description of the damage if the file is invalid.
     pub(super) fn statistics(&self) -> Result<Parts<StatisticsRow>, String> {
         self.decode(STATISTICS_ROWS)
     }
@@ -257,10 +241,6 @@ pub(super) struct Parts<T> {
 
 impl<T: DeserializeOwned> Parts<T> {
     /// Returns the next batch of rows; `None` at the end.
-    ///
-    /// # Errors
-    ///
-    /// Returns a description of the damage if the file is invalid.
     pub(super) fn next(&mut self) -> Result<Option<Vec<T>>, String> {
         let reader = &mut self.reader;
         catch_panic(|| {
@@ -363,7 +343,7 @@ mod tests {
         fn what_is_encoded_is_decoded(manifest in manifest()) {
             let Encoded { bytes, statistics_bytes } = manifest.encode().unwrap();
             let end = ManifestFile::open(ranges(&bytes, statistics_bytes as usize)).unwrap();
-            prop_assert_eq!(end.names(), &manifest.names);
+            prop_assert_eq!(&end.names, &manifest.names);
             prop_assert_eq!(end.rows().unwrap(), manifest.rows);
             prop_assert!(all_statistics(&end).is_err());
             let whole = ManifestFile::open(ranges(&bytes, 0)).unwrap();

@@ -119,7 +119,7 @@ impl ManifestEntry {
 
     fn list(&self, file: &ManifestFile) -> Result<Vec<Listed>, String> {
         let columns: Vec<Arc<[String]>> =
-            file.names().columns.iter().map(|names| Arc::from(names.as_slice())).collect();
+            file.names.columns.iter().map(|names| Arc::from(names.as_slice())).collect();
         let (all, mut listed, mut end) = (file.rows()?, Vec::new(), 0);
         for (first, next) in &self.rows {
             let range = *first as usize..*next as usize;
@@ -338,9 +338,9 @@ impl<'a> RowStatistics<'a> {
         let file = entry.open(storage, true)?;
         let parts = file.statistics().map_err(wrong)?;
         let sparse = schema.sparse_features().map(|feature| feature.name.as_str());
-        let sparse = places(sparse, &file.names().features, &entry.changes).map_err(wrong)?;
+        let sparse = places(sparse, &file.names.features, &entry.changes).map_err(wrong)?;
         let dense = schema.dense.iter().map(String::as_str);
-        let dense = places(dense, &file.names().dense, &entry.changes).map_err(wrong)?;
+        let dense = places(dense, &file.names.dense, &entry.changes).map_err(wrong)?;
         Ok(Self { entry, storage, schema, sparse, dense, file, parts, rows: Vec::new(), numbers: 0..0 })
     }
 
@@ -352,10 +352,6 @@ impl<'a> RowStatistics<'a> {
 
     /// Returns the statistics of the row group in row `number`, in schema order; statistics of dense features
     /// only if `dense` is true. Statistics of features that the files lack are empty.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`ManifestEntry::listed`].
     pub(crate) fn get(&mut self, number: usize, dense: bool) -> Result<RowGroupStatistics> {
         let (entry, storage) = (self.entry, self.storage);
         self.decode(number, dense).map_err(|message| entry.wrong(storage, message))
@@ -387,7 +383,7 @@ impl<'a> RowStatistics<'a> {
             self.rows = rows;
         }
         let row = &self.rows[number - self.numbers.start];
-        let names = self.file.names();
+        let names = &self.file.names;
         if (row.features.len(), row.dense.len()) != (names.features.len(), names.dense.len()) {
             return Err(OTHER_FEATURES.to_owned());
         }
@@ -470,7 +466,7 @@ pub(super) fn statistics(
 
 /// Finds the files that snapshots list. Each manifest is decoded only once.
 pub(crate) struct NamedFiles<'a> {
-    storage: &'a Storage,
+    pub(super) storage: &'a Storage,
     /// The paths of the files of each manifest row, by the path of the manifest.
     manifests: HashMap<String, Vec<Vec<String>>>,
 }
@@ -481,15 +477,7 @@ impl<'a> NamedFiles<'a> {
         Self { storage, manifests: HashMap::new() }
     }
 
-    pub(super) fn storage(&self) -> &'a Storage {
-        self.storage
-    }
-
     /// Returns the path of the manifest and the paths of the data files of its row groups.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`ManifestEntry::listed`].
     pub(super) fn of_entry(&mut self, entry: &ManifestEntry) -> Result<Vec<&String>> {
         let wrong = |message: String| entry.wrong(self.storage, message);
         if !self.manifests.contains_key(&entry.path) {

@@ -20,11 +20,6 @@ const MOST_SMALL: usize = 32;
 const MERGED_BYTES: u64 = 1 << 20;
 
 /// Merges small manifests of `entries` if there are many. `schema` and `order` are those of the snapshot.
-///
-/// # Errors
-///
-/// The errors of [`ManifestEntry::listed`], and [`Error::Storage`](crate::Error::Storage) if the manifest
-/// cannot be written.
 pub(super) fn merge_small(
     storage: &Storage,
     (schema, order): (&Schema, Order),
@@ -63,10 +58,6 @@ fn many_small(entries: &[ManifestEntry]) -> Vec<usize> {
 }
 
 /// Rewrites a manifest that contains row groups which no longer belong to the snapshot without them.
-///
-/// # Errors
-///
-/// Returns the errors of [`merge_small`].
 pub(super) fn only_live_rows(
     storage: &Storage,
     (schema, order): (&Schema, Order),

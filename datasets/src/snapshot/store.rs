@@ -65,7 +65,7 @@ impl NamedFiles<'_> {
     ///
     /// The errors of [`head_at`], and [`Error::Snapshot`] if a manifest is missing or damaged.
     pub(crate) fn of(&mut self, number: u64) -> Result<Vec<String>> {
-        let head = head_at(self.storage(), number)?;
+        let head = head_at(self.storage, number)?;
         let mut named: Vec<String> = head.vocabularies.into_values().map(|file| file.path).collect();
         for entry in &head.manifests {
             named.extend(self.of_entry(entry)?.into_iter().cloned());

@@ -193,7 +193,7 @@ impl Search<'_> {
         absence: &mut Absence,
     ) -> Result<()> {
         // If a kept column identifies users, `columns` searches it.
-        if matches!(self.users.told(), Told::ByColumn(..)) {
+        if matches!(self.users.told, Told::ByColumn(_)) {
             return Ok(());
         }
         let found = self.in_range(&partition.key, sets)?;
@@ -219,7 +219,6 @@ impl Search<'_> {
             return Ok(());
         }
         let files = OpenFiles::open(self.storage, self.snapshot, set)?;
-        let by_text = self.users.by_text();
         let place = |row_group: usize, column: &str, user: usize| {
             let message = format!("it has values of user `{}`", self.users.shown(user));
             Problem::new(set.path(), message).in_row_group(row_group).in_column(column)
@@ -234,7 +233,7 @@ impl Search<'_> {
             }
             if let Some(column) = kept {
                 let values = files.kept(row_group, column)?;
-                let user_of = |row| by_text.get(text_of(&values, row)?.as_str()).copied();
+                let user_of = |row| self.users.by_text.get(text_of(&values, row)?.as_str()).copied();
                 let found = (0..values.len()).find_map(|row| Some((row, user_of(row)?)));
                 absence.add_all(found.map(|(row, user)| place(row_group, &column.name, user).in_row(row)));
             }

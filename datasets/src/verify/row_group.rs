@@ -1,6 +1,6 @@
 //! Checks one row group, column by column.
 
-use arrow::array::{Array, AsArray};
+use arrow::array::AsArray;
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
 
 use super::order::{Span, check_row_group};
@@ -40,10 +40,6 @@ pub(super) struct CheckedRowGroup {
 
 impl RowGroupCheck<'_> {
     /// Checks all columns that can be read.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`Storage::read_ranges`](onefold_storage::Storage::read_ranges).
     pub(super) fn run(&self) -> Result<CheckedRowGroup> {
         let mut problems = Vec::new();
         let _fetched = self.files.fetch(self.index)?;
@@ -72,10 +68,10 @@ impl RowGroupCheck<'_> {
                 Err(problem) => problems.push(unreadable(problem)),
             }
         }
-        let mut kept_bytes = 0;
+        let mut text_bytes = 0;
         for column in &schema.kept {
             match problem_of(self.add_kept(column, &mut samples))? {
-                Ok(bytes) => kept_bytes += bytes,
+                Ok(bytes) => text_bytes += bytes,
                 Err(problem) => problems.push(unreadable(problem)),
             }
         }
@@ -95,13 +91,12 @@ impl RowGroupCheck<'_> {
                 Err(problem) => problems.push(unreadable(problem)),
             }
         }
-        let mut sample_bytes = 16 + 4 * schema.float_columns().count() as u64;
         if self.snapshot.sample_keys {
-            sample_bytes += 8;
             problems
                 .extend(problem_of(self.files.numbers::<Int64Type>(self.index, SAMPLE_KEY_COLUMN))?.err());
         }
-        span.decoded_bytes = 8 * ids + span.rows as u64 * sample_bytes + kept_bytes;
+        let sample_bytes = schema.sample_bytes(self.snapshot.sample_keys);
+        span.decoded_bytes = 8 * ids + span.rows as u64 * sample_bytes + text_bytes;
         let mut digest = Digest::default();
         if counted {
             described.values = ids;
@@ -188,12 +183,11 @@ impl RowGroupCheck<'_> {
         }))
     }
 
-    /// Reads a kept column and returns its decoded size in bytes.
+    /// Reads a kept column and returns the size of its texts in bytes.
     fn add_kept(&self, column: &KeptColumn, samples: &mut [SampleDigest]) -> Result<u64> {
         let values = self.files.kept(self.index, column)?;
         ColumnSeed::new(&column.name).add_kept(&values, samples);
-        let texts = values.as_string_opt::<i32>().map_or(0, |texts| texts.value_data().len());
-        Ok(8 * values.len() as u64 + texts as u64)
+        Ok(values.as_string_opt::<i32>().map_or(0, |texts| texts.value_data().len() as u64))
     }
 
     /// Reads a sparse feature and returns its statistics, and a problem if an id is not in its vocabulary.

@@ -23,10 +23,6 @@ pub(super) struct Expected<'a> {
 
 impl<'a> Expected<'a> {
     /// Finds the manifest row of each row group. The statistics are read later.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if it cannot be read.
     pub(super) fn new(storage: &'a Storage, snapshot: &'a Snapshot) -> Result<Self> {
         let rows = rows_of_sets(storage, &snapshot.manifests)?;
         let sum = RowGroupStatistics::default();
@@ -34,10 +30,6 @@ impl<'a> Expected<'a> {
     }
 
     /// Returns the statistics of the row groups of a set.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`new`](Self::new).
     pub(super) fn of(&mut self, set: &FileSet) -> Result<Vec<RowGroupStatistics>> {
         let missing = || Error::snapshot(self.storage.shown(set.path()), "no manifest names it any more");
         let (path, first) = self.rows.get(set.path()).cloned().ok_or_else(missing)?;

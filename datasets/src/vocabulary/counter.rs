@@ -9,7 +9,8 @@ use crate::{Error, Result};
 /// A memory budget, in bytes, that the counters of several features and threads share.
 #[derive(Debug, Clone)]
 pub struct CountBudget {
-    limit: u64,
+    /// The size of the whole budget in bytes.
+    pub(super) limit: u64,
     left: Arc<AtomicU64>,
 }
 
@@ -22,11 +23,6 @@ impl CountBudget {
     /// Returns the number of bytes in use.
     pub fn used_bytes(&self) -> u64 {
         self.limit - self.left.load(Ordering::Relaxed)
-    }
-
-    /// Returns the size of the whole budget in bytes.
-    pub(super) fn limit_bytes(&self) -> u64 {
-        self.limit
     }
 
     /// Takes `bytes` from the budget; takes nothing and returns `false` if fewer are left.

@@ -121,7 +121,7 @@ impl TextIds {
 
     fn too_many(&self) -> Error {
         let distinct = self.distinct.load(Ordering::Relaxed);
-        Error::TooManyIds { feature: self.feature.clone(), distinct, limit: self.budget.limit_bytes() }
+        Error::TooManyIds { feature: self.feature.clone(), distinct, limit: self.budget.limit }
     }
 
     /// Returns the number of distinct texts.

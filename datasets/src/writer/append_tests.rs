@@ -164,11 +164,15 @@ fn a_partition_loses_samples_only_if_it_is_to_be_replaced() {
     let of_whole = |commit, count| {
         let mut writer = DatasetWriter::create(whole.path(), schema(), options(commit)).unwrap();
         writer.write(&PartitionKey::default(), &samples(count, 10)).unwrap();
-        writer.finish()
+        writer
     };
-    of_whole(Commit::Create, 5).unwrap();
-    let error = of_whole(Commit::Append, 3).unwrap_err().to_string();
+    of_whole(Commit::Create, 5).finish().unwrap();
+    let error = of_whole(Commit::Append, 3).finish().unwrap_err().to_string();
     assert!(error.contains("it has 5 samples, and appending would leave 3"), "{error}");
+    let mut of_new_rows = of_whole(Commit::Append, 6);
+    of_new_rows.write_only_new();
+    let error = of_new_rows.finish().unwrap_err().to_string();
+    assert!(error.contains("are read, and it has samples of earlier rows"), "{error}");
 }
 
 /// Returns the snapshots, before and after a merge into the last bucket, of a dataset with samples in its

@@ -114,14 +114,14 @@ impl BucketWriter {
     ///
     /// [`Error::Fault`](crate::Error::Fault) if the sample belongs before the previous one.
     pub fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
-        let sessions = self.order.sessions();
+        let sessions = self.order.sessions;
         let starts_run = self.order.sample(session, time)?;
         let ends = self.row_group_is_full(starts_run);
         if ends {
             self.ended = Some(std::mem::take(&mut self.pushed));
         }
         self.pushed.bytes += bytes;
-        self.pushed.sessions += self.order.sessions() - sessions;
+        self.pushed.sessions += self.order.sessions - sessions;
         Ok(ends)
     }
 

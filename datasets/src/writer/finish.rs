@@ -111,9 +111,9 @@ impl DatasetWriter {
             1 => String::new(),
             partitions => format!("{partitions} partitions would lose samples: "),
         };
-        let place = if key.columns().is_empty() { "it".to_owned() } else { format!("partition `{key}`") };
         let message = format!(
-            "{several}{place} has {before} samples, and appending would leave {now}; nothing was committed"
+            "{several}{} has {before} samples, and appending would leave {now}; nothing was committed",
+            named(key)
         );
         let fault = Fault::of_file(Kind::Failed, self.writers.storage.location(), message);
         Err(fault
@@ -141,8 +141,9 @@ impl DatasetWriter {
         };
         let Some((key, _)) = new.iter().find(is_other) else { return Ok(()) };
         let message = format!(
-            "only rows that were added to a table are read, and partition `{key}` has samples of earlier rows, which \
-             appending would replace; nothing was committed"
+            "only rows that were added to a table are read, and {} has samples of earlier rows, which appending would \
+             replace; nothing was committed",
+            named(key)
         );
         let fault = Fault::of_file(Kind::Failed, self.writers.storage.location(), message);
         Err(fault
@@ -208,6 +209,11 @@ impl Samples {
         self.number += number;
         self.digest.merge(digest);
     }
+}
+
+/// Returns the name of a partition in a message about the dataset. Without partition columns, it is the dataset.
+fn named(key: &PartitionKey) -> String {
+    if key.columns().is_empty() { "it".to_owned() } else { format!("partition `{key}`") }
 }
 
 /// Returns the number and digest of the samples that a written partition will have. `old` is the partition in the

@@ -15,7 +15,8 @@ pub(super) struct SampleOrder {
     last: Option<(i64, i64)>,
     /// The start time of the last sample's session.
     start: i64,
-    sessions: u64,
+    /// The number of sessions so far.
+    pub(super) sessions: u64,
     /// The sessions so far, at about 16 bytes per session. Used only for samples in arrival order.
     seen: HashSet<i64>,
 }
@@ -24,11 +25,6 @@ impl SampleOrder {
     pub(super) fn new(order: Order, buckets: Buckets) -> Self {
         let seen = HashSet::new();
         Self { order, buckets, bucket: 0, last: None, start: i64::MIN, sessions: 0, seen }
-    }
-
-    /// Returns the number of sessions so far.
-    pub(super) fn sessions(&self) -> u64 {
-        self.sessions
     }
 
     /// Adds the next sample, and returns whether it starts a run of samples of one session.
@@ -88,7 +84,7 @@ mod tests {
         let mut check = SampleOrder::new(order, Buckets { number: 2, in_range: 2 });
         let starts = samples.iter().map(|(session, time)| check.sample(*session, *time));
         let starts = starts.collect::<Result<_>>()?;
-        Ok((starts, check.sessions()))
+        Ok((starts, check.sessions))
     }
 
     #[test]
@@ -117,7 +113,7 @@ mod tests {
         for session in (0..100).chain([1 << 62]) {
             order.sample(session, 5).unwrap();
         }
-        assert_eq!((order.seen.len(), order.sessions()), (1, 101));
+        assert_eq!((order.seen.len(), order.sessions), (1, 101));
     }
 
     #[test]

@@ -24,10 +24,6 @@ impl SampleWriter {
 
     /// Appends a batch of samples in the form that [`DatasetWriter::write`](super::DatasetWriter::write)
     /// takes.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`BucketWriter::push`] and [`BucketWriter::write_row_group`].
     pub(crate) fn append(&mut self, batch: &RecordBatch) -> Result<()> {
         let (sessions, times, bytes) = (session_ids(batch), times(batch), decoded_row_bytes(batch));
         let mut start = 0;
@@ -54,20 +50,12 @@ impl SampleWriter {
     }
 
     /// Completes the last row group, and returns the writer, whose files the caller must complete.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`BucketWriter::write_row_group`].
     pub(super) fn end(mut self) -> Result<BucketWriter> {
         self.end_row_group()?;
         Ok(self.writer)
     }
 
     /// Completes the last row group and the files.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`BucketWriter::finish`].
     pub(crate) fn finish(self) -> Result<WrittenBucket> {
         self.end()?.finish()
     }

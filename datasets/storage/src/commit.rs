@@ -19,12 +19,10 @@ use crate::{Created, Error, Result};
 /// URL or of a path that is not valid (see [`absolute`](crate::absolute)). In these cases the old file is
 /// unchanged, and no temporary file is left.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    if fs_err::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+    if is_special(path) {
         return fs_err::write(path, bytes);
     }
-    let hint = "give a local path, and copy the file to the store afterwards";
-    let path = crate::path_on_disk(path, "this file is written to a local disk", hint);
-    let path = &path.map_err(|error| io::Error::other(error.fault()))?;
+    let path = &file_on_disk(path).map_err(|error| io::Error::other(error.fault()))?;
     let temporary = sibling(path, "tmp");
     let written = write_synced(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, path));
     if written.is_err() {
@@ -33,6 +31,42 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
     written?;
     sync_directory(parent(path))
+}
+
+/// Checks, before any work begins, that [`write_atomically`] can write a file at `path`.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if the path is a directory or not a valid local path (see [`absolute`](crate::absolute)), if its
+/// parent directory does not exist, or if this user may not write there.
+pub fn check_output(path: &Path) -> Result<()> {
+    let wrong = |path: &Path, message: &str, hint: &str| Err(Error::location(path.display(), message, hint));
+    if path.is_dir() {
+        return wrong(path, "this is a directory, not a file", "give the name of a file");
+    }
+    if is_special(path) {
+        return Ok(());
+    }
+    let file = file_on_disk(path)?;
+    if !parent(&file).is_dir() {
+        let message = "there is no such directory to write into";
+        return wrong(parent(path), message, "create it, or choose another place");
+    }
+    // Only an attempt shows whether the file system and the user's rights allow a new file.
+    let attempt = sibling(&file, &format!("{}.tmp", crate::random_name()));
+    let created = fs_err::File::create(&attempt).and_then(|_| fs_err::remove_file(&attempt));
+    created.map_err(|error| Error::write(path, error))
+}
+
+/// Returns whether `path` is a device, a pipe or a socket.
+pub(crate) fn is_special(path: &Path) -> bool {
+    fs_err::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir())
+}
+
+/// Returns the resolved path of a file that must be on a local disk.
+fn file_on_disk(path: &Path) -> Result<PathBuf> {
+    let hint = "give a local path, and copy the file to the store afterwards";
+    crate::path_on_disk(path, "this file is written to a local disk", hint)
 }
 
 /// Creates the file at `path` with `bytes` unless it exists. It writes and syncs a file next to it and gives

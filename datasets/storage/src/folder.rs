@@ -69,10 +69,6 @@ pub fn absolute_pattern(pattern: &str) -> std::io::Result<Option<PathBuf>> {
 
 impl Folder {
     /// Resolves the path `folder`. Errors name `location`, from which the path was taken.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`absolute`].
     pub(crate) fn resolve(folder: &Path, location: &Path) -> Result<Self> {
         let resolved = resolve(folder).and_then(|path| {
             let prefix = prefix_of(&path)?;

@@ -487,7 +487,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if a local file cannot be created.
+    /// [`Error::Fault`] if a local file cannot be created, or if a folder, a device or a pipe has its name.
     pub fn upload(&self, path: &str) -> Result<Upload> {
         self.upload_of(path, 0)
     }
@@ -504,6 +504,11 @@ impl Storage {
         let multipart = match self.local.as_ref().map(|local| local.join(path)) {
             // The upload starts by creating a file in this folder.
             Some(file) => {
+                // The complete upload is renamed, which would replace a device.
+                if file.is_dir() || commit::is_special(&file) {
+                    let message = "this is a folder, a device or a pipe, not a file";
+                    return Err(Error::location(self.shown(path).display(), message, "give another file"));
+                }
                 let start = || self.start_multipart(path, 0);
                 let started = commit::in_folder(file.parent().unwrap_or(&file), start);
                 Some(started.map_err(|error| Error::write(self.shown(path), error))?)
@@ -698,11 +703,6 @@ impl Storage {
             }
         };
         fault.into()
-    }
-
-    /// Creates the error of an [`Upload`] of the object `path` that could not be written.
-    pub fn write_failure(&self, path: &str, error: io::Error) -> Error {
-        Error::write(self.shown(path), error)
     }
 
     fn write_error(&self, path: &str, error: &object_store::Error) -> Error {

@@ -15,15 +15,9 @@ use crate::{Error, Object, Result, Storage, commit, path_in};
 /// dropped.
 #[derive(Debug)]
 pub struct FolderOnDisk {
-    path: PathBuf,
+    /// The path of the folder.
+    pub path: PathBuf,
     _copies: Option<tempfile::TempDir>,
-}
-
-impl FolderOnDisk {
-    /// Returns the path of the folder.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 impl Storage {

@@ -35,11 +35,6 @@ impl UploadParts {
         Self::new(writers.saturating_mul(2).max(LEAST_PARTS))
     }
 
-    /// Allows the number of parts for this machine's number of threads.
-    pub(crate) fn of_machine() -> Self {
-        Self::of_writers(std::thread::available_parallelism().map_or(1, usize::from))
-    }
-
     /// Waits for a permit for a part of `bytes` bytes, which lasts until it is dropped. There is no error,
     /// because the semaphore is never closed.
     pub(crate) async fn place(self, bytes: usize) -> Result<OwnedSemaphorePermit, AcquireError> {

@@ -32,15 +32,9 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Creates ranges of an object of `length` bytes from the start and bytes of each part, in ascending
-    /// order.
-    fn new(length: u64, parts: Vec<(u64, Bytes)>) -> Self {
-        Self { length, parts }
-    }
-
     /// Creates an empty set of ranges of an object of `length` bytes.
     pub fn empty(length: u64) -> Self {
-        Self::new(length, Vec::new())
+        Self { length, parts: Vec::new() }
     }
 
     /// Adds the bytes from offset `start` on, which must not be present yet.
@@ -73,7 +67,7 @@ impl Ranges {
             None
         };
         let copies: Option<Vec<(u64, Bytes)>> = coalesce(wanted, 0).into_iter().map(copy).collect();
-        Some(Self::new(self.length, copies?))
+        Some(Self { length: self.length, parts: copies? })
     }
 
     /// Returns the start and the bytes of each part.
@@ -161,8 +155,8 @@ pub(super) async fn fetch(
     wanted: Vec<Range<u64>>,
     e_tag: Option<String>,
 ) -> object_store::Result<Ranges> {
-    let parts = fetch_parts(store, key, wanted, e_tag).await?;
-    Ok(Ranges::new(length, join_adjacent(parts)))
+    let parts = join_adjacent(fetch_parts(store, key, wanted, e_tag).await?);
+    Ok(Ranges { length, parts })
 }
 
 /// Returns the start and the bytes of each answer to the requests for the `wanted` ranges of an object, in
@@ -268,7 +262,8 @@ mod tests {
     #[test]
     fn bytes_outside_the_fetched_ranges_are_an_error() {
         let content: Bytes = (0..=255).cycle().take(1000).collect::<Vec<u8>>().into();
-        let ranges = Ranges::new(1000, vec![(10, content.slice(10..40)), (500, content.slice(500..507))]);
+        let parts = vec![(10, content.slice(10..40)), (500, content.slice(500..507))];
+        let ranges = Ranges { length: 1000, parts };
         assert_eq!(ranges.bytes(), 37);
         assert_eq!(ranges.get_bytes(12, 25).unwrap(), &content[12..37]);
         assert_eq!(ranges.get_bytes(500, 7).unwrap(), &content[500..507]);

@@ -146,10 +146,6 @@ impl RemoteStore {
     }
 
     /// Creates a client of the bucket for requests of up to `bytes` bytes. Sends no request.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`connect`](Self::connect).
     pub(crate) fn connect_with(
         &self,
         patience: Patience,

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use onefold_base::process::available_threads;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -131,7 +132,8 @@ fn of_process() -> io::Result<&'static OfProcess> {
     static OF_PROCESS: PerProcess<OfProcess> = PerProcess::new();
     OF_PROCESS.get_or_try_init(|| {
         let threads = (0..THREADS).map(|_| Driver::start()).collect::<io::Result<_>>()?;
-        Ok(OfProcess { threads, requests: AtomicUsize::new(0), upload_parts: UploadParts::of_machine() })
+        let upload_parts = UploadParts::of_writers(available_threads());
+        Ok(OfProcess { threads, requests: AtomicUsize::new(0), upload_parts })
     })
 }
 

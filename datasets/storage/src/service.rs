@@ -28,7 +28,8 @@ pub struct Service {
     /// Whether credentials are configured or not needed. Otherwise, the machine's own credentials are used,
     /// if it has any.
     has_credentials: bool,
-    hints: Hints,
+    /// The hints of the explanations.
+    pub hints: Hints,
 }
 
 /// The hint if a file of a dataset has changed.
@@ -75,17 +76,6 @@ impl Service {
             changed: CHANGED.to_owned(),
         };
         Self { name, is_local: false, has_credentials: true, hints }
-    }
-
-    /// Returns the hints of the explanations.
-    pub fn hints(&self) -> &Hints {
-        &self.hints
-    }
-
-    /// Returns this service with other hints.
-    #[must_use]
-    pub fn with_hints(self, hints: Hints) -> Self {
-        Self { hints, ..self }
     }
 
     /// Returns whether this is the local disk.

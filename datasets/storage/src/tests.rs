@@ -28,6 +28,20 @@ fn objects_are_created_once() {
 }
 
 #[test]
+fn an_upload_replaces_no_device() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let directory = tempfile::tempdir().unwrap();
+    let storage = Storage::open(directory.path()).unwrap();
+    mknodat(CWD, directory.path().join("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    for name in ["pipe", "folder"] {
+        fs_err::create_dir_all(directory.path().join("folder")).unwrap();
+        let error = storage.upload(name).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}`: this is a folder, a device or a pipe")), "{error}");
+    }
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 2);
+}
+
+#[test]
 fn of_many_writers_one_creates_an_object() {
     let directory = tempfile::tempdir().unwrap();
     let storage = Storage::open(directory.path()).unwrap();

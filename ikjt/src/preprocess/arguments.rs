@@ -162,7 +162,7 @@ fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Checked<T> {
     value.try_into().map_err(|error: toml::de::Error| {
         Problem::new(
             format!("`{key}`: {}", error.message()),
-            "`docs/src/reference/preprocess-toml.md` lists the keys of every operator",
+            "the manual's page `preprocess.toml` lists the keys of every operator",
         )
     })
 }

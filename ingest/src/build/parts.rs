@@ -244,8 +244,23 @@ impl Part {
     ///
     /// [`Error::Dataset`] if the file cannot be written.
     pub fn store(&self, location: &Path) -> Result<()> {
+        let (folder, name) = Self::place(location)?;
+        let text = serde_json::to_vec(self).map_err(|error| Error::Io(error.into()))?;
+        Ok(folder.replace(&name, text)?)
+    }
+
+    /// Checks, before any work begins, that [`store`](Self::store) can be called with this location.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if the location is not valid or names a folder.
+    pub fn check_place(location: &Path) -> Result<()> {
+        Self::place(location).map(drop)
+    }
+
+    fn place(location: &Path) -> Result<(Storage, String)> {
         let (folder, name) = Storage::of_file(location)?;
-        if name.is_empty() {
+        if name.is_empty() || location.is_dir() {
             let error = onefold_storage::Error::location(
                 location.display(),
                 "the location names a folder, not a file",
@@ -253,8 +268,7 @@ impl Part {
             );
             return Err(error.into());
         }
-        let text = serde_json::to_vec(self).map_err(|error| Error::Io(error.into()))?;
-        Ok(folder.replace(&name, text)?)
+        Ok((folder, name))
     }
 
     /// Returns the options of a writer for the dataset of the part.

@@ -1,8 +1,9 @@
 //! Access to the columns of a batch by name.
 
-use datafusion::arrow::array::{Array, ArrayRef, RecordBatch};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use datafusion::arrow::compute::{CastOptions, cast_with_options};
 use datafusion::arrow::datatypes::DataType;
+use onefold_datasets::PartitionKey;
 
 use crate::problems::{Problems, WrongRows};
 use crate::{Error, Result};
@@ -33,6 +34,36 @@ pub(super) fn required<'b>(
         problems.count(&wrong, "", nulls as u64)?;
     }
     Ok(column)
+}
+
+/// Counts the values of the partition column `name` as problems whose folders would have too long a name. Only texts
+/// can be so long.
+pub(super) fn check_partition_values(name: &str, column: &ArrayRef, problems: &Problems) -> Result<()> {
+    let texts = match column.data_type() {
+        DataType::Dictionary(_, values) => &**values,
+        other => other,
+    };
+    if !texts.is_string() {
+        return Ok(());
+    }
+    let most = PartitionKey::LONGEST_FOLDER_NAME;
+    // The encoding of a byte has up to three bytes, so short values need not be encoded.
+    let shortest = (most - 1).saturating_sub(3 * name.len()) / 3;
+    let texts = cast(name, column, &DataType::Utf8)?;
+    let is_long = |text: &&str| text.len() > shortest && PartitionKey::folder_name_bytes(name, text) > most;
+    let mut long = texts.as_string::<i32>().iter().flatten().filter(is_long);
+    let Some(first) = long.next() else { return Ok(()) };
+    let what = format!(
+        "samples have a value that is too long for the name of a folder: `{first}` takes {} bytes of {most}",
+        PartitionKey::folder_name_bytes(name, first)
+    );
+    let wrong = WrongRows {
+        place: &format!("column `{name}`"),
+        kind: "long",
+        what: &what,
+        hint: "partition by shorter values, as by `md5(…)` of them in the query, or leave such rows out",
+    };
+    problems.count(&wrong, "", 1 + long.count() as u64)
 }
 
 /// Casts a column to the type `to`. A value that does not fit the type is an error.

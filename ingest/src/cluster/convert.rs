@@ -15,7 +15,7 @@ use onefold_datasets::KeptColumn;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::columns::{cast, column, required};
+use super::columns::{cast, check_partition_values, column, required};
 use super::counts::{ColumnCounts, ListCounts, NumberCounts, union};
 use super::kept::KeptArray;
 use crate::error::arrow_bug;
@@ -74,6 +74,8 @@ pub(super) struct ColumnNames {
     pub(super) keys: Vec<String>,
     /// Columns that identify a session.
     pub(super) identity: Vec<String>,
+    /// Columns whose values name partitions.
+    pub(super) partition: Vec<String>,
     /// Columns that order samples with equal times.
     pub(super) order: Vec<String>,
     pub(super) floats: Vec<String>,
@@ -137,6 +139,9 @@ impl Converter {
         let ColumnNames { time, problems, .. } = &self.names;
         for name in &self.names.identity {
             required(batch, name, name, problems)?;
+        }
+        for name in &self.names.partition {
+            check_partition_values(name, column(batch, name)?, problems)?;
         }
         let time = required(batch, TIME, time, problems)?.as_primitive::<Int64Type>();
         self.check_times(time)?;

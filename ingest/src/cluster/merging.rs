@@ -118,6 +118,8 @@ pub(crate) async fn fold_old_samples(
     let names = ColumnNames {
         keys: origin::record_columns(config),
         identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
+        // Partitions of the dataset have folders already.
+        partition: Vec::new(),
         order: if config.order.is_empty() { Vec::new() } else { vec![SEQUENCE.to_owned()] },
         floats: (0..encoder.floats.len()).map(origin::float_column).collect(),
         weight: weight.map(origin::float_column),

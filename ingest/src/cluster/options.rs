@@ -61,6 +61,7 @@ pub(super) fn column_names(config: &Config, options: &ClusterOptions) -> ColumnN
     ColumnNames {
         keys: sessionize::record_columns(config),
         identity: sessionize::identity_columns(config),
+        partition: config.partition_columns.clone(),
         order: config.order.clone(),
         floats: config.schema.float_columns().map(str::to_owned).collect(),
         weight: config.schema.weight.clone(),

@@ -72,6 +72,7 @@ fn names() -> ColumnNames {
         time_limits: None,
         keys: names(&["session"]),
         identity: names(&["session"]),
+        partition: Vec::new(),
         order: Vec::new(),
         floats: names(&["x"]),
         weight: None,

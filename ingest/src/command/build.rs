@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WORK};
-use onefold_storage::commit::write_atomically;
+use onefold_storage::commit::{check_output, write_atomically};
 use onefold_terminal::Printer;
 
 use super::statistics::table;
@@ -151,7 +151,11 @@ fn run(
             let message = text![option("profile"), " is for builds without a cluster"];
             return Err(Fault::new(Kind::Options, message).into());
         }
-        profile => profile.as_ref().map(|path| (path, profile::start())),
+        Some(path) => {
+            check_output(path)?;
+            Some((path, profile::start()))
+        }
+        None => None,
     };
     let work = build(&config, &out, &options, printer);
     let summary = run_async(options.engine.threads, work, printer)?;

@@ -68,6 +68,7 @@ fn parse_bucket(text: &str) -> Result<(u32, u32), String> {
 
 /// Runs `write`.
 pub(crate) fn run_write(arguments: &WriteArguments, printer: &Printer) -> anyhow::Result<()> {
+    Part::check_place(&arguments.out)?;
     let mut config = Config::load(&arguments.config)?;
     if !arguments.input.is_empty() {
         config.set_input(&arguments.input)?;

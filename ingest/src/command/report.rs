@@ -9,7 +9,7 @@ use onefold_base::process::available_threads;
 use onefold_base::units::{format_count, parse_bytes};
 use onefold_datasets::Commit;
 use onefold_report::{MIDDLE, Report, ReportOptions, gather, html};
-use onefold_storage::commit::write_atomically;
+use onefold_storage::commit::{check_output, write_atomically};
 use onefold_terminal::Printer;
 
 use super::run_async;
@@ -49,6 +49,10 @@ pub(crate) struct ReportArguments {
 
 /// Measures the dataset, and writes the HTML page if `--html` is given.
 pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Result<()> {
+    let page = arguments.html.as_deref();
+    if let Some(path) = page {
+        check_output(path)?;
+    }
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
     let options = ReportOptions {
         snapshot: arguments.at,
@@ -66,7 +70,6 @@ pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Res
             return Err(Fault::new(Kind::Options, message).hint(hint).into());
         }
     };
-    let page = arguments.html.as_deref();
     if let Some(path) = page {
         write_atomically(path, html(&report).as_bytes())
             .with_context(|| format!("the report could not be written to `{}`", path.display()))?;

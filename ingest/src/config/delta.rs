@@ -60,7 +60,7 @@ impl DeltaKeys {
     pub(super) fn parse(value: &toml::Value) -> Result<Self, MessageAndHint> {
         Self::deserialize(value.clone()).map_err(|error| {
             let hint = "write `{ delta = \"s3://bucket/table\", version = 12 }`; the log of the table says the rest, and \
-                        `docs/src/reference/dataset-toml.md` lists all keys";
+                        the manual's page `dataset.toml` lists all keys";
             (error.message().to_owned(), hint.to_owned())
         })
     }

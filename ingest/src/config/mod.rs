@@ -266,8 +266,7 @@ impl Config {
     }
 
     fn checked(path: &Path, text: &str) -> Result<Self, MessageAndHint> {
-        let file: File =
-            parse_toml(text, FORMAT_VERSION, "`docs/src/reference/dataset-toml.md` lists all keys")?;
+        let file: File = parse_toml(text, FORMAT_VERSION, "the manual's page `dataset.toml` lists all keys")?;
         let (sources, source_queries) = sources::parse_sources(&file.sources)?;
         let names: Vec<&str> = sources.keys().chain(source_queries.keys()).map(String::as_str).collect();
         let reserved = names.iter().find(|name| name.starts_with(RESERVED));

@@ -281,7 +281,7 @@ fn delta(value: &toml::Value) -> Result<SourceConfig, MessageAndHint> {
 fn files(value: &toml::Value) -> Result<SourceConfig, MessageAndHint> {
     let hint = || {
         "write a path, or `{ path = \"events/*.csv\", format = \"csv\" }`; \
-         `docs/src/reference/dataset-toml.md` lists all keys"
+         the manual's page `dataset.toml` lists all keys"
             .to_owned()
     };
     let mut table =
@@ -596,11 +596,11 @@ mod tests {
                 "remove one",
             ),
             ("e = { delta = 'a', timestamp = '2024-06-01' }", "`timestamp` is \"2024-06-01\"", "00:00:00Z"),
-            ("e = { delta = 'a', append = 'new' }", "unknown variant `new`", "dataset-toml.md"),
-            ("e = { path = 'a', version = 1 }", "unknown field `version`", "dataset-toml.md"),
-            ("e = { path = 'a', formt = 'csv' }", "unknown field `formt`", "dataset-toml.md"),
-            ("e = { path = 'a', format = 'avro' }", "`avro`", "dataset-toml.md"),
-            ("e = { path = 'a', compression = 'lz4' }", "`lz4`", "dataset-toml.md"),
+            ("e = { delta = 'a', append = 'new' }", "unknown variant `new`", "page `dataset.toml`"),
+            ("e = { path = 'a', version = 1 }", "unknown field `version`", "page `dataset.toml`"),
+            ("e = { path = 'a', formt = 'csv' }", "unknown field `formt`", "page `dataset.toml`"),
+            ("e = { path = 'a', format = 'avro' }", "`avro`", "page `dataset.toml`"),
+            ("e = { path = 'a', compression = 'lz4' }", "`lz4`", "page `dataset.toml`"),
             ("e = { path = 'a', delimiter = '::' }", "`delimiter`", "\"\\t\""),
             ("e = { path = 'a', quote = '' }", "`quote` is \"\"", "quote = \"none\""),
             ("e = { path = 'a', quote = '\"\"' }", "`quote` is", "quote = \"none\""),
@@ -613,7 +613,7 @@ mod tests {
             ),
             ("e = { path = 'a', quote = '|', delimiter = '|' }", "`quote` and `delimiter` are", "different"),
             ("e = { path = 'a', quote = 'none', escape = '\\' }", "`quote` is \"none\"", "remove `escape`"),
-            ("e = { path = 'a', ragged = 'fill' }", "`fill`", "dataset-toml.md"),
+            ("e = { path = 'a', ragged = 'fill' }", "`fill`", "page `dataset.toml`"),
             (
                 "e = { path = 'a', format = 'json', ragged = 'skip' }",
                 "`ragged` is for CSV",

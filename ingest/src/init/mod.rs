@@ -22,8 +22,7 @@ mod times;
 use std::path::Path;
 
 use onefold_base::fault::{Fault, Kind, option, text};
-use onefold_storage::commit::write_atomically;
-use onefold_storage::path_on_disk;
+use onefold_storage::commit::{check_output, write_atomically};
 use serde::Serialize;
 
 use crate::error::bug;
@@ -91,11 +90,7 @@ pub async fn init(
 
 /// Checks that the configuration can be written to `out`.
 fn check_free(out: &Path, overwrite: bool) -> Result<()> {
-    path_on_disk(out, "a configuration is a local file", "write it to a path")?;
-    if out.is_dir() {
-        let hint = format!("name a file in it, as `{}`", out.join("dataset.toml").display());
-        return Err(Fault::of_file(Kind::Options, out, "it is a folder").hint(hint).into());
-    }
+    check_output(out)?;
     if !overwrite && out.symlink_metadata().is_ok() {
         let hint = text!["choose another name, or replace the file with ", option("overwrite")];
         return Err(Fault::of_file(Kind::Options, out, "it exists").hint(hint).into());

@@ -150,7 +150,7 @@ impl SourceStore {
         service = match url.starts_with("s3://") {
             true => with_source_hints(service, s3_settings_hint(has_endpoint), credentials_hint()),
             false => {
-                let Hints { settings, credentials, .. } = service.hints().clone();
+                let Hints { settings, credentials, .. } = service.hints.clone();
                 with_source_hints(service, settings, credentials)
             }
         };
@@ -275,10 +275,11 @@ fn is_same(listed: &ObjectMeta, sent: &ObjectMeta) -> bool {
 const LOCAL_HINT: &str = "make the file readable for the user that runs this, and let nothing remove it";
 
 /// Returns a service whose hints refer to sources.
-fn with_source_hints(service: Service, settings: String, credentials: String) -> Service {
+fn with_source_hints(mut service: Service, settings: String, credentials: String) -> Service {
     let changed =
         "run this again when nothing writes to the source; write new files instead of changing files";
-    service.with_hints(Hints { settings, credentials, changed: changed.to_owned() })
+    service.hints = Hints { settings, credentials, changed: changed.to_owned() };
+    service
 }
 
 /// The hint for an S3 bucket that does not exist, or whose server does not respond.

@@ -223,7 +223,8 @@ fn paths_are_relative_to_the_configuration() {
     // The file is replaced only with `--overwrite`.
     dir.fails_as(command("config/dataset.toml"), &["config/dataset.toml", "it exists", "--overwrite"]);
     assert_eq!(fs_err::read_to_string(dir.path("config/dataset.toml")).unwrap(), text);
-    dir.fails_as(command("config"), &["it is a folder", "config/dataset.toml"]);
+    dir.fails_as(command("config"), &["this is a directory", "give the name of a file"]);
+    dir.fails_as(command("none/dataset.toml"), &["`none`: there is no such directory to write into"]);
 }
 
 #[test]

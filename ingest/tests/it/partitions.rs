@@ -123,6 +123,18 @@ fn values_of_another_type_are_not_appended() {
 }
 
 #[test]
+fn values_that_are_too_long_for_folders_are_refused() {
+    let dir = with_log("columns = [\"name\"]");
+    with_query(&dir, "SELECT *, repeat('é', CASE WHEN wk = 7 THEN 42 ELSE 41 END) AS name FROM log");
+    let told = ["column `name`: 10 samples have a value that is too long", "ééé` takes 257 bytes of 255"];
+    let check = dir.command(&["check", "dataset.toml", "--json"]).output().unwrap();
+    let text = String::from_utf8_lossy(&check.stdout).into_owned();
+    assert!(told.iter().all(|part| text.contains(part)), "{text}");
+    dir.fails_as(dir.program("failed"), &["samples have a value that is too long", told[1]]);
+    assert!(!dir.path("failed").exists());
+}
+
+#[test]
 fn the_types_of_partition_columns_are_those_of_the_query() {
     let dir = with_log("columns = [\"d\", \"half\", \"flag\"]\nby = \"hour\"");
     let query = "SELECT *, CAST(day AS DATE) AS d, wk / 2.0 AS half, wk > 3 AS flag FROM log";

@@ -92,6 +92,13 @@ fn the_files_of_a_build_do_not_depend_on_the_threads_that_sort_and_write_them() 
     for text in ["among 5 processors", "plan and commit", "not measured"] {
         assert!(page.contains(text), "{text}: {page}");
     }
+    // An output file that cannot be written is an error before the build.
+    let early = dir.command(&["build", "dataset.toml", "--out", "early", "--profile", "none/profile.html"]);
+    dir.fails_as(early, &["`none`: there is no such directory to write into"]);
+    assert!(!dir.path("early").exists());
+    let part = ["write", "dataset.toml", "--bucket", "0/1", "--dataset", "early", "--out", "one"];
+    dir.fails_as(dir.command(&part), &["`one`: the location names a folder"]);
+    assert!(!dir.path("early").exists());
 }
 
 #[test]

@@ -18,6 +18,9 @@ use crate::{plan_figures, rank_table};
 const LISTED: usize = 24;
 
 pub(crate) fn show(arguments: &ShowArguments, printer: &Printer) -> Result<()> {
+    if let Some(out) = &arguments.html {
+        claim_output(out, arguments.overwrite)?;
+    }
     let plan = Plan::load(&arguments.plan)?;
     let mut text = rank_table(&plan);
     let explained: Vec<_> =
@@ -30,7 +33,6 @@ pub(crate) fn show(arguments: &ShowArguments, printer: &Printer) -> Result<()> {
     }
     let mut json = plan_figures(&plan);
     if let Some(out) = &arguments.html {
-        claim_output(out, arguments.overwrite)?;
         commit::write_atomically(out, html(&plan).as_bytes())?;
         let _ = write!(text, "\n\nPage written to `{}`", out.display());
         json["html"] = json!(out);

@@ -268,7 +268,7 @@ fn what_a_model_cannot_go_on_with_is_refused() {
         "top_mlp = [6, 1]",
         &["its model has another `[model]` than `logs/train.toml`"],
     );
-    refused("kind = \"adam\"", "kind = \"sgd\"", &["another `[optimizer] kind`"]);
+    refused("kind = \"adam\"", "kind = \"sgd\"", &["another `kind` in `[optimizer.tables]`"]);
     refused(
         "label = \"clicked\"",
         "label = \"clicked\"\nloss = \"mse\"",

@@ -491,6 +491,6 @@ fn it_ends_where_it_is_told_and_waits_for_as_much_as_it_is_told() {
     dir.edit("train.toml", "seed = 1\nepochs = 2", "seed = 1");
     dir.command("onefold-train run train.toml --data dataset --out plain --threads 1").works();
     let plain = dir.command(&format!("{FOLLOW} --out plain"));
-    plain.fails(&["plain`", "the run was begun with another `command`"]);
+    plain.fails(&["plain`", "the run was begun with another command, so it"]);
     assert!(!dir.path("other").exists());
 }

@@ -1,6 +1,8 @@
 //! Predictions are joined to the logs by the columns that a dataset keeps.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileTypeExt as _;
+use std::process::Command;
 
 use arrow::array::{Array as _, AsArray as _};
 use arrow::datatypes::{Float32Type, Int64Type};
@@ -141,6 +143,11 @@ fn what_cannot_be_predicted_is_said() {
         dir.command(&format!("{predict} --partitions split=holdout --keep session_id,visit")).json();
     assert_eq!((&sessions["samples"], &sessions["columns"][0]), (&3.into(), &"session_id".into()));
     dir.command(predict).fails(&["`predictions.parquet` already exists", "`--overwrite`"]);
+    // A device is not replaced.
+    assert!(Command::new("mkfifo").arg(dir.path("pipe")).status().unwrap().success());
+    dir.command(&format!("{} --overwrite", predict.replace("predictions.parquet", "pipe")))
+        .fails(&["pipe`: this is a folder, a device or a pipe"]);
+    assert!(fs_err::symlink_metadata(dir.path("pipe")).unwrap().file_type().is_fifo());
     dir.command(&format!("{predict} --checkpoint 7 --overwrite")).fails(&["no checkpoint of step 7"]);
     // Without kept keys, predictions cannot be joined.
     dir.edit("logs/dataset.toml", "keep = [\"sample\", \"visit\"]\n", "");
@@ -153,6 +160,17 @@ fn what_cannot_be_predicted_is_said() {
     dir.write("logs/train.toml", unknown);
     dir.command("onefold-train run logs/train.toml --data dataset --threads 2 --out other")
         .fails(&["`[evaluation].group` is `visits`", "did you mean `visit`?"]);
+}
+
+#[test]
+fn pages_that_cannot_be_written_are_refused_before_their_input_is_read() {
+    let dir = Dir::new();
+    for command in
+        ["onefold-train report", "onefold-train trace", "onefold-ingest report", "onefold-shard show"]
+    {
+        dir.command(&format!("{command} missing --html none/page.html"))
+            .fails(&["`none`: there is no such directory to write into", "create it"]);
+    }
 }
 
 #[test]

@@ -268,16 +268,16 @@ fn checkpoints_that_cannot_be_resumed_from() {
     damage("run/metrics.jsonl", b"", &["run/metrics.jsonl", "0 bytes", "begin a new run"]);
 
     for (from, to, part) in [
-        ("seed = 1", "seed = 2", "[train].seed"),
-        ("weight_decay = 0.01", "weight_decay = 0.02", "[optimizer]"),
-        ("rows = 500", "rows = 501", "[embedding] and [tables]"),
-        ("top_mlp = [32, 1]", "top_mlp = [16, 1]", "[model]"),
+        ("seed = 1", "seed = 2", "`[train].seed`"),
+        ("weight_decay = 0.01", "weight_decay = 0.02", "`[optimizer]`"),
+        ("rows = 500", "rows = 501", "`[embedding]` or `[tables]`"),
+        ("top_mlp = [32, 1]", "top_mlp = [16, 1]", "`[model]`"),
     ] {
         let text = dir.text("logs/train.toml");
         dir.edit("logs/train.toml", from, to);
         dir.command(&resume).fails(&[
             "`run`",
-            &format!("another `{part}`"),
+            &format!("another {part}"),
             "in another directory, with `--out`",
         ]);
         dir.write("logs/train.toml", text);
@@ -608,7 +608,7 @@ fn narrow_tables_train_resume_and_export() {
     }
     // Other data types are another model.
     dir.edit("logs/train.toml", "dtype = \"bf16\"", "dtype = \"fp16\"");
-    dir.command(&format!("{RUN} whole --resume")).fails(&["another `[embedding] and [tables]`"]);
+    dir.command(&format!("{RUN} whole --resume")).fails(&["another `[embedding]` or `[tables]`"]);
     dir.edit("logs/train.toml", "dim = 16\ndtype = \"fp16\"", "dim = 16\ndtype = \"fp8\"");
     dir.command(&format!("{RUN} other")).fails(&["unknown variant `fp8`", "fp32"]);
 }

@@ -131,7 +131,7 @@ impl TrainConfig {
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
         let wrong = |message: String, hint: &str| Error::config(path, message, hint);
         let mut config: Self =
-            parse_toml(text, FORMAT_VERSION, "`docs/src/reference/train-toml.md` lists all keys")
+            parse_toml(text, FORMAT_VERSION, "the manual's page `train.toml` lists all keys")
                 .map_err(|(message, hint)| wrong(message, &hint))?;
         config.path = path.to_owned();
         config.embedding = config.embedding.with_dim(&config.model.bottom_mlp);

@@ -128,7 +128,7 @@ fn upload(
 ) -> Result<FileFigures> {
     let figures = FileFigures { bytes: 0, crc32c: 0 };
     let mut out = Counted { inner: storage.upload_of(name, bytes)?, figures };
-    write(&mut out).map_err(|error| storage.write_failure(name, error))?;
+    write(&mut out).map_err(|error| onefold_storage::Error::write(storage.shown(name), error))?;
     out.inner.finish()?;
     Ok(out.figures)
 }

@@ -68,7 +68,10 @@ impl Earlier {
                 value(serde_json::to_value(&earlier.model)) == value(serde_json::to_value(&config.model)),
             ),
             ("[data].label`, `[data].loss` or `[[tasks]]", tasks(earlier) == tasks(config)),
-            ("[optimizer] kind", optimizers(earlier) == optimizers(config)),
+            (
+                "kind` in `[optimizer.tables]` or `[optimizer.dense]",
+                optimizers(earlier) == optimizers(config),
+            ),
         ];
         if let Some((part, _)) = same.iter().find(|(_, same)| !same) {
             return Err(self.refused(

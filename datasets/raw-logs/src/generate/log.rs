@@ -225,10 +225,6 @@ impl<'a> Parts<'a> {
     }
 
     /// Ends the current part.
-    ///
-    /// # Errors
-    ///
-    /// See [`write`](Self::write).
     pub(super) fn finish(&mut self) -> Result<()> {
         if let Some((features, events, _)) = self.open.take() {
             features.finish()?;

@@ -84,10 +84,6 @@ pub(super) fn ratings(source: &SourceText) -> Result<Vec<Rating>> {
 }
 
 /// Parses `ml-100k.user`. The result is ordered by user id.
-///
-/// # Errors
-///
-/// See [`ratings`].
 pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
     parse(source, |[user, age, gender, occupation, zip]: [&str; 5]| {
         let user = User {
@@ -102,10 +98,6 @@ pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
 }
 
 /// Parses `ml-100k.item`. The result is ordered by item id.
-///
-/// # Errors
-///
-/// See [`ratings`].
 pub(super) fn items(source: &SourceText) -> Result<BTreeMap<i64, Item>> {
     parse(source, |[item, _title, year, genres]: [&str; 4]| {
         let release_year = match NO_YEAR.contains(&year) {

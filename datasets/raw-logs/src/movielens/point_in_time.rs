@@ -77,10 +77,6 @@ pub(super) struct Request {
 }
 
 /// Calls `each` with the request of every rating. Ratings are in arrival order.
-///
-/// # Errors
-///
-/// The errors of `each`.
 pub(super) fn walk<E>(ratings: &[Rating], mut each: impl FnMut(Request) -> Result<(), E>) -> Result<(), E> {
     let mut users: HashMap<i64, UserState> = HashMap::new();
     let mut items: HashMap<i64, Tally> = HashMap::new();

@@ -41,10 +41,37 @@ fn a_file_at_a_location_that_is_no_local_path_is_refused() {
         ("s3:/b/page.html", "two slashes"),
         ("s3://b/page.html", "local disk"),
     ] {
-        let fault = write_atomically(Path::new(path), b"page").unwrap_err().fault();
-        let text = fault.to_string();
-        assert!(text.contains(message) && text.contains(path) && !fault.hints.is_empty(), "{text}");
+        let written = write_atomically(Path::new(path), b"page").unwrap_err().fault();
+        let checked = check_output(Path::new(path)).unwrap_err().fault();
+        for fault in [written, checked] {
+            let text = fault.to_string();
+            assert!(text.contains(message) && text.contains(path) && !fault.hints.is_empty(), "{text}");
+        }
     }
+}
+
+#[test]
+fn outputs_are_checked_before_the_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs_err::write(path("file"), "old").unwrap();
+    std::os::unix::fs::symlink(path("file"), path("link")).unwrap();
+    for name in ["file", "link", "new"] {
+        check_output(&path(name)).unwrap();
+    }
+    check_output(Path::new("/dev/null")).unwrap();
+    assert_eq!(fs_err::read_to_string(path("file")).unwrap(), "old");
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 2);
+    for (name, message) in [
+        ("", "this is a directory, not a file\n  hint: give the name of a file"),
+        ("none/new", "none`: there is no such directory to write into\n  hint: create it, or"),
+    ] {
+        let error = check_output(&path(name)).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    // Not even root may create a file there.
+    let error = check_output(Path::new("/proc/new")).unwrap_err().to_string();
+    assert!(error.contains("`/proc/new` cannot be written: "), "{error}");
 }
 
 /// Returns methods of naming a file, for file systems with fewer and fewer capabilities.
