@@ -2,6 +2,7 @@
 //!
 //! Both drop rows that no sample uses and values that no row uses, and keep overlaps of rows. The cost of a batch
 //! that is cut from decoded row groups therefore depends on its distinct values, not on its samples' values.
+//! Trimming drops only the values.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -83,18 +84,29 @@ impl Group {
     fn slice_with(&self, samples: Range<usize>, renumbering: &mut Renumbering) -> Self {
         let mut inverse = self.inverse().map(|_| Vec::with_capacity(samples.len()));
         let rows = renumbering.used_rows(self, samples, 0, inverse.as_mut());
-        let features = self.features().iter().map(|feature| slice_feature(feature, &rows)).collect();
-        Self::trusted(self.shared_name(), inverse.map(Into::into), rows.len(), features)
+        self.with_rows(inverse.map(Into::into), &rows)
+    }
+
+    /// Returns a group of the given rows with another inverse index, without the values that these rows do not use.
+    /// Rows that share values keep sharing them.
+    pub(crate) fn with_rows(&self, inverse: Option<ScalarBuffer<i32>>, rows: &UsedRows) -> Self {
+        let features = self.features().iter().map(|feature| slice_feature(feature, rows)).collect();
+        Self::trusted(self.shared_name(), inverse, rows.len(), features)
+    }
+
+    /// Returns the same rows without unused values. Copies values only if unused values lie between used ones.
+    pub fn trim(&self) -> Self {
+        self.with_rows(self.inverse().cloned(), &UsedRows::Range(0..self.rows()))
     }
 }
 
 /// Returns the given rows with the values that they use. Values are shared, unless unused values lie between them.
-pub(super) fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
+fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
     let used = UsedValues::new(feature, rows);
     let name = feature.shared_name();
     let UsedValues::One(span) = &used else {
         let mut builder = FeatureBuilder::with_capacity(used.len(), rows.len());
-        append(&mut builder, feature, rows, &used);
+        builder.append(feature, rows, &used);
         return builder.finish(name);
     };
     let (offsets, sizes): (ScalarBuffer<i32>, ScalarBuffer<i32>) = match rows {
@@ -122,10 +134,7 @@ struct Piece<'a> {
 /// result has an inverse index if any piece has one. Rows are not compared: a row that occurs in two pieces is stored
 /// twice until the group is [deduplicated](crate::deduplicate).
 fn concat_groups(pieces: &[(&Group, Range<usize>)], renumbering: &mut Renumbering) -> Result<Group> {
-    let (first, samples) = &pieces[0];
-    if pieces.len() == 1 {
-        return Ok(first.slice_with(samples.clone(), renumbering));
-    }
+    let (first, _) = &pieces[0];
     for (i, (group, _)) in pieces.iter().enumerate() {
         check_alike(first, group, i)?;
     }
@@ -164,21 +173,9 @@ fn concat_feature(
     let total = check_values(format_args!("feature `{}`", first.name()), total)?;
     let mut builder = FeatureBuilder::with_capacity(total, rows);
     for (piece, used) in pieces.iter().zip(used) {
-        append(&mut builder, &piece.features[index], &piece.rows, used);
+        builder.append(&piece.features[index], &piece.rows, used);
     }
     Ok(builder.finish(first.shared_name()))
-}
-
-fn append(builder: &mut FeatureBuilder, feature: &Feature, rows: &UsedRows, used: &UsedValues) {
-    let (offsets, sizes) = (feature.offsets(), feature.sizes());
-    match rows {
-        UsedRows::Range(rows) => {
-            builder.append(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), used);
-        }
-        UsedRows::Listed(rows) => {
-            builder.append(feature, listed(offsets, rows), listed(sizes, rows), used);
-        }
-    }
 }
 
 /// Checks that there is at least one piece, and that each range is within its source's samples.
@@ -348,6 +345,17 @@ mod tests {
         }
 
         #[test]
+        fn trimming_changes_no_row_and_leaves_no_unused_value(group in groups()) {
+            let trimmed = group.trim();
+            prop_assert_eq!(&trimmed, &group);
+            for feature in trimmed.features() {
+                let mut used = vec![false; feature.values().len()];
+                (0..feature.rows()).for_each(|row| used[feature.span(row)].fill(true));
+                prop_assert!(used.into_iter().all(|used| used));
+            }
+        }
+
+        #[test]
         fn concatenation_is_that_of_the_samples(
             (sources, ends) in shapes().prop_flat_map(|shape| (
                 prop::collection::vec(batches_of(shape), 1..4),
@@ -397,6 +405,18 @@ mod tests {
         assert_eq!(part.sizes().as_ptr(), whole.sizes()[1..].as_ptr());
         assert_eq!(part.offsets()[..], [0, 1, 3]);
         assert_eq!(group.slice(0..5).features()[0].offsets().as_ptr(), whole.offsets().as_ptr());
+    }
+
+    #[test]
+    fn what_is_trimmed_is_shared() {
+        let group =
+            Group::try_new("g", None, vec![feature("x", vec![9, 1, 2, 3, 9], vec![1, 2], vec![2, 2])]);
+        let group = group.unwrap();
+        let trimmed = group.trim();
+        let feature = &trimmed.features()[0];
+        assert_eq!(feature.values().as_ptr(), group.features()[0].values()[1..].as_ptr());
+        assert_eq!(feature.offsets()[..], [0, 1]);
+        assert_eq!(trimmed.trim().features()[0].offsets().as_ptr(), feature.offsets().as_ptr());
     }
 
     #[test]
