@@ -112,7 +112,7 @@ impl Service {
         let lease = Lease { key, affinity: None, avoid: avoided, client: None, same_bytes: SAME_BYTES };
         let Leased { worker, .. } = self.ask_master(&lease).await?;
         waiting.because(format!("the worker `{worker}` has not answered a question yet"));
-        let answer = self.ask_about(&worker, job.as_ref(), question).await;
+        let answer = self.about_job(&worker, job.as_ref(), || self.network.ask(&worker, question)).await;
         answer.map_err(|failure| {
             let failure = failure.of_worker(&worker);
             *avoid = vec![worker];
@@ -120,36 +120,30 @@ impl Service {
         })
     }
 
-    /// Asks a worker about a job. Sends the job first if the worker does not know it.
-    async fn ask_about<Q: Question>(
+    /// Sends a request about a job to a worker. Sends the job first if the worker does not know it.
+    async fn about_job<T, R: Future<Output = Result<T, Failure>>>(
         &self,
         worker: &str,
         job: Option<&Job>,
-        question: &Q,
-    ) -> Result<Q::Answer, Failure> {
-        match (self.network.ask(worker, question).await, job) {
+        request: impl Fn() -> R,
+    ) -> Result<T, Failure> {
+        match (request().await, job) {
             (Err(Failure::UnknownJob), Some(job)) => {
                 self.network.ask(worker, &Define::of(job)).await?;
-                self.network.ask(worker, question).await
+                request().await
             }
             (answer, _) => answer,
         }
     }
 
-    /// Requests the batches of a ticket from a worker. Sends the job first if the worker does not know it.
+    /// Requests the batches of a ticket from a worker.
     pub(super) async fn get(
         &self,
         worker: &str,
         job: &Job,
         ticket: &Ticket,
     ) -> Result<Streaming<FlightData>, Failure> {
-        match self.network.get(worker, ticket).await {
-            Err(Failure::UnknownJob) => {
-                self.network.ask(worker, &Define::of(job)).await?;
-                self.network.get(worker, ticket).await
-            }
-            answer => answer,
-        }
+        self.about_job(worker, Some(job), || self.network.get(worker, ticket)).await
     }
 
     /// Asks the master.

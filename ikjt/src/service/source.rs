@@ -4,17 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
+use onefold_storage::runtime;
 
 use super::address::ServiceAddress;
 use super::client::{OPENING, PATIENCE, Service};
-use super::fetch::{Fetch, block_bytes};
+use super::fetch::Fetch;
 use super::protocol::{CountSamples, FindSnapshot, FindStatistics, Job, Question};
 use crate::Result;
 use crate::reader::{Asked, Deliver, IsGone, Source, Wanted};
-
-/// The maximal number of blocks that one client requests at the same time, and thereby of workers that compute for
-/// it.
-const MOST_BLOCKS: u64 = 16;
 
 /// Connects to the service at `location`, and waits for an answer of its master. Returns `None` if it is not the
 /// location of a service.
@@ -75,14 +72,7 @@ impl Source for Served {
         deliver: &mut Deliver<'_>,
         is_gone: &IsGone<'_>,
     ) -> Result<()> {
-        let blocks = (wanted.memory / block_bytes(wanted.batch_bytes)).clamp(1, MOST_BLOCKS);
-        let fetch = Fetch {
-            service: Arc::clone(&self.0),
-            job: Arc::new(self.job(asked)),
-            ahead: blocks as usize,
-            block_bytes: wanted.memory / blocks,
-            wanted,
-        };
-        fetch.run(deliver, is_gone)
+        let fetch = Fetch::new(&self.0, self.job(asked), wanted);
+        runtime::block_on(fetch.run(deliver, is_gone))?
     }
 }
