@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use arrow::array::{Array, StructArray};
 use arrow::datatypes::{Field, Schema};
 use clap::ValueEnum;
+use onefold_base::sync::locked;
 use onefold_datasets::PartitionFilter;
 use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::{Batches, Error, PackedBatch, Position, Rank, Shuffle, Step};
@@ -215,7 +216,7 @@ impl BatchIterator {
         let step = loop {
             // The thread is also detached while it waits for the lock, because another thread may hold it during its
             // own wait.
-            let came = py.detach(|| match &mut *batches.lock().unwrap_or_else(PoisonError::into_inner) {
+            let came = py.detach(|| match &mut *locked(batches) {
                 Some(batches) => batches.wait(SLICE).then(|| batches.next()),
                 None => Some(None),
             });
@@ -249,7 +250,7 @@ impl BatchIterator {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let batches = self.batches(py)?;
         py.detach(|| {
-            let batches = batches.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let batches = locked(batches).take();
             batches.map(end)
         });
         Ok(())
@@ -259,7 +260,7 @@ impl BatchIterator {
 impl Drop for BatchIterator {
     fn drop(&mut self) {
         let Some(batches) = self.batches.get() else { return };
-        let mut batches = batches.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut batches = locked(batches).take();
         // The thread is detached while the other threads end, so the interpreter can run other threads.
         let _ = Python::try_attach(|py| py.detach(|| batches.take().map(end)));
         // The interpreter itself may be ending.

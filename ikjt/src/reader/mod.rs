@@ -63,8 +63,9 @@ mod stream;
 mod workers;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use onefold_base::sync::locked;
 use onefold_datasets::{KeptColumn, SESSION_COLUMN, Schema, Snapshot};
 
 use self::budget::Account;
@@ -344,7 +345,7 @@ impl Reader {
 
     /// Returns the interest that this reader registered with the [cache](crate::cache), if it has read with a cache.
     pub fn interest(&self) -> Option<Arc<Interest>> {
-        let known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = locked(&self.interest);
         known.as_ref().map(|(_, interest)| Arc::clone(interest))
     }
 
@@ -478,7 +479,7 @@ impl Reader {
     fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
         let Some(sampler) = self.sampler() else { return Ok(None) };
         let of_epoch = {
-            let mut known = self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = locked(&self.sampled);
             match known.iter().find(|(of, _)| *of == epoch) {
                 Some((_, counted)) => Arc::clone(counted),
                 None => {
@@ -488,7 +489,7 @@ impl Reader {
                 }
             }
         };
-        let mut counted = of_epoch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = locked(&of_epoch);
         if let Some(sampled) = &*counted {
             return Ok(Some(Arc::clone(sampled)));
         }
@@ -517,7 +518,7 @@ impl Reader {
     /// cache, so a reader that does not verify uses none.
     fn cached(&self, files: &Files, epoch: u64, orders: &[StreamOrder]) -> Option<Cached> {
         let cache = self.workers.cache.as_ref().filter(|_| files.verify)?;
-        let mut known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.interest);
         let interest = match known.as_ref().filter(|(of, _)| *of == epoch) {
             Some((_, interest)) => Arc::clone(interest),
             None => {

@@ -15,12 +15,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrow::buffer::Buffer;
 use arrow_flight::FlightData;
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::sync::locked;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use xxhash_rust::xxh3::xxh3_64;
@@ -87,20 +88,16 @@ struct ProgressReport {
 }
 
 impl ProgressReport {
-    fn state(&self) -> MutexGuard<'_, ClientState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a batch that has arrived.
     fn got(&self, batch: &PackedBatch) {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.samples += batch.places().size as u64;
         state.bytes += batch.memory().len() as u64;
     }
 
     /// Returns the state to report now.
     fn now(&self) -> ClientState {
-        ClientState { seconds: self.began.elapsed().as_secs_f64(), ..self.state().clone() }
+        ClientState { seconds: self.began.elapsed().as_secs_f64(), ..locked(&self.state).clone() }
     }
 
     /// Reports to the master once a second, including while the caller evaluates or writes a checkpoint. Does not
@@ -261,7 +258,7 @@ impl Fetch {
                     progress.got(&batch);
                     step += 1;
                     let Some(waited) = deliver(batch) else { return Ok(false) };
-                    progress.state().waited_seconds = waited.as_secs_f64();
+                    locked(&progress.state).waited_seconds = waited.as_secs_f64();
                     since = Instant::now();
                     waiting.because(sources.reason());
                     continue;
@@ -274,7 +271,7 @@ impl Fetch {
                     continue;
                 }
                 Next::Nothing => {
-                    progress.state().second_requests += 1;
+                    locked(&progress.state).second_requests += 1;
                     sources.second = Some(self.open(block, step, sources.workers()));
                     continue;
                 }
@@ -290,7 +287,7 @@ impl Fetch {
                 Next::Came(Err(Failure::Final(error))) => return Err(error),
                 Next::Came(Err(Failure::UnknownJob)) => return Err(unexpected()),
             };
-            progress.state().retries += 1;
+            locked(&progress.state).retries += 1;
             tries.again(waiting, master, cause).await?;
             sources = Sources { first: self.open(block, step, sources.workers()), second: None };
             since = Instant::now();
