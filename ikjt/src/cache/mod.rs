@@ -77,25 +77,19 @@ enum Key {
     Batches(Block),
 }
 
+/// The number of forms.
+const FORMS: usize = 3;
+
 impl Key {
-    fn form(&self) -> Form {
+    /// Returns the index of the form in arrays of [`FORMS`] entries.
+    fn form(&self) -> usize {
         match self {
-            Self::Encoded(_) => Form::Encoded,
-            Self::Decoded(_) => Form::Decoded,
-            Self::Batches(_) => Form::Batches,
+            Self::Encoded(_) => 0,
+            Self::Decoded(_) => 1,
+            Self::Batches(_) => 2,
         }
     }
 }
-
-/// The form of an item, which indexes arrays of [`FORMS`] entries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    Encoded,
-    Decoded,
-    Batches,
-}
-
-const FORMS: usize = 3;
 
 /// The content of a stored item.
 #[derive(Debug, Clone)]
@@ -241,11 +235,11 @@ impl State {
                 }
             }
         }
-        Worth { reads, seconds: reads * self.rates[key.form() as usize].get(), distance }
+        Worth { reads, seconds: reads * self.rates[key.form()].get(), distance }
     }
 
-    fn count(&mut self, form: Form, from_disk: bool) {
-        self.hits[form as usize] += 1;
+    fn count(&mut self, key: &Key, from_disk: bool) {
+        self.hits[key.form()] += 1;
         self.disk_hits += u64::from(from_disk);
     }
 
@@ -363,7 +357,7 @@ impl Cache {
                 let (on_disk, owner) = (stored.file.is_some(), stored.owner.clone());
                 freed += stored.bytes;
                 let Some(item) = state.forget_memory(&key) else { continue };
-                let seconds = state.rates[key.form() as usize].get();
+                let seconds = state.rates[key.form()].get();
                 if self.disk.is_some()
                     && !on_disk
                     && worth.reads >= LEAST_READS
@@ -390,10 +384,10 @@ impl Cache {
         let bytes = item.bytes();
         let mut state = locked(&self.state);
         if let Some(made) = made {
-            state.rates[key.form() as usize].add(made.as_secs_f64(), bytes);
+            state.rates[key.form()].add(made.as_secs_f64(), bytes);
         }
         let worth = state.worth(&key, owner.as_ref(), Instant::now());
-        let is_batches = key.form() == Form::Batches;
+        let is_batches = matches!(key, Key::Batches(_));
         let is_known = state.items.get(&key).is_some_and(|stored| stored.memory.is_some());
         if is_known || (!is_batches && worth.reads < LEAST_READS) {
             return;
@@ -426,7 +420,7 @@ impl Cache {
             let stored = state.items.get(key)?;
             let (memory, file) = (stored.memory.clone(), stored.file);
             if memory.is_some() {
-                state.count(key.form(), false);
+                state.count(key, false);
                 return memory;
             }
             file?
@@ -437,7 +431,7 @@ impl Cache {
         match &item {
             Some(item) => {
                 state.disk_rate.add(started.elapsed().as_secs_f64(), item.bytes());
-                state.count(key.form(), true);
+                state.count(key, true);
             }
             // The file was removed in the meantime, or is damaged.
             None => {
@@ -554,11 +548,12 @@ impl Claim {
     }
 
     fn tell(&self, column: Option<&ArrayRef>) {
-        let waiters = locked(&self.cache.state).claimed.remove(&self.chunk);
-        let waiters = waiters.unwrap_or_default();
-        if column.is_some() && !waiters.is_empty() {
-            locked(&self.cache.state).hits[Form::Decoded as usize] += waiters.len() as u64;
+        let mut state = locked(&self.cache.state);
+        let waiters = state.claimed.remove(&self.chunk).unwrap_or_default();
+        if column.is_some() {
+            state.hits[Key::Decoded(self.chunk.clone()).form()] += waiters.len() as u64;
         }
+        drop(state);
         waiters.into_iter().for_each(|waiter| (waiter.0)(column.cloned()));
     }
 }
@@ -584,7 +579,7 @@ impl Cache {
             let key = Key::Decoded(chunk.clone());
             match state.items.get(&key).map(|stored| stored.memory.clone()) {
                 Some(Some(Item::Column(column))) => {
-                    state.count(Form::Decoded, false);
+                    state.count(&key, false);
                     return Found::Here(column);
                 }
                 Some(_) => return Found::OnDisk,

@@ -273,7 +273,8 @@ const EPOCH: u64 = 3;
 
 /// Applies all steps to a batch whose first sample has index `first` in the dataset.
 fn run(preprocessor: &Preprocessor, batch: Batch, first: u64) -> Batch {
-    preprocessor.run(preprocessor.sample(batch, EPOCH, first)).unwrap()
+    let sampled = preprocessor.sampler().map(|sampler| sampler.run(&batch, EPOCH, first).1);
+    preprocessor.run(sampled.unwrap_or(batch)).unwrap()
 }
 
 proptest! {

@@ -200,20 +200,15 @@ impl RowGroup {
         verify: bool,
         stages: &Stages,
     ) -> Result<RecordBatch> {
-        let encoded = self.read_encoded(columns)?;
-        if verify {
-            self.verify(&encoded, stages)?;
-        }
-        self.decode_files(encoded)
-    }
-
-    /// Reads the bytes of columns of all files on this thread.
-    fn read_encoded(&self, columns: impl Fn(&OpenFile) -> ProjectionMask) -> Result<Vec<Encoded>> {
         let read = |file: &OpenFile| {
             let mask = columns(file);
             Ok(Encoded { ranges: file.read(&self.files.storage, self.index, &mask)?, mask })
         };
-        self.files.files.iter().map(read).collect()
+        let encoded = self.files.files.iter().map(read).collect::<Result<Vec<_>>>()?;
+        if verify {
+            self.verify(&encoded, stages)?;
+        }
+        self.decode_files(encoded)
     }
 
     /// Reads and decodes only the labels `names`, on this thread: all labels of the schema, `[samples, labels]`, with

@@ -75,10 +75,10 @@ use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
 use self::known_labels::KnownLabels;
 use self::need::sample_bytes;
-use self::order::{Item, StreamOrder};
+use self::order::{Item, Part, StreamOrder};
 use self::output::{Output, Packing};
 use self::pipeline::{Scheduler, Turns, Work};
-use self::plan::{Counts, Part, sampled_counts, stream_parts};
+use self::plan::{Counts, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
 use self::selection::{kept_columns, project};
@@ -264,10 +264,10 @@ impl Reader {
     pub fn plan(&self, epoch: u64) -> Result<Plan> {
         let orders = self.orders(epoch, 0..self.streams.len())?;
         let steps = self.steps(epoch)?;
-        let split = |item: &Item| Split {
-            path: self.chosen[item.file].set.path().to_owned(),
-            row_group: item.row_group,
-            rows: item.start..item.start + item.rows,
+        let split = |Item { part, .. }: &Item| Split {
+            path: self.chosen[part.file].set.path().to_owned(),
+            row_group: part.row_group,
+            rows: part.rows.clone(),
         };
         let stream = |order: StreamOrder| PlannedStream {
             samples: order.samples(),
@@ -462,12 +462,7 @@ impl Reader {
         let sampled = self.sampled_counts(epoch)?;
         let order = |stream: usize| {
             let items = self.streams[stream].iter().enumerate().map(|(number, part)| Item {
-                file: part.file,
-                row_group: part.row_group,
-                partition: self.chosen[part.file].partition,
-                first: part.first,
-                start: part.rows.start,
-                rows: part.len(),
+                part: part.clone(),
                 samples: sampled.as_ref().map_or(part.len(), |sampled| sampled[stream][number]),
             });
             StreamOrder::new(items.collect(), self.options.shuffle, epoch, stream)
@@ -534,9 +529,9 @@ impl Reader {
     fn interest_in(&self, files: &Files, orders: &[StreamOrder]) -> Arc<Interest> {
         let shares = orders.iter().flat_map(|order| {
             let all = order.samples().max(1) as f32;
-            order.items.iter().zip(&order.starts).flat_map(move |(item, start)| {
-                let files = self.chosen[item.file].set.files.iter();
-                files.map(move |file| ((Arc::from(file.path.as_str()), item.row_group), *start as f32 / all))
+            order.items.iter().zip(&order.starts).flat_map(move |(Item { part, .. }, start)| {
+                let files = self.chosen[part.file].set.files.iter();
+                files.map(move |file| ((Arc::from(file.path.as_str()), part.row_group), *start as f32 / all))
             })
         });
         let shares: HashMap<_, _> = shares.collect();

@@ -20,6 +20,7 @@ use super::convert::{Conversion, Pieces};
 use super::decode::Decoded;
 use super::file::OpenFiles;
 use super::files::Opener;
+use super::order::Item;
 use super::output::{Output, Packing};
 use super::position::{Position, Share};
 use super::promise::{Promise, fulfilled, promise};
@@ -388,11 +389,11 @@ impl Scheduler {
     /// Starts decoding the next row group of a stream if there is enough memory and its file is open. If it `must`
     /// come next, waits for both. An error of opening the file is reported when the stream needs the row group.
     fn begin(&mut self, stream: usize, must: bool) -> Result<Begun, Stop> {
-        let Some(item) = self.streams[stream].next_item() else { return Ok(Begun::NotNow) };
+        let Some(Item { part, .. }) = self.streams[stream].next_item() else { return Ok(Begun::NotNow) };
         if self.streams[stream].failed.is_some() {
             return Ok(Begun::NotNow);
         }
-        let files = match self.open(stream, item.file, must) {
+        let files = match self.open(stream, part.file, must) {
             Ok(Some(files)) => files,
             Ok(None) => return Ok(Begun::NotNow),
             Err(error) => {
@@ -400,7 +401,7 @@ impl Scheduler {
                 return Ok(Begun::NotNow);
             }
         };
-        let row_group = RowGroup { files, index: item.row_group, first: item.first };
+        let row_group = RowGroup { files, index: part.row_group, first: part.first };
         let bytes = row_group.decoding_bytes();
         let reservation = match self.work.account.try_reserve(bytes, self.work.headroom) {
             Some(reservation) => reservation,
@@ -432,7 +433,10 @@ impl Scheduler {
         match self.work.account.reserve(bytes) {
             Granted::Yes(reservation) => Ok(reservation),
             Granted::Never { total } => {
-                Err(too_large(row_group, bytes, total, self.work.account.budget()).into())
+                let RowGroup { files, index, .. } = row_group;
+                let what = format!("decoding row group {index} of `{}`", files.path.display());
+                let hint = ", read fewer features, or take smaller batches or a shuffle of fewer row groups";
+                Err(too_large(&what, (bytes, total), self.work.account.budget(), hint).into())
             }
             Granted::Closed => Err(Stop::Gone),
         }
@@ -461,8 +465,9 @@ impl Scheduler {
         let bytes = self.work.conversion.batch_bytes(&pieces, u64::from(T::COPIED));
         let budget = self.work.account.budget();
         if bytes > budget.total() {
-            let samples = pieces.iter().map(|(_, rows)| rows.len()).sum();
-            return Err(batch_too_large(samples, bytes, budget).into());
+            let samples: usize = pieces.iter().map(|(_, rows)| rows.len()).sum();
+            let what = format!("a batch of {samples} samples");
+            return Err(too_large(&what, (bytes, bytes), budget, ", or take smaller batches").into());
         }
         let Some(mut reservation) = self.work.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
         let (conversion, stages) = (Arc::clone(&self.work.conversion), Arc::clone(&self.work.stages));
@@ -477,36 +482,14 @@ impl Scheduler {
     }
 }
 
-/// Returns the error for a row group that takes `bytes` bytes. Including the memory that is already held, the budget
-/// would have to be `total` bytes.
-fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
-    Error::options(
-        format!(
-            "decoding row group {} of `{}` takes up to {}, and the reader's memory limit of {} has no room for it: it must \
-             be at least {}",
-            row_group.index,
-            row_group.files.path.display(),
-            format_bytes(bytes),
-            format_bytes(budget.limit()),
-            format_least_bytes(Budget::limit_for(total)),
-        ),
-        text![
-            "raise ",
-            option("memory_limit"),
-            ", read fewer features, or take smaller batches or a shuffle of fewer row groups"
-        ],
-    )
-}
-
-fn batch_too_large(batch_size: usize, bytes: u64, budget: &Budget) -> Error {
-    Error::options(
-        format!(
-            "a batch of {batch_size} samples takes up to {}, and the reader's memory limit of {} has no room for it: it must \
-             be at least {}",
-            format_bytes(bytes),
-            format_bytes(budget.limit()),
-            format_least_bytes(Budget::limit_for(bytes)),
-        ),
-        text!["raise ", option("memory_limit"), ", or take smaller batches"],
-    )
+/// Returns the error for work that takes `bytes` bytes. Including the memory that is already held, the budget would have
+/// to be `total` bytes. `hint` names what the caller can do besides raising the limit.
+fn too_large(what: &str, (bytes, total): (u64, u64), budget: &Budget, hint: &str) -> Error {
+    let message = format!(
+        "{what} takes up to {}, and the reader's memory limit of {} has no room for it: it must be at least {}",
+        format_bytes(bytes),
+        format_bytes(budget.limit()),
+        format_least_bytes(Budget::limit_for(total)),
+    );
+    Error::options(message, text!["raise ", option("memory_limit"), hint])
 }

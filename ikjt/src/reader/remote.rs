@@ -9,7 +9,7 @@ use super::budget::Account;
 use super::checks::Checks;
 use super::convert::Pieces;
 use super::files::Chosen;
-use super::order::StreamOrder;
+use super::order::{Item, StreamOrder};
 use super::output::{Output, Packing};
 use super::pipeline::{Batches, Queue, Turns, Waited};
 use super::position::{Position, Shuffle};
@@ -53,8 +53,8 @@ pub(super) fn row_groups_by_step(
 ) -> Vec<(u64, String)> {
     let Some((order, each)) = orders.first().zip(each.first()) else { return Vec::new() };
     let items = order.items.iter().zip(&order.starts).step_by(row_groups_in_block(order.items.len()));
-    let named = items.map(|(item, start)| {
-        (start.div_ceil(*each), format!("{}/{}", chosen[item.file].set.path(), item.row_group))
+    let named = items.map(|(Item { part, .. }, start)| {
+        (start.div_ceil(*each), format!("{}/{}", chosen[part.file].set.path(), part.row_group))
     });
     named.collect()
 }
