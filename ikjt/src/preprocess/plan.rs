@@ -10,7 +10,7 @@ use super::arguments::Number;
 use super::config::{Op, PreprocessConfig, Step};
 use super::dense::{DenseOp, IdOp};
 use super::layout::{Column, FeatureLayout, Kinds, SparseAt};
-use super::lists::{Cut, RowOp};
+use super::lists::RowOp;
 use super::pairs::{PairOp, Score};
 use super::per_value::{Chain, ValueOp};
 use super::problem::{Checked, Problem, StepLocation};
