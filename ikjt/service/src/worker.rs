@@ -337,7 +337,7 @@ impl Worker {
                 answer(body, async |question: CountSamples| {
                     let opened = self.jobs.opened(&question.job).await?;
                     let sampled = blocking(move || opened.reader.sample_counts(question.epoch)).await?;
-                    Ok(SampleCounts { sampled })
+                    Ok(SampleCounts { sampled: sampled.map(Arc::unwrap_or_clone) })
                 })
                 .await
             }

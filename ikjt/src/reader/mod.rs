@@ -247,7 +247,7 @@ impl Reader {
     ///
     /// See [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
-        let sampled = self.sampled_counts(epoch)?;
+        let sampled = self.sample_counts(epoch)?;
         let samples = |stream: usize| match &sampled {
             Some(sampled) => sampled[stream].iter().sum(),
             None => self.stream_samples(stream),
@@ -330,17 +330,6 @@ impl Reader {
     /// See [`resume`](Self::resume).
     pub fn sent_until(&self, position: &Position, horizon: Horizon) -> Result<Batches<SentBatch>> {
         self.start(position, horizon, 1)
-    }
-
-    /// Returns the number of samples that sampling keeps in an epoch, for each part of a row group that a stream
-    /// reads, `[streams][parts]` in the order of the files, or `None` without sampling. A preprocessing service sends
-    /// these counts to its clients.
-    ///
-    /// # Errors
-    ///
-    /// See [`plan`](Self::plan).
-    pub fn sample_counts(&self, epoch: u64) -> Result<Option<Vec<Vec<u64>>>> {
-        Ok(self.sampled_counts(epoch)?.map(|counts| counts.to_vec()))
     }
 
     /// Returns the interest that this reader registered with the [cache](crate::cache), if it has read with a cache.
@@ -459,7 +448,7 @@ impl Reader {
 
     /// Returns the orders of some streams in an epoch.
     fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize>) -> Result<Vec<StreamOrder>> {
-        let sampled = self.sampled_counts(epoch)?;
+        let sampled = self.sample_counts(epoch)?;
         let order = |stream: usize| {
             let items = self.streams[stream].iter().enumerate().map(|(number, part)| Item {
                 part: part.clone(),
@@ -470,8 +459,14 @@ impl Reader {
         Ok(wanted.map(order).collect())
     }
 
-    /// Returns the number of samples that sampling keeps in an epoch, `[streams][parts]`, or `None` without sampling.
-    fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
+    /// Returns the number of samples that sampling keeps in an epoch, for each part of a row group that a stream
+    /// reads, `[streams][parts]` in the order of the files, or `None` without sampling. A preprocessing service sends
+    /// these counts to its clients.
+    ///
+    /// # Errors
+    ///
+    /// See [`plan`](Self::plan).
+    pub fn sample_counts(&self, epoch: u64) -> Result<Option<Arc<Vec<Vec<u64>>>>> {
         let Some(sampler) = self.sampler() else { return Ok(None) };
         let of_epoch = {
             let mut known = locked(&self.sampled);
