@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, RecordBatchReader};
+use arrow::array::{
+    Array, ArrayRef, ArrowPrimitiveType, AsArray, RecordBatch, RecordBatchOptions, RecordBatchReader,
+};
 use arrow::buffer::ScalarBuffer;
 use arrow::compute::concat_batches;
 use arrow::datatypes::{FieldRef, Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
@@ -26,6 +28,9 @@ use super::row_group::RowGroup;
 use super::stages::Stages;
 use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
+
+/// A decoded column and its field.
+type Column = (FieldRef, ArrayRef);
 
 /// The configuration of decoding.
 #[derive(Debug)]
@@ -141,21 +146,17 @@ impl RowGroup {
         gathered: Gathered,
         decoding: &Decoding,
         stages: &Stages,
-    ) -> Result<RecordBatch> {
+    ) -> Result<Vec<Column>> {
         let Gathered { encoded, claims, decoded, missing } = gathered;
         let started = Instant::now();
-        let batch = self.decode_files(encoded)?;
+        let mut columns = self.decode_files(encoded)?;
         let took = started.elapsed() / u32::try_from(claims.len().max(1)).unwrap_or(u32::MAX);
         for claim in claims {
-            if let Some(column) = batch.column_by_name(&claim.chunk.column) {
-                let column = Arc::clone(column);
-                claim.fulfil(&column, took);
+            if let Some((_, column)) = columns.iter().find(|(field, _)| *field.name() == *claim.chunk.column)
+            {
+                claim.fulfil(column, took);
             }
         }
-        if decoded.is_empty() && missing.is_empty() {
-            return Ok(batch);
-        }
-        let (mut fields, mut arrays) = (batch.schema().fields().to_vec(), batch.columns().to_vec());
         let missing = missing.into_iter().map(|chunk| {
             let cached = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
             let column =
@@ -165,31 +166,29 @@ impl RowGroup {
         for (name, column) in decoded.into_iter().chain(missing.collect::<Result<Vec<_>>>()?) {
             let field = self.files.field(&name);
             let missing = || self.corrupt(&name, None, "it is missing".to_owned());
-            fields.push(Arc::clone(field.ok_or_else(missing)?));
-            arrays.push(column);
+            columns.push((Arc::clone(field.ok_or_else(missing)?), column));
         }
-        record_batch(fields, arrays, batch.num_rows())
+        Ok(columns)
     }
 
     /// Renames the columns to their names in the schema, and adds the wanted columns that the files lack.
-    fn in_schema(&self, columns: RecordBatch) -> Result<RecordBatch> {
-        let OpenFiles { lacking, changes, .. } = &*self.files;
-        if changes.is_none() {
-            return Ok(columns);
-        }
-        let rows = columns.num_rows();
-        let named = |field: &FieldRef| with_name(field, changes.in_schema(field.name()).unwrap_or_default());
-        let mut fields: Vec<FieldRef> = columns.schema_ref().fields().iter().map(named).collect();
-        let mut arrays = columns.columns().to_vec();
-        fields.extend(lacking.iter().cloned());
-        arrays.extend(lacking.iter().map(|field| missing_column(field, rows)));
-        record_batch(fields, arrays, rows)
+    fn in_schema(&self, columns: Vec<Column>) -> Result<RecordBatch> {
+        let OpenFiles { files, lacking, changes, .. } = &*self.files;
+        // Decoding has checked that every column has this number of rows.
+        let rows = files.first().map_or(0, |file| file.row_group(self.index).num_rows() as usize);
+        let named = |field: FieldRef| with_name(&field, changes.in_schema(field.name()).unwrap_or_default());
+        let columns = columns.into_iter().map(|(field, column)| (named(field), column));
+        let lacking = lacking.iter().map(|field| (Arc::clone(field), missing_column(field, rows)));
+        let (fields, arrays): (Vec<FieldRef>, Vec<ArrayRef>) = columns.chain(lacking).unzip();
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
+            .map_err(|error| Error::invariant("decoded columns", error.to_string()))
     }
 
     /// Reads and decodes one column on this thread.
     fn read_column(&self, name: &str, verify: bool, stages: &Stages) -> Result<ArrayRef> {
-        let batch = self.read_files(|file| file.mask(&[name]), verify, stages)?;
-        let column = batch.columns().first().cloned();
+        let columns = self.read_files(|file| file.mask(&[name]), verify, stages)?;
+        let column = columns.into_iter().next().map(|(_, column)| column);
         column.ok_or_else(|| self.corrupt(name, None, "it was not decoded".to_owned()))
     }
 
@@ -199,7 +198,7 @@ impl RowGroup {
         columns: impl Fn(&OpenFile) -> ProjectionMask,
         verify: bool,
         stages: &Stages,
-    ) -> Result<RecordBatch> {
+    ) -> Result<Vec<Column>> {
         let read = |file: &OpenFile| {
             let mask = columns(file);
             Ok(Encoded { ranges: file.read(&self.files.storage, self.index, &mask)?, mask })
@@ -233,21 +232,15 @@ impl RowGroup {
     }
 
     /// Decodes the columns of all files. `encoded` has an entry per file.
-    fn decode_files(&self, encoded: Vec<Encoded>) -> Result<RecordBatch> {
-        let mut batches = Vec::with_capacity(encoded.len());
+    fn decode_files(&self, encoded: Vec<Encoded>) -> Result<Vec<Column>> {
+        let mut columns = Vec::new();
         for (file, encoded) in self.files.files.iter().zip(encoded) {
-            batches.push(self.decode_columns(file, encoded)?);
+            columns.extend(self.decode_columns(file, encoded)?);
         }
-        if batches.len() == 1 {
-            return Ok(batches.remove(0));
-        }
-        let rows = batches.first().map_or(0, RecordBatch::num_rows);
-        let fields = batches.iter().flat_map(|batch| batch.schema_ref().fields().iter().cloned()).collect();
-        let arrays = batches.iter().flat_map(|batch| batch.columns().iter().cloned()).collect();
-        record_batch(fields, arrays, rows)
+        Ok(columns)
     }
 
-    fn decode_columns(&self, file: &OpenFile, encoded: Encoded) -> Result<RecordBatch> {
+    fn decode_columns(&self, file: &OpenFile, encoded: Encoded) -> Result<Vec<Column>> {
         guarded(&file.path, Some(self.index), || {
             let Encoded { ranges, mask } = encoded;
             let metadata = &file.footer.metadata;
@@ -256,14 +249,15 @@ impl RowGroup {
             let (lists, flat): (Vec<_>, Vec<_>) =
                 wanted.partition(|leaf| parquet.column(*leaf).max_rep_level() > 0);
             let flat = self.decode_flat(file, ranges.clone(), ProjectionMask::leaves(parquet, flat))?;
-            let (mut fields, mut arrays) = (flat.schema().fields().to_vec(), flat.columns().to_vec());
+            let mut columns: Vec<Column> =
+                flat.schema_ref().fields().iter().cloned().zip(flat.columns().iter().cloned()).collect();
             let ranges = Arc::new(ranges);
             for leaf in lists {
                 let field = &file.fields()[parquet.get_column_root_idx(leaf)];
-                arrays.push(Arc::new(read_lists(&ranges, file.row_group(self.index), leaf, field)?));
-                fields.push(Arc::clone(field));
+                let column = read_lists(&ranges, file.row_group(self.index), leaf, field)?;
+                columns.push((Arc::clone(field), Arc::new(column)));
             }
-            record_batch(fields, arrays, flat.num_rows()).map_err(|error| error.to_string())
+            Ok(columns)
         })
     }
 
@@ -358,10 +352,19 @@ impl RowGroup {
         }
     }
 
-    fn times(&self, columns: &RecordBatch) -> Result<ScalarBuffer<i64>> {
-        self.column(columns, TIME_COLUMN, |column| {
-            column.as_primitive_opt::<TimestampMicrosecondType>().map(|times| times.values().clone())
+    /// Returns the values of a column without nulls.
+    fn values<T: ArrowPrimitiveType>(
+        &self,
+        columns: &RecordBatch,
+        name: &str,
+    ) -> Result<ScalarBuffer<T::Native>> {
+        self.column(columns, name, |column| {
+            column.as_primitive_opt::<T>().map(|array| array.values().clone())
         })
+    }
+
+    fn times(&self, columns: &RecordBatch) -> Result<ScalarBuffer<i64>> {
+        self.values::<TimestampMicrosecondType>(columns, TIME_COLUMN)
     }
 
     /// Returns the labels, `[samples, labels]`; with `known` those of an earlier time, for samples of these times.
@@ -378,15 +381,10 @@ impl RowGroup {
         Ok(labels.into())
     }
 
-    fn floats(&self, columns: &RecordBatch, name: &str) -> Result<ScalarBuffer<f32>> {
-        self.column(columns, name, |column| {
-            column.as_primitive_opt::<Float32Type>().map(|floats| floats.values().clone())
-        })
-    }
-
     /// Returns float columns interleaved to `[rows, columns]`.
     fn row_major(&self, columns: &RecordBatch, names: &[String]) -> Result<ScalarBuffer<f32>> {
-        let sources = names.iter().map(|name| self.floats(columns, name)).collect::<Result<Vec<_>>>()?;
+        let sources = names.iter().map(|name| self.values::<Float32Type>(columns, name));
+        let sources = sources.collect::<Result<Vec<_>>>()?;
         if let [only] = sources.as_slice() {
             return Ok(only.clone());
         }
@@ -474,13 +472,6 @@ impl Decoded {
         });
         blocks.collect()
     }
-}
-
-/// Creates a record batch of `rows` rows, which may have no columns.
-fn record_batch(fields: Vec<FieldRef>, arrays: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
-    let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
-        .map_err(|error| Error::invariant("decoded columns", error.to_string()))
 }
 
 fn session_ids(columns: &RecordBatch) -> ScalarBuffer<i64> {
