@@ -12,7 +12,7 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::{FieldRef, Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
 use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
 use onefold_datasets::{
-    FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, Schema, TIME_COLUMN, missing_column, with_name,
+    FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, TIME_COLUMN, missing_column, with_name,
 };
 use onefold_storage::Ranges;
 use parquet::arrow::ProjectionMask;
@@ -20,37 +20,17 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::ChunkReader;
 
 use super::budget::Reservation;
-use super::columns::{Cached, Encoded, Gathered};
+use super::columns::{Encoded, Gathered};
 use super::file::{OpenFile, OpenFiles, guarded};
 use super::known_labels::KnownLabels;
 use super::lists::read_lists;
+use super::recipe::{Epoch, Recipe};
 use super::row_group::RowGroup;
 use super::stages::Stages;
-use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
 /// A decoded column and its field.
 type Column = (FieldRef, ArrayRef);
-
-/// The configuration of decoding.
-#[derive(Debug)]
-pub(super) struct Decoding {
-    pub(super) layout: Layout,
-    pub(super) schema: Schema,
-    pub(super) sessions: bool,
-    pub(super) timestamps: bool,
-    /// The labels of an earlier time, if these are read. They need timestamps.
-    pub(super) known_labels: Option<KnownLabels>,
-    /// The kept columns of batches.
-    pub(super) kept: Vec<KeptColumn>,
-    /// The preprocessing steps, some of which may drop samples.
-    pub(super) preprocessor: Option<Arc<Preprocessor>>,
-    pub(super) epoch: u64,
-    /// Whether the bytes of columns are compared with their checksums.
-    pub(super) verify: bool,
-    /// The cache, if there is one, which also coordinates decoding with other readers.
-    pub(super) cached: Option<Cached>,
-}
 
 /// A decoded row group.
 #[derive(Debug)]
@@ -84,20 +64,21 @@ impl RowGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if the bytes do not decode to the columns that `decoding` expects. The error names the
+    /// [`Error::Corrupt`] if the bytes do not decode to the columns of the schema. The error names the
     /// column and, if it is known, the row.
     pub(super) fn decode(
         self,
         gathered: Gathered,
-        decoding: &Decoding,
+        epoch: &Epoch,
         mut reservation: Reservation,
         stages: &Stages,
     ) -> Result<Decoded> {
-        if decoding.verify {
+        let recipe = &*epoch.recipe;
+        if recipe.checks.verify {
             self.verify(&gathered.encoded, stages)?;
         }
         let started = Instant::now();
-        let columns = match self.decode_gathered(gathered, decoding, stages) {
+        let columns = match self.decode_gathered(gathered, epoch, stages) {
             Ok(columns) => self.in_schema(columns)?,
             Err(error @ Error::Corrupt { column: None, .. }) => {
                 return Err(self.find_damage().unwrap_or(error));
@@ -106,12 +87,11 @@ impl RowGroup {
         };
         stages.add(|figures| &mut figures.decode_seconds, started);
         let started = Instant::now();
-        let mut batch = self.to_batch(&columns, decoding)?;
-        let mut sessions = decoding.sessions.then(|| session_ids(&columns));
+        let mut batch = self.to_batch(&columns, recipe)?;
+        let mut sessions = recipe.options.shuffle.is_some().then(|| session_ids(&columns));
         drop(columns);
-        let sampler = decoding.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler());
-        let sampled = sampler.map(|sampler| {
-            let (rows, left) = sampler.run(&batch, decoding.epoch, self.first);
+        let sampled = recipe.sampler().map(|sampler| {
+            let (rows, left) = sampler.run(&batch, epoch.number, self.first);
             batch = left;
             sessions = sessions.take().map(|all| rows.iter().map(|row| all[*row as usize]).collect());
             rows
@@ -141,12 +121,7 @@ impl RowGroup {
     }
 
     /// Returns all columns: decodes the encoded ones, and adds those that were decoded by others or are cached.
-    fn decode_gathered(
-        &self,
-        gathered: Gathered,
-        decoding: &Decoding,
-        stages: &Stages,
-    ) -> Result<Vec<Column>> {
+    fn decode_gathered(&self, gathered: Gathered, epoch: &Epoch, stages: &Stages) -> Result<Vec<Column>> {
         let Gathered { encoded, claims, decoded, missing } = gathered;
         let started = Instant::now();
         let mut columns = self.decode_files(encoded)?;
@@ -158,9 +133,9 @@ impl RowGroup {
             }
         }
         let missing = missing.into_iter().map(|chunk| {
-            let cached = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
-            let column =
-                cached.map_or_else(|| self.read_column(&chunk.column, decoding.verify, stages), Ok)?;
+            let cached = epoch.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
+            let column = cached
+                .map_or_else(|| self.read_column(&chunk.column, epoch.recipe.checks.verify, stages), Ok)?;
             Ok((chunk.column, column))
         });
         for (name, column) in decoded.into_iter().chain(missing.collect::<Result<Vec<_>>>()?) {
@@ -303,15 +278,15 @@ impl RowGroup {
         })
     }
 
-    fn to_batch(&self, columns: &RecordBatch, decoding: &Decoding) -> Result<Batch> {
-        let schema = &decoding.schema;
-        let groups = schema.groups.iter().map(|group| match decoding.layout {
+    fn to_batch(&self, columns: &RecordBatch, recipe: &Recipe) -> Result<Batch> {
+        let schema = &recipe.schema;
+        let groups = schema.groups.iter().map(|group| match recipe.layout {
             Layout::Folded if group.deduplicated => self.unfold(columns, group),
             Layout::Rows | Layout::Folded => self.plain_group(columns, group),
         });
         let groups = groups.collect::<Result<_>>()?;
-        let timestamps = decoding.timestamps.then(|| self.times(columns)).transpose()?;
-        let known = decoding.known_labels.as_ref().zip(timestamps.as_deref());
+        let timestamps = recipe.options.timestamps.then(|| self.times(columns)).transpose()?;
+        let known = recipe.known_labels.as_ref().zip(timestamps.as_deref());
         let weights = schema.weight.as_slice();
         Batch::try_new(BatchParts {
             size: columns.num_rows(),
@@ -319,7 +294,7 @@ impl RowGroup {
             labels: self.labels(columns, &schema.labels, known)?,
             weights: if weights.is_empty() { None } else { Some(self.row_major(columns, weights)?) },
             timestamps,
-            kept: decoding.kept.iter().map(|column| self.kept(columns, column)).collect::<Result<_>>()?,
+            kept: recipe.kept.iter().map(|column| self.kept(columns, column)).collect::<Result<_>>()?,
             groups,
         })
     }

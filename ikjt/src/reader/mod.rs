@@ -54,6 +54,7 @@ mod pipeline;
 mod plan;
 mod position;
 mod promise;
+mod recipe;
 mod remote;
 mod row_group;
 mod selection;
@@ -66,20 +67,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use onefold_base::sync::locked;
-use onefold_datasets::{KeptColumn, SESSION_COLUMN, Schema, Snapshot};
+use onefold_datasets::{SESSION_COLUMN, Schema, Snapshot};
 
 use self::budget::Account;
 use self::columns::Cached;
-use self::convert::Conversion;
-use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
 use self::known_labels::KnownLabels;
-use self::need::sample_bytes;
 use self::order::{Item, Part, StreamOrder};
 use self::output::{Output, Packing};
 use self::pipeline::{Scheduler, Turns, Work};
 use self::plan::{Counts, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
+use self::recipe::{Epoch, Recipe};
 use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
 use self::selection::{kept_columns, project};
 use self::stages::Stages;
@@ -110,17 +109,7 @@ const COUNTED_EPOCHS: usize = 4;
 #[derive(Debug)]
 pub struct Reader {
     snapshot: Snapshot,
-    /// The schema of the columns that are read.
-    source_schema: Schema,
-    /// The kept columns of batches.
-    kept_columns: Vec<KeptColumn>,
-    /// The schema of the batches.
-    schema: Schema,
-    preprocessor: Option<Arc<Preprocessor>>,
-    /// The labels of an earlier time, if these are read.
-    known_labels: Option<KnownLabels>,
-    options: ReaderOptions,
-    checks: Arc<Checks>,
+    recipe: Arc<Recipe>,
     rank: Rank,
     workers: Workers,
     chosen: Arc<Vec<Chosen>>,
@@ -158,20 +147,16 @@ impl Reader {
             Tail::Short if samples > 0 => options.global_batch_size.min(most),
             Tail::Short | Tail::Drop => options.global_batch_size,
         };
-        let kept_columns = kept_columns(&snapshot.schema, &options.kept)?;
-        let source_schema = Schema {
-            kept: kept_columns.iter().filter(|column| column.name != SESSION_COLUMN).cloned().collect(),
+        let kept = kept_columns(&snapshot.schema, &options.kept)?;
+        let schema = Schema {
+            kept: kept.iter().filter(|column| column.name != SESSION_COLUMN).cloned().collect(),
             ..project(&snapshot.schema, options.features.as_deref())?
         };
-        let preprocessor = match &options.preprocess {
-            None => None,
-            Some(config) => Some(Arc::new(Preprocessor::try_new(config, &source_schema)?)),
-        };
-        let schema = preprocessor.as_ref().map_or(&source_schema, |p| p.schema()).clone();
-        checks.check_names(&schema)?;
-        let needs_timestamps =
-            preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
-        let known_labels = options.labels_as_of.map(|at| KnownLabels::new(&source_schema, at)).transpose()?;
+        let preprocessor = options.preprocess.as_ref();
+        let preprocessor = preprocessor.map(|config| Preprocessor::try_new(config, &schema)).transpose()?;
+        checks.check_names(preprocessor.as_ref().map_or(&schema, Preprocessor::schema))?;
+        let needs_timestamps = preprocessor.as_ref().is_some_and(Preprocessor::needs_timestamps);
+        let known_labels = options.labels_as_of.map(|at| KnownLabels::new(&schema, at)).transpose()?;
         let options = ReaderOptions {
             global_batch_size,
             timestamps: options.timestamps || needs_timestamps || known_labels.is_some(),
@@ -183,7 +168,7 @@ impl Reader {
         let streams = stream_parts(&chosen, snapshot.buckets, number_of_streams);
         let input = match location {
             Location::Storage(storage) => {
-                let columns = (&snapshot, &source_schema);
+                let columns = (&snapshot, &schema);
                 let how = (&options, checks.verify);
                 Input::Files(Arc::new(Files::new(*storage, Arc::clone(&chosen), columns, how, workers)))
             }
@@ -192,15 +177,11 @@ impl Reader {
                 Input::Source(source, Arc::new(Asked { identity, options, rank }))
             }
         };
+        let layout = snapshot.layout;
+        let recipe = Recipe { layout, schema, kept, known_labels, preprocessor, options, checks };
         Ok(Self {
             snapshot,
-            source_schema,
-            kept_columns,
-            schema,
-            preprocessor,
-            known_labels,
-            options,
-            checks: Arc::new(checks),
+            recipe: Arc::new(recipe),
             rank,
             workers: workers.clone(),
             chosen,
@@ -225,7 +206,7 @@ impl Reader {
     /// Returns the schema of the batches: the dataset's schema without the features and kept columns that are not
     /// read, as changed by preprocessing.
     pub fn schema(&self) -> &Schema {
-        &self.schema
+        self.recipe.output()
     }
 
     /// Returns the number of samples that this rank reads in an epoch, including samples that `sampling` drops and
@@ -253,7 +234,7 @@ impl Reader {
             None => self.stream_samples(stream),
         };
         let of_stream = |stream: usize| (samples(stream), self.samples_of_step(stream));
-        Ok(order::steps((0..self.streams.len()).map(of_stream), self.options.tail))
+        Ok(order::steps((0..self.streams.len()).map(of_stream), self.recipe.options.tail))
     }
 
     /// Returns the plan of an epoch, for all ranks.
@@ -347,8 +328,8 @@ impl Reader {
         }
         let orders = self.orders(position.epoch, self.own_streams())?;
         let each: Vec<u64> = self.own_streams().map(|stream| self.samples_of_step(stream)).collect();
-        let widths = (self.schema.dense.len(), self.schema.labels.len());
-        let packing = Packing { widths, overlaps: self.options.dedupe == Dedupe::Window };
+        let widths = (self.schema().dense.len(), self.schema().labels.len());
+        let packing = Packing { widths, overlaps: self.recipe.options.dedupe == Dedupe::Window };
         match &self.input {
             Input::Files(files) => {
                 let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
@@ -380,16 +361,13 @@ impl Reader {
                     epoch: if self.repeats() { 0 } else { position.epoch },
                     pass: position.epoch,
                     steps: position.step..steps.min(horizon.step()),
-                    block_steps: block_steps(&orders, &each, self.options.shuffle),
+                    block_steps: block_steps(&orders, &each, self.recipe.options.shuffle),
                     row_groups: row_groups_by_step(&self.chosen, &orders, &each),
                     batch_bytes: self.expected_batch_bytes(),
                     memory: 0,
                 };
-                let expected = Expected {
-                    schema: self.schema.clone(),
-                    checks: Arc::clone(&self.checks),
-                    most_samples: each.iter().sum(),
-                };
+                let (recipe, most_samples) = (Arc::clone(&self.recipe), each.iter().sum());
+                let expected = Expected { recipe, most_samples };
                 let (source, asked) = (Arc::clone(source), Arc::clone(asked));
                 let workers = self.workers.clone();
                 let remote = Remote { source, asked, wanted, workers, expected, packing, every };
@@ -409,13 +387,13 @@ impl Reader {
 
     /// Returns the position before the first step of an epoch.
     pub fn position(&self, epoch: u64) -> Position {
-        let options = &self.options;
+        let options = &self.recipe.options;
         Position {
             format_version: POSITION_VERSION,
             dataset: self.snapshot.dataset.clone(),
             snapshot: self.snapshot.snapshot,
             partitions: options.partitions.to_string(),
-            sampling: self.sampler().map(Sampler::to_string).unwrap_or_default(),
+            sampling: self.recipe.sampler().map(Sampler::to_string).unwrap_or_default(),
             shuffle: options.shuffle,
             streams: self.streams.len(),
             global_batch_size: options.global_batch_size,
@@ -437,13 +415,8 @@ impl Reader {
 
     /// Returns the number of samples that a stream contributes to a step.
     fn samples_of_step(&self, stream: usize) -> u64 {
-        let (streams, size) = (self.streams.len(), self.options.global_batch_size);
+        let (streams, size) = (self.streams.len(), self.recipe.options.global_batch_size);
         order::samples_of_step(stream, streams, self.snapshot.buckets, size)
-    }
-
-    /// Returns the sampler, if samples are dropped.
-    fn sampler(&self) -> Option<&Sampler> {
-        self.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler())
     }
 
     /// Returns the orders of some streams in an epoch.
@@ -454,7 +427,7 @@ impl Reader {
                 part: part.clone(),
                 samples: sampled.as_ref().map_or(part.len(), |sampled| sampled[stream][number]),
             });
-            StreamOrder::new(items.collect(), self.options.shuffle, epoch, stream)
+            StreamOrder::new(items.collect(), self.recipe.options.shuffle, epoch, stream)
         };
         Ok(wanted.map(order).collect())
     }
@@ -467,7 +440,7 @@ impl Reader {
     ///
     /// See [`plan`](Self::plan).
     pub fn sample_counts(&self, epoch: u64) -> Result<Option<Arc<Vec<Vec<u64>>>>> {
-        let Some(sampler) = self.sampler() else { return Ok(None) };
+        let Some(sampler) = self.recipe.sampler() else { return Ok(None) };
         let of_epoch = {
             let mut known = locked(&self.sampled);
             match known.iter().find(|(of, _)| *of == epoch) {
@@ -485,7 +458,7 @@ impl Reader {
         }
         let sampled = Arc::new(match &self.input {
             Input::Files(files) => {
-                let labels = (&self.source_schema.labels[..], self.known_labels.as_ref());
+                let labels = (&self.recipe.schema.labels[..], self.recipe.known_labels.as_ref());
                 sampled_counts(files, &self.streams, sampler, labels, epoch, &self.workers.pool)?
             }
             Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
@@ -531,7 +504,7 @@ impl Reader {
         });
         let shares: HashMap<_, _> = shares.collect();
         // Each stream still needs its current row group and the row groups that a shuffle mixes with it.
-        let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
+        let mixed = self.recipe.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
         let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / shares.len().max(1) as f32;
         // The cache identifies columns by their names in the files.
         let mut columns = files.columns.wanted.clone();
@@ -542,39 +515,21 @@ impl Reader {
 
     /// Returns whether all epochs have the same batches.
     fn repeats(&self) -> bool {
-        self.options.shuffle.is_none() && self.sampler().is_none()
+        self.recipe.options.shuffle.is_none() && self.recipe.sampler().is_none()
     }
 
     fn work(&self, files: &Files, epoch: u64, cached: Option<Cached>) -> Work {
-        let options = &self.options;
-        let memory_limit = self.workers.memory_limit();
-        let decoding = Arc::new(Decoding {
-            layout: self.snapshot.layout,
-            schema: self.source_schema.clone(),
-            sessions: options.shuffle.is_some(),
-            timestamps: options.timestamps,
-            known_labels: self.known_labels.clone(),
-            kept: self.kept_columns.clone(),
-            preprocessor: self.preprocessor.clone(),
-            epoch,
-            verify: self.checks.verify,
-            cached,
-        });
+        let recipe = Arc::clone(&self.recipe);
         Work {
             workers: self.workers.clone(),
             account: Account::open(&self.workers.budget),
-            conversion: Arc::new(Conversion {
-                decoding,
-                dedupe: options.dedupe,
-                sample_bytes: sample_bytes(&self.source_schema),
-                checks: Arc::clone(&self.checks),
-            }),
+            epoch: Arc::new(Epoch { recipe, number: epoch, cached }),
             stages: Arc::new(Stages::default()),
             reads_ahead: if files.storage.has_latency() { REMOTE_READS_AHEAD } else { 1 },
             headroom: self
                 .expected_batch_bytes()
                 .saturating_mul(self.workers.threads() as u64 + 1)
-                .min(memory_limit / 3),
+                .min(self.workers.memory_limit() / 3),
         }
     }
 }

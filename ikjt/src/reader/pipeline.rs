@@ -16,7 +16,7 @@ use onefold_base::fault::{Fault, option, text};
 use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
-use super::convert::{Conversion, Pieces};
+use super::convert::Pieces;
 use super::decode::Decoded;
 use super::file::OpenFiles;
 use super::files::Opener;
@@ -24,6 +24,7 @@ use super::order::Item;
 use super::output::{Output, Packing};
 use super::position::{Position, Share};
 use super::promise::{Promise, fulfilled, promise};
+use super::recipe::Epoch;
 use super::row_group::RowGroup;
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
@@ -81,7 +82,7 @@ impl Waited {
 pub(super) struct Work {
     pub(super) workers: Workers,
     pub(super) account: Arc<Account>,
-    pub(super) conversion: Arc<Conversion>,
+    pub(super) epoch: Arc<Epoch>,
     pub(super) stages: Arc<Stages>,
     /// The number of row groups that may be read from storage while the threads decode others.
     pub(super) reads_ahead: usize,
@@ -445,15 +446,15 @@ impl Scheduler {
     /// Starts reading a row group. A thread of the pool decodes it when its bytes have arrived.
     fn start_decoding(&self, row_group: RowGroup, reservation: Reservation) -> Result<Promise<Decoded>> {
         let (sender, promise) = sync_channel(1);
-        let (decoding, stages) = (Arc::clone(&self.work.conversion.decoding), Arc::clone(&self.work.stages));
+        let (epoch, stages) = (Arc::clone(&self.work.epoch), Arc::clone(&self.work.stages));
         let (pool, account) = (Arc::clone(&self.work.workers.pool), Arc::clone(&self.work.account));
-        let cached = decoding.cached.clone();
+        let cached = epoch.cached.clone();
         row_group.clone().gather(cached.as_ref(), &self.work.stages, move |gathered| {
             pool.spawn(move || {
                 let decoded = account
                     .check_open()
                     .and(gathered)
-                    .and_then(|gathered| row_group.decode(gathered, &decoding, reservation, &stages));
+                    .and_then(|gathered| row_group.decode(gathered, &epoch, reservation, &stages));
                 // Sending fails if the caller no longer waits.
                 let _ = sender.send(decoded);
             });
@@ -462,7 +463,7 @@ impl Scheduler {
     }
 
     fn send<T: Output>(&mut self, pieces: Pieces, queue: &Queue<T>) -> Result<(), Stop> {
-        let bytes = self.work.conversion.batch_bytes(&pieces, u64::from(T::COPIED));
+        let bytes = self.work.epoch.batch_bytes(&pieces, u64::from(T::COPIED));
         let budget = self.work.account.budget();
         if bytes > budget.total() {
             let samples: usize = pieces.iter().map(|(_, rows)| rows.len()).sum();
@@ -470,11 +471,11 @@ impl Scheduler {
             return Err(too_large(&what, (bytes, bytes), budget, ", or take smaller batches").into());
         }
         let Some(mut reservation) = self.work.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
-        let (conversion, stages) = (Arc::clone(&self.work.conversion), Arc::clone(&self.work.stages));
+        let (epoch, stages) = (Arc::clone(&self.work.epoch), Arc::clone(&self.work.stages));
         let (account, packing) = (Arc::clone(&self.work.account), self.packing);
         let promise = promise(&self.work.workers.pool, move || {
             account.check_open()?;
-            let (made, bytes, shared) = T::make(&conversion, pieces, packing, &stages)?;
+            let (made, bytes, shared) = T::make(&epoch, pieces, packing, &stages)?;
             reservation.resize(bytes);
             Ok((made, shared, reservation))
         });

@@ -3,10 +3,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use onefold_datasets::Schema;
-
 use super::budget::Account;
-use super::checks::Checks;
 use super::convert::Pieces;
 use super::files::Chosen;
 use super::order::{Item, StreamOrder};
@@ -14,6 +11,7 @@ use super::output::{Output, Packing};
 use super::pipeline::{Batches, Queue, Turns, Waited};
 use super::position::{Position, Shuffle};
 use super::promise::promise;
+use super::recipe::Recipe;
 use super::source::{Asked, Source, Wanted};
 use super::stages::Stages;
 use super::workers::Workers;
@@ -74,8 +72,7 @@ pub(super) struct Remote {
 /// The requirements on batches from another process.
 #[derive(Debug)]
 pub(super) struct Expected {
-    pub(super) schema: Schema,
-    pub(super) checks: Arc<Checks>,
+    pub(super) recipe: Arc<Recipe>,
     /// The maximal number of samples of a batch.
     pub(super) most_samples: u64,
 }
@@ -130,8 +127,9 @@ impl Expected {
     ///
     /// [`Error::Fault`] if it is not a batch of the schema, or does not pass the checks.
     fn batch(&self, packed: &PackedBatch) -> Result<Batch> {
+        let (schema, checks) = (self.recipe.output(), &self.recipe.checks);
         let check = |batch: Batch| match batch.size() as u64 <= self.most_samples {
-            true => batch.check_schema(&self.schema, self.schema.weight.is_some()).map(|()| batch),
+            true => batch.check_schema(schema, schema.weight.is_some()).map(|()| batch),
             false => {
                 let (size, most) = (batch.size(), self.most_samples);
                 let message = format!("it says that it has {size} samples, of at most {most}");
@@ -139,7 +137,7 @@ impl Expected {
             }
         };
         let batch = packed.unpack().and_then(check).map_err(|error| Error::wrong_batch(&error))?;
-        self.checks.run(&batch, &self.schema.labels, |_| None)?;
+        checks.run(&batch, &schema.labels, |_| None)?;
         Ok(batch)
     }
 }
