@@ -75,13 +75,12 @@ use self::files::{Chosen, Files, Opener, choose};
 use self::known_labels::KnownLabels;
 use self::order::{Item, Part, StreamOrder};
 use self::output::{Output, Packing};
-use self::pipeline::{Scheduler, Turns, Work};
+use self::pipeline::{Scheduler, Turns};
 use self::plan::{Counts, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::recipe::{Epoch, Recipe};
 use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
 use self::selection::{kept_columns, project};
-use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
 use crate::cache::Interest;
 use crate::preprocess::{Preprocessor, Sampler};
@@ -332,18 +331,25 @@ impl Reader {
         let packing = Packing { widths, overlaps: self.recipe.options.dedupe == Dedupe::Window };
         match &self.input {
             Input::Files(files) => {
-                let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
+                let cached = self.cached(files, position.epoch, &orders);
+                let recipe = Arc::clone(&self.recipe);
                 let streams = orders.into_iter().zip(each);
                 let streams: Vec<Stream> =
                     streams.map(|(order, each)| Stream::new(order, each, position.step)).collect();
+                let (workers, account) = (self.workers.clone(), Account::open(&self.workers.budget));
                 let opener = Opener::new(
                     Arc::clone(files),
                     files_by_first_use(&streams),
                     streams.len() + 1,
-                    (&work.workers, &work.account),
+                    (&workers, &account),
                 );
                 let scheduler = Scheduler {
-                    work,
+                    workers,
+                    account,
+                    epoch: Arc::new(Epoch { recipe, number: position.epoch, cached }),
+                    stages: Arc::default(),
+                    reads_ahead: if files.storage.has_latency() { REMOTE_READS_AHEAD } else { 1 },
+                    headroom: self.headroom(),
                     opener,
                     streams,
                     share: self.rank.share(self.streams.len()),
@@ -516,20 +522,5 @@ impl Reader {
     /// Returns whether all epochs have the same batches.
     fn repeats(&self) -> bool {
         self.recipe.options.shuffle.is_none() && self.recipe.sampler().is_none()
-    }
-
-    fn work(&self, files: &Files, epoch: u64, cached: Option<Cached>) -> Work {
-        let recipe = Arc::clone(&self.recipe);
-        Work {
-            workers: self.workers.clone(),
-            account: Account::open(&self.workers.budget),
-            epoch: Arc::new(Epoch { recipe, number: epoch, cached }),
-            stages: Arc::new(Stages::default()),
-            reads_ahead: if files.storage.has_latency() { REMOTE_READS_AHEAD } else { 1 },
-            headroom: self
-                .expected_batch_bytes()
-                .saturating_mul(self.workers.threads() as u64 + 1)
-                .min(self.workers.memory_limit() / 3),
-        }
     }
 }

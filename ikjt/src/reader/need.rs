@@ -34,6 +34,12 @@ impl Reader {
         Ok(decoded.saturating_add(self.expected_batch_bytes().saturating_mul(BATCHES)))
     }
 
+    /// Returns the bytes that reading ahead leaves free for batches.
+    pub(super) fn headroom(&self) -> u64 {
+        let batches = self.workers.threads() as u64 + 1;
+        self.expected_batch_bytes().saturating_mul(batches).min(self.workers.memory_limit() / 3)
+    }
+
     /// Returns the bytes of an average batch of this rank in which every sample stores its own lists.
     pub(super) fn expected_batch_bytes(&self) -> u64 {
         let statistics = &self.snapshot.statistics;

@@ -77,19 +77,6 @@ impl Waited {
     }
 }
 
-/// The state that the threads of an epoch share.
-#[derive(Debug, Clone)]
-pub(super) struct Work {
-    pub(super) workers: Workers,
-    pub(super) account: Arc<Account>,
-    pub(super) epoch: Arc<Epoch>,
-    pub(super) stages: Arc<Stages>,
-    /// The number of row groups that may be read from storage while the threads decode others.
-    pub(super) reads_ahead: usize,
-    /// The number of bytes that reading ahead leaves free for batches.
-    pub(super) headroom: u64,
-}
-
 /// The steps that one of several processes delivers when they take turns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turns {
@@ -135,7 +122,7 @@ impl<T: Send + 'static> Batches<T> {
     where
         T: Output,
     {
-        let Work { workers, account, stages, .. } = &scheduler.work;
+        let Scheduler { workers, account, stages, .. } = &scheduler;
         let (room, shared) = (2 * workers.threads(), (Arc::clone(account), Arc::clone(stages)));
         let (every, steps) = (scheduler.turns.every, scheduler.steps);
         let run = |queue: Queue<T>, _| scheduler.run(&queue);
@@ -271,7 +258,14 @@ impl<T> Drop for Batches<T> {
 
 /// The thread of an epoch that keeps row groups in decoding and cuts batches.
 pub(super) struct Scheduler {
-    pub(super) work: Work,
+    pub(super) workers: Workers,
+    pub(super) account: Arc<Account>,
+    pub(super) epoch: Arc<Epoch>,
+    pub(super) stages: Arc<Stages>,
+    /// The number of row groups that may be read from storage while the threads decode others.
+    pub(super) reads_ahead: usize,
+    /// The number of bytes that reading ahead leaves free for batches.
+    pub(super) headroom: u64,
     pub(super) opener: Opener,
     pub(super) streams: Vec<Stream>,
     /// This rank's part of what each stream contributes to a step.
@@ -315,7 +309,7 @@ impl Scheduler {
     /// Sends promises until the epoch ends or the caller stops taking them.
     fn run<T: Output>(mut self, queue: &Queue<T>) {
         if let Err(Stop::Failed(error)) = self.deliver(queue) {
-            let _ = queue.send(promise(&self.work.workers.pool, move || Err(error)));
+            let _ = queue.send(promise(&self.workers.pool, move || Err(error)));
         }
     }
 
@@ -367,7 +361,7 @@ impl Scheduler {
         if self.streams[needed].in_decoding() == 0 {
             self.begin(needed, true)?;
         }
-        let ahead = self.work.workers.threads().saturating_add(self.work.reads_ahead);
+        let ahead = self.workers.threads().saturating_add(self.reads_ahead);
         let mut stalled = vec![false; self.streams.len()];
         while self.streams.iter().map(Stream::in_decoding).sum::<usize>() < ahead {
             let can =
@@ -404,7 +398,7 @@ impl Scheduler {
         };
         let row_group = RowGroup { files, index: part.row_group, first: part.first };
         let bytes = row_group.decoding_bytes();
-        let reservation = match self.work.account.try_reserve(bytes, self.work.headroom) {
+        let reservation = match self.account.try_reserve(bytes, self.headroom) {
             Some(reservation) => reservation,
             None if must => self.reserve(&row_group, bytes)?,
             None => return Ok(Begun::NoRoom),
@@ -431,13 +425,13 @@ impl Scheduler {
 
     /// Reserves memory for a row group that must come next.
     fn reserve(&self, row_group: &RowGroup, bytes: u64) -> Result<Reservation, Stop> {
-        match self.work.account.reserve(bytes) {
+        match self.account.reserve(bytes) {
             Granted::Yes(reservation) => Ok(reservation),
             Granted::Never { total } => {
                 let RowGroup { files, index, .. } = row_group;
                 let what = format!("decoding row group {index} of `{}`", files.path.display());
                 let hint = ", read fewer features, or take smaller batches or a shuffle of fewer row groups";
-                Err(too_large(&what, (bytes, total), self.work.account.budget(), hint).into())
+                Err(too_large(&what, (bytes, total), self.account.budget(), hint).into())
             }
             Granted::Closed => Err(Stop::Gone),
         }
@@ -446,10 +440,10 @@ impl Scheduler {
     /// Starts reading a row group. A thread of the pool decodes it when its bytes have arrived.
     fn start_decoding(&self, row_group: RowGroup, reservation: Reservation) -> Result<Promise<Decoded>> {
         let (sender, promise) = sync_channel(1);
-        let (epoch, stages) = (Arc::clone(&self.work.epoch), Arc::clone(&self.work.stages));
-        let (pool, account) = (Arc::clone(&self.work.workers.pool), Arc::clone(&self.work.account));
+        let (epoch, stages) = (Arc::clone(&self.epoch), Arc::clone(&self.stages));
+        let (pool, account) = (Arc::clone(&self.workers.pool), Arc::clone(&self.account));
         let cached = epoch.cached.clone();
-        row_group.clone().gather(cached.as_ref(), &self.work.stages, move |gathered| {
+        row_group.clone().gather(cached.as_ref(), &self.stages, move |gathered| {
             pool.spawn(move || {
                 let decoded = account
                     .check_open()
@@ -463,17 +457,17 @@ impl Scheduler {
     }
 
     fn send<T: Output>(&mut self, pieces: Pieces, queue: &Queue<T>) -> Result<(), Stop> {
-        let bytes = self.work.epoch.batch_bytes(&pieces, u64::from(T::COPIED));
-        let budget = self.work.account.budget();
+        let bytes = self.epoch.batch_bytes(&pieces, u64::from(T::COPIED));
+        let budget = self.account.budget();
         if bytes > budget.total() {
             let samples: usize = pieces.iter().map(|(_, rows)| rows.len()).sum();
             let what = format!("a batch of {samples} samples");
             return Err(too_large(&what, (bytes, bytes), budget, ", or take smaller batches").into());
         }
-        let Some(mut reservation) = self.work.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
-        let (epoch, stages) = (Arc::clone(&self.work.epoch), Arc::clone(&self.work.stages));
-        let (account, packing) = (Arc::clone(&self.work.account), self.packing);
-        let promise = promise(&self.work.workers.pool, move || {
+        let Some(mut reservation) = self.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
+        let (epoch, stages) = (Arc::clone(&self.epoch), Arc::clone(&self.stages));
+        let (account, packing) = (Arc::clone(&self.account), self.packing);
+        let promise = promise(&self.workers.pool, move || {
             account.check_open()?;
             let (made, bytes, shared) = T::make(&epoch, pieces, packing, &stages)?;
             reservation.resize(bytes);
