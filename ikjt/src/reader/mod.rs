@@ -79,7 +79,7 @@ use self::pipeline::{Scheduler, Turns};
 use self::plan::{Counts, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::recipe::{Epoch, Recipe};
-use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
+use self::remote::{Remote, block_steps, row_groups_by_step};
 use self::selection::{kept_columns, project};
 use self::stream::{Stream, files_by_first_use};
 use crate::cache::Interest;
@@ -373,10 +373,9 @@ impl Reader {
                     memory: 0,
                 };
                 let (recipe, most_samples) = (Arc::clone(&self.recipe), each.iter().sum());
-                let expected = Expected { recipe, most_samples };
                 let (source, asked) = (Arc::clone(source), Arc::clone(asked));
                 let workers = self.workers.clone();
-                let remote = Remote { source, asked, wanted, workers, expected, packing, every };
+                let remote = Remote { source, asked, wanted, workers, recipe, most_samples, packing, every };
                 remote.start(position.clone(), steps)
             }
         }
