@@ -145,7 +145,7 @@ impl Blocks {
     /// there.
     pub(crate) fn read(self: &Arc<Self>, mut request: Request<OfBlock>) -> Subscription {
         let id = self.event(|state| {
-            let block = &request.block;
+            let block = &request.ticket.block;
             if request.cached.is_none() && !state.schedule.has(block) && !self.cache.has_on_disk(block) {
                 request.cached = self.cache.take_block(block).and_then(|parts| messages(block, &parts));
             }

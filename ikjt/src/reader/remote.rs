@@ -114,8 +114,8 @@ impl Remote {
 }
 
 impl Recipe {
-    /// Unpacks and checks a batch from another process. The number of samples must be checked, because a batch without features can claim
-    /// any number.
+    /// Unpacks and checks a batch from another process. The number of samples must be checked, because a batch without
+    /// features can claim any number.
     ///
     /// # Errors
     ///
