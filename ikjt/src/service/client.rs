@@ -1,6 +1,6 @@
 //! Requests to the processes of a service, which are repeated until there is an answer.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_flight::FlightData;
@@ -26,32 +26,24 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 pub(super) struct Service {
     address: ServiceAddress,
     network: Network,
-    /// The dataset's location from the view of the workers.
-    location: OnceLock<String>,
 }
 
 impl Service {
-    /// Connects to the service at `address`, and waits for an answer of its master.
+    /// Connects to the service at `address`, and waits for its master to name the location of the dataset from the view of
+    /// the workers.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`] if it does not answer, or refuses this client.
-    pub(super) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
+    pub(super) fn connect(address: ServiceAddress) -> Result<(Arc<Self>, String)> {
         let security = Security::of_environment()?;
         let service = Arc::new(Self {
             network: Network::new(&security, address.secure)?.compressed(address.compressed),
-            location: OnceLock::new(),
             address,
         });
         let question = Open { dataset: service.address.dataset.clone() };
         let location = service.ask(OPENING, None, question)?;
-        service.location.get_or_init(|| location);
-        Ok(service)
-    }
-
-    /// Returns the dataset's location from the view of the workers.
-    pub(super) fn location(&self) -> &str {
-        self.location.get().map_or("", String::as_str)
+        Ok((service, location))
     }
 
     /// Returns `HOST:PORT` of the master.
