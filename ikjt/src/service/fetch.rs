@@ -397,9 +397,10 @@ impl Stream {
         let room = usize::try_from(room).unwrap_or(usize::MAX) / ROOM_UNIT;
         let mut task = JoinSet::new();
         task.spawn(async move {
-            let batches = Batches { room: room.clamp(1, Semaphore::MAX_PERMITS), sender };
-            if let Err(failure) = receive(&service, &job, lease, ticket, &of_task, &batches).await {
-                let _ = batches.sender.send((Err(failure), None));
+            let room = room.clamp(1, Semaphore::MAX_PERMITS);
+            let received = receive(&service, &job, lease, ticket, &of_task, (room, &sender)).await;
+            if let Err(failure) = received {
+                let _ = sender.send((Err(failure), None));
             }
         });
         Self { batches, worker, _task: task }
@@ -416,34 +417,29 @@ impl Stream {
     }
 }
 
-/// The receiving end's queue of batches, and its memory limit in units of [`ROOM_UNIT`].
-struct Batches {
-    room: usize,
-    sender: mpsc::UnboundedSender<(Received, Option<OwnedSemaphorePermit>)>,
-}
-
+/// Receives the batches of a ticket. Those that wait in the queue `sender` take at most `room` units of [`ROOM_UNIT`].
 async fn receive(
     service: &Service,
     job: &Job,
     lease: Lease,
     ticket: Ticket,
     worker: &OnceLock<Leased>,
-    batches: &Batches,
+    (room, sender): (usize, &mpsc::UnboundedSender<(Received, Option<OwnedSemaphorePermit>)>),
 ) -> Result<(), Failure> {
     let leased = service.ask_master(&lease).await?;
     let leased = worker.get_or_init(|| leased);
     let failed = |failure: Failure| failure.of_worker(&leased.worker);
     let mut messages = service.get(&leased.worker, job, &ticket).await.map_err(failed)?;
-    let room = Arc::new(Semaphore::new(batches.room));
+    let free = Arc::new(Semaphore::new(room));
     while let Some(message) = messages.message().await.map_err(|status| failed(status.into()))? {
         let came = came(message)?;
         let bytes = match &came {
             Came::Batch(_, batch) => batch.memory().len(),
             Came::Notice(_) => 0,
         };
-        let units = bytes.div_ceil(ROOM_UNIT).clamp(1, batches.room);
-        let taken = Arc::clone(&room).acquire_many_owned(u32::try_from(units).unwrap_or(u32::MAX)).await;
-        if batches.sender.send((Ok(came), taken.ok())).is_err() {
+        let units = bytes.div_ceil(ROOM_UNIT).clamp(1, room);
+        let taken = Arc::clone(&free).acquire_many_owned(u32::try_from(units).unwrap_or(u32::MAX)).await;
+        if sender.send((Ok(came), taken.ok())).is_err() {
             return Ok(());
         }
     }
