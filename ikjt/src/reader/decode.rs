@@ -64,8 +64,8 @@ impl RowGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if the bytes do not decode to the columns of the schema. The error names the
-    /// column and, if it is known, the row.
+    /// [`Error::Corrupt`] if the bytes do not decode to the columns of the schema. The error names the column and, if it
+    /// is known, the row.
     pub(super) fn decode(
         self,
         gathered: Gathered,
