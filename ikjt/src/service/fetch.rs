@@ -116,7 +116,6 @@ impl ProgressReport {
 
 /// An epoch that is being fetched.
 pub(super) struct Fetch {
-    service: Arc<Service>,
     job: Arc<Job>,
     /// The key of the job.
     key: String,
@@ -151,7 +150,6 @@ impl Fetch {
             waiting: service.waiting(),
         });
         Self {
-            service: Arc::clone(service),
             job: Arc::new(job),
             key,
             name,
@@ -225,7 +223,7 @@ impl Fetch {
         let lease = Lease { key: block.key(), affinity, avoid, client, same_bytes: SAME_BYTES };
         let room = self.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
         let ticket = Ticket { block, from, client: self.name.clone(), pass: self.wanted.pass };
-        Stream::open(&self.service, &self.job, lease, ticket, room)
+        Stream::open(&self.progress.service, &self.job, lease, ticket, room)
     }
 
     /// Delivers the batches of a block from the step `from` on. Returns whether the caller wants more.
