@@ -132,7 +132,7 @@ impl World {
         while reader.open.len() < 2 && reader.next < STEPS {
             let start = reader.next;
             let request = reading(&reader.job, &reader.name, reader.reading, start, start);
-            reader.next = request.block.steps.end;
+            reader.next = request.ticket.block.steps.end;
             reader.open.push_back((self.schedule.subscribe(request, now), start));
         }
         let which = which % reader.open.len().max(1);
