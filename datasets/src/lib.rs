@@ -71,7 +71,7 @@ pub use identity::{
 pub use ids::hash_id;
 pub use names::{WORK, work_file_name};
 pub use onefold_base::names::suggest;
-pub use overlap::overlap;
+pub use overlap::{overlap, position_of};
 pub use partition::PartitionKey;
 pub use partition_column::{PartitionColumn, PartitionType};
 pub use partition_filter::{PartitionChoice, PartitionFilter};

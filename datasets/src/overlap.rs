@@ -1,10 +1,11 @@
-//! The overlap of two consecutive states of a sliding window.
+//! The overlap of two consecutive states of a sliding window, and the place of a list within another one. Both use the
+//! failure function of Knuth, Morris and Pratt (1977).
 
 /// Returns the largest `n` such that `next` starts with the last `n` items of `previous`: the number of items
 /// that a window kept when new items were appended and old items dropped. Returns 0 if it kept no item.
 ///
 /// The time is linear in the lengths for any input: the function first tries small shifts, with a limited
-/// number of comparisons, and then continues with the failure function of Knuth, Morris and Pratt (1977).
+/// number of comparisons, and then continues with the failure function.
 pub fn overlap<T: Eq>(previous: &[T], next: &[T]) -> usize {
     let longest = previous.len().min(next.len());
     let tail = &previous[previous.len() - longest..];
@@ -29,13 +30,8 @@ pub fn overlap<T: Eq>(previous: &[T], next: &[T]) -> usize {
 /// suffix of `text`.
 fn overlap_linear<T: Eq>(text: &[T], next: &[T]) -> usize {
     let pattern = &next[..next.len().min(text.len())];
-    let mut failure = vec![0; pattern.len()];
+    let failure = failure_of(pattern);
     let mut state = 0;
-    for i in 1..pattern.len() {
-        state = step(pattern, &failure, state, &pattern[i]);
-        failure[i] = state;
-    }
-    state = 0;
     for item in text {
         if state == pattern.len() {
             state = failure[state - 1];
@@ -43,6 +39,35 @@ fn overlap_linear<T: Eq>(text: &[T], next: &[T]) -> usize {
         state = step(pattern, &failure, state, item);
     }
     state
+}
+
+/// Returns the first position of `pattern`, which must not be empty, in `text`. The time is linear in the lengths.
+pub fn position_of<T: Eq>(pattern: &[T], text: &[T]) -> Option<usize> {
+    if text.len() == pattern.len() {
+        return (text == pattern).then_some(0);
+    }
+    let possible = &text[..(text.len() + 1).checked_sub(pattern.len())?];
+    let start = possible.iter().position(|item| *item == pattern[0])?;
+    let failure = failure_of(pattern);
+    let mut state = 0;
+    for (i, item) in text.iter().enumerate().skip(start) {
+        state = step(pattern, &failure, state, item);
+        if state == pattern.len() {
+            return Some(i + 1 - state);
+        }
+    }
+    None
+}
+
+/// Returns, for each prefix of the pattern, the length of its longest proper prefix that is also a suffix of it.
+fn failure_of<T: Eq>(pattern: &[T]) -> Vec<usize> {
+    let mut failure = vec![0; pattern.len()];
+    let mut state = 0;
+    for i in 1..pattern.len() {
+        state = step(pattern, &failure, state, &pattern[i]);
+        failure[i] = state;
+    }
+    failure
 }
 
 fn step<T: Eq>(pattern: &[T], failure: &[usize], mut state: usize, item: &T) -> usize {
@@ -72,6 +97,15 @@ mod tests {
             if !previous.is_empty() && !next.is_empty() {
                 prop_assert_eq!(overlap_linear(&previous, &next), naive(&previous, &next));
             }
+        }
+
+        #[test]
+        fn a_position_equals_the_definition(
+            text in prop::collection::vec(0_i64..2, 0..30),
+            pattern in prop::collection::vec(0_i64..2, 1..6),
+        ) {
+            let naive = text.windows(pattern.len()).position(|window| window == pattern);
+            prop_assert_eq!(position_of(&pattern, &text), naive);
         }
     }
 

@@ -6,9 +6,10 @@
 
 use std::mem::ManuallyDrop;
 use std::process;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use onefold_base::process::available_threads;
+use onefold_base::sync::locked;
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::Workers;
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
@@ -61,7 +62,7 @@ static WORKERS: Mutex<Option<OfProcess<Workers>>> = Mutex::new(None);
 
 /// Returns the workers of this process, which start at their first use.
 pub(crate) fn workers(py: Python<'_>) -> PyResult<Workers> {
-    let mut shared = WORKERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = locked(&WORKERS);
     if let Some(workers) = shared.as_ref().and_then(OfProcess::get) {
         return Ok(workers.clone());
     }
@@ -92,7 +93,7 @@ pub(crate) fn configure(
     };
     let threads = threads.unwrap_or_else(available_threads);
     let workers = start(py, threads, memory_limit)?;
-    *WORKERS.lock().unwrap_or_else(PoisonError::into_inner) = Some(OfProcess::new(workers));
+    *locked(&WORKERS) = Some(OfProcess::new(workers));
     Ok(())
 }
 

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use arrow::array::{Array, StructArray};
 use arrow::datatypes::{Field, Schema};
+use clap::ValueEnum;
+use onefold_base::sync::locked;
 use onefold_datasets::PartitionFilter;
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Batches, Dedupe, Error, PackedBatch, Position, Rank, Shuffle, Step, Tail, Within};
+use onefold_ikjt::{Batches, Error, PackedBatch, Position, Rank, Shuffle, Step};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -29,9 +29,6 @@ const SLICE: Duration = Duration::from_millis(50);
 /// The time for which the end of an iteration waits for its threads.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The number of batches that are ready in addition to the one that Python uses.
-const READY: usize = 1;
-
 const FORKED: &str = "it was made in another process, before a fork, and has no threads in this one\n  \
                       hint: begin a new iteration in this process; a dataset may be used after a fork, its iterators may not";
 
@@ -42,9 +39,10 @@ pub(crate) struct Reader {
 }
 
 /// Parses an option that has a few possible values.
-fn choice<T: Copy>(py: Python<'_>, option: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
-    choices.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<String> = choices.iter().map(|(name, _)| format!("`{name}`")).collect();
+fn choice<T: ValueEnum>(py: Python<'_>, option: &str, given: &str) -> PyResult<T> {
+    T::from_str(given, false).map_err(|_| {
+        let choices = T::value_variants().iter().filter_map(T::to_possible_value);
+        let names: Vec<String> = choices.map(|choice| format!("`{}`", choice.get_name())).collect();
         wrong_option(py, &format!("`{option}` is `{given}`"), &format!("give one of {}", names.join(", ")))
     })
 }
@@ -95,12 +93,7 @@ impl Reader {
         timestamps: bool,
         labels_as_of: Option<&str>,
     ) -> PyResult<Self> {
-        let within = choice(
-            py,
-            "shuffle_within",
-            shuffle_within,
-            &[("epoch", Within::Epoch), ("partition", Within::Partition)],
-        )?;
+        let within = choice(py, "shuffle_within", shuffle_within)?;
         let keep = keep.unwrap_or_default();
         // The reader's own error would use the name of its own option.
         if let Some((_, name)) = keep.iter().enumerate().find(|(i, name)| keep[..*i].contains(name)) {
@@ -113,14 +106,9 @@ impl Reader {
         let checks = onefold_ikjt::Checks { verify, table_rows, ..onefold_ikjt::Checks::default() };
         let options = onefold_ikjt::ReaderOptions {
             streams,
-            tail: choice(py, "tail", tail, &[("short", Tail::Short), ("drop", Tail::Drop)])?,
+            tail: choice(py, "tail", tail)?,
             shuffle: shuffle.map(|seed| Shuffle { seed, row_groups: shuffle_row_groups, within }),
-            dedupe: choice(
-                py,
-                "dedupe",
-                dedupe,
-                &[("off", Dedupe::Off), ("exact", Dedupe::Exact), ("window", Dedupe::Window)],
-            )?,
+            dedupe: choice(py, "dedupe", dedupe)?,
             snapshot,
             partitions: PartitionFilter::parse(partitions).map_err(|error| of_library(py, &error))?,
             features,
@@ -186,60 +174,34 @@ impl Reader {
         let batches = py
             .detach(|| reader.resume_packed_every(every, &position))
             .map_err(|error| of_library(py, &error))?;
-        let steps = batches.steps();
-        let feed = Feed::start(batches).map_err(|error| of_library(py, &error))?;
-        Ok(BatchIterator { feed: OfProcess::new(Mutex::new(Some(feed))), steps })
+        Ok(BatchIterator { steps: batches.steps(), batches: OfProcess::new(Mutex::new(Some(batches))) })
     }
 }
 
-/// A thread that waits for the reader's batches, so that the interpreter can interrupt its own wait.
-struct Feed {
-    queue: Receiver<Option<Result<Box<Step<PackedBatch>>, Error>>>,
-    thread: JoinHandle<()>,
-}
-
-impl Feed {
-    fn start(mut batches: Batches<PackedBatch>) -> std::io::Result<Self> {
-        let (sender, queue) = sync_channel(READY);
-        let feed = move || {
-            loop {
-                let step = batches.next().map(|step| step.map(Box::new));
-                let is_last = !matches!(step, Some(Ok(_)));
-                // If `send` fails, no receiver is waiting.
-                if sender.send(step).is_err() || is_last {
-                    return;
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("onefold-feed".to_owned()).spawn(feed)?;
-        Ok(Self { queue, thread })
-    }
-
-    /// Ends the thread and the threads of the epoch. A thread that still waits for a file or an object store after
-    /// [`PATIENCE`] is left to end by itself, because interrupting a wait must not cause another wait.
-    fn stop(self) {
-        drop(self.queue);
-        let started = Instant::now();
-        while !self.thread.is_finished() {
-            if started.elapsed() > PATIENCE {
-                return;
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        let _ = self.thread.join();
+/// Ends an epoch and its threads. Threads that still wait for a file or an object store after [`PATIENCE`] are left to
+/// end by themselves, because interrupting a wait must not cause another wait.
+fn end(batches: Batches<PackedBatch>) {
+    let (sender, ended) = mpsc::channel::<()>();
+    let work = move || {
+        drop(batches);
+        drop(sender);
+    };
+    if std::thread::Builder::new().name("onefold-end".to_owned()).spawn(work).is_ok() {
+        // The sender sends nothing. It is dropped after the batches.
+        let _ = ended.recv_timeout(PATIENCE);
     }
 }
 
 /// An iterator over the batches of an epoch.
 #[pyclass(frozen, module = "onefold._onefold")]
 pub(crate) struct BatchIterator {
-    feed: OfProcess<Mutex<Option<Feed>>>,
+    batches: OfProcess<Mutex<Option<Batches<PackedBatch>>>>,
     steps: u64,
 }
 
 impl BatchIterator {
-    fn feed(&self, py: Python<'_>) -> PyResult<&Mutex<Option<Feed>>> {
-        self.feed.get().ok_or_else(|| wrong_process(py, FORKED))
+    fn batches(&self, py: Python<'_>) -> PyResult<&Mutex<Option<Batches<PackedBatch>>>> {
+        self.batches.get().ok_or_else(|| wrong_process(py, FORKED))
     }
 }
 
@@ -250,36 +212,30 @@ impl BatchIterator {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Block>> {
-        let feed = self.feed(py)?;
-        loop {
+        let batches = self.batches(py)?;
+        let step = loop {
             // The thread is also detached while it waits for the lock, because another thread may hold it during its
             // own wait.
-            let fed = py.detach(|| {
-                let feed = feed.lock().unwrap_or_else(PoisonError::into_inner);
-                feed.as_ref().map(|feed| feed.queue.recv_timeout(SLICE))
+            let came = py.detach(|| match &mut *locked(batches) {
+                Some(batches) => batches.wait(SLICE).then(|| batches.next()),
+                None => Some(None),
             });
-            match fed {
-                None => return Ok(None),
-                Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
-                Some(Ok(Some(Ok(step)))) => {
-                    let Step { batch, position } = *step;
-                    return Ok(Some(Block { memory: Memory::new(batch), position: Some(position) }));
-                }
-                Some(Ok(None)) => {
-                    self.close(py)?;
-                    return Ok(None);
-                }
-                Some(Ok(Some(Err(error)))) => {
-                    self.close(py)?;
-                    return Err(of_library(py, &error));
-                }
-                Some(Err(RecvTimeoutError::Disconnected)) => {
-                    self.close(py)?;
-                    return Err(of_library(
-                        py,
-                        &Error::invariant("reader", "a thread ended without a result"),
-                    ));
-                }
+            match came {
+                Some(step) => break step,
+                None => py.check_signals()?,
+            }
+        };
+        match step {
+            Some(Ok(Step { batch, position })) => {
+                Ok(Some(Block { memory: Memory::new(batch), position: Some(position) }))
+            }
+            Some(Err(error)) => {
+                self.close(py)?;
+                Err(of_library(py, &error))
+            }
+            None => {
+                self.close(py)?;
+                Ok(None)
             }
         }
     }
@@ -292,10 +248,10 @@ impl BatchIterator {
 
     /// Ends the iteration and its threads.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let feed = self.feed(py)?;
+        let batches = self.batches(py)?;
         py.detach(|| {
-            let feed = feed.lock().unwrap_or_else(PoisonError::into_inner).take();
-            feed.map(Feed::stop)
+            let batches = locked(batches).take();
+            batches.map(end)
         });
         Ok(())
     }
@@ -303,12 +259,14 @@ impl BatchIterator {
 
 impl Drop for BatchIterator {
     fn drop(&mut self) {
-        let Some(feed) = self.feed.get() else { return };
-        let feed = feed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(feed) = feed else { return };
-        let mut feed = Some(feed);
+        let Some(batches) = self.batches.get() else { return };
+        let mut batches = locked(batches).take();
         // The thread is detached while the other threads end, so the interpreter can run other threads.
-        let _ = Python::try_attach(|py| py.detach(|| feed.take().map(Feed::stop)));
+        let _ = Python::try_attach(|py| py.detach(|| batches.take().map(end)));
+        // The interpreter itself may be ending.
+        if let Some(batches) = batches {
+            end(batches);
+        }
     }
 }
 

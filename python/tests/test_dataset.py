@@ -40,7 +40,7 @@ def all_threads():
 def threads():
     """Returns the names of the threads that belong to an epoch and not to the process."""
     names = all_threads()
-    return Counter({name: names[name] for name in names if name.startswith(("onefold-feed", "onefold-schedul", "onefold-open"))})
+    return Counter({name: names[name] for name in names if name.startswith(("onefold-end", "onefold-schedul", "onefold-open"))})
 
 
 def no_threads():
@@ -354,7 +354,7 @@ def test_an_iterator_dropped_half_way_leaves_no_thread(dataset):
     assert no_threads()
     batches = iter(reader)
     next(batches)
-    assert threads()["onefold-feed"] == 1
+    assert threads()["onefold-schedul"] == 1
     del batches
     reader.set_epoch(0)
     assert no_threads()
@@ -378,7 +378,7 @@ def test_twenty_datasets_at_once_share_threads(dataset):
     for step in zip(*iterators, strict=True):
         for batch in step:
             total[len(batch)] += 1
-        assert all_threads().total() <= before + 2 * 20
+        assert all_threads().total() <= before + 20
     assert sum(size * count for size, count in total.items()) == 20 * 6000
 
 

@@ -1,6 +1,6 @@
 //! Helpers for all crates of Onefold that do not depend on the dataset format: sizes and counts as text, progress of
 //! long-running work, the time and memory that a process uses, percent-encoding, checks of paths, variable-length
-//! integers, versions of configuration files, hints for unknown names, and errors as values.
+//! integers, versions of configuration files, hints for unknown names, locks, and errors as values.
 #![forbid(unsafe_code)]
 
 pub mod fault;
@@ -9,6 +9,7 @@ pub mod names;
 pub mod percent;
 pub mod process;
 pub mod progress;
+pub mod sync;
 pub mod units;
 pub mod varint;
 pub mod versioned;

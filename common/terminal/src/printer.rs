@@ -2,11 +2,12 @@
 //! it.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use onefold_base::progress::Reporter;
+use onefold_base::sync::locked;
 use serde::Serialize;
 
 use crate::OutputOptions;
@@ -121,8 +122,4 @@ fn new_bar(quiet: bool, stage: &str, total: Option<u64>, unit: &str) -> Progress
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

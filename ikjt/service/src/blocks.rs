@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use onefold_base::fault::Explain;
+use onefold_base::sync::locked;
 use onefold_ikjt::cache::Cache;
 use onefold_ikjt::service::protocol::{Block, Notice};
 use onefold_ikjt::{Horizon, Position, Reader, StageFigures};
@@ -75,13 +76,9 @@ impl Blocks {
         Arc::new(Self { cache, state, changed: Condvar::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Passes an event to the schedule, and carries out the resulting actions.
     fn event<R>(self: &Arc<Self>, event: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         let result = event(&mut state);
         self.follow(state);
         result
@@ -123,11 +120,11 @@ impl Blocks {
 
     /// Returns the number of blocks that clients read or wait for.
     pub(crate) fn active(&self) -> usize {
-        self.state().schedule.active()
+        locked(&self.state).schedule.active()
     }
 
     pub(crate) fn figures(&self) -> WorkerFigures {
-        let state = self.state();
+        let state = locked(&self.state);
         WorkerFigures { bytes_kept: state.told, cache: self.cache.figures(), ..state.figures.clone() }
     }
 
@@ -138,7 +135,7 @@ impl Blocks {
 
     /// Reads all batches of a block from the disk of the cache, if no client reads the block and it is only there.
     pub(crate) fn on_disk(&self, block: &Block) -> Option<Vec<Message>> {
-        if self.state().schedule.has(block) || !self.cache.has_on_disk(block) {
+        if locked(&self.state).schedule.has(block) || !self.cache.has_on_disk(block) {
             return None;
         }
         messages(block, &self.cache.take_block(block)?)
@@ -148,7 +145,7 @@ impl Blocks {
     /// there.
     pub(crate) fn read(self: &Arc<Self>, mut request: Request<OfBlock>) -> Subscription {
         let id = self.event(|state| {
-            let block = &request.block;
+            let block = &request.ticket.block;
             if request.cached.is_none() && !state.schedule.has(block) && !self.cache.has_on_disk(block) {
                 request.cached = self.cache.take_block(block).and_then(|parts| messages(block, &parts));
             }
@@ -198,7 +195,7 @@ impl Blocks {
 
     /// Adds a batch to its block as soon as there is room for it. Returns whether the run continues.
     fn add(self: &Arc<Self>, run: u64, step: u64, message: Message, done: &StageFigures) -> bool {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         let figures = &mut state.figures;
         figures.stages = figures.stages.and(done);
         figures.batches_computed += 1;
@@ -208,7 +205,7 @@ impl Blocks {
                 // Carries out actions meanwhile, so that other runs can continue.
                 Verdict::Wait if state.schedule.has_actions() => {
                     self.follow(state);
-                    state = self.state();
+                    state = locked(&self.state);
                 }
                 Verdict::Wait => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Verdict::Add => {
@@ -256,13 +253,13 @@ impl Subscription {
     }
 
     fn why_waiting(&self) -> Option<Notice> {
-        self.blocks.state().schedule.why_waiting(self.id, Instant::now())
+        locked(&self.blocks.state).schedule.why_waiting(self.id, Instant::now())
     }
 
     /// Counts the message as sent, and keeps it in memory accounting until the network has taken it.
     fn counted(&self, message: Message) -> Message {
         let (bytes, blocks) = (message.bytes(), Arc::clone(&self.blocks));
-        let mut state = blocks.state();
+        let mut state = locked(&blocks.state);
         state.figures.batches_sent += 1;
         state.figures.bytes_sent += bytes;
         drop(state);

@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use onefold_base::fault::{Explain, Fault, Kind, Text};
+use onefold_base::sync::locked;
 use onefold_ikjt::service::protocol::Job;
 use onefold_ikjt::{Checks, Error, ReadRequest, Reader, Workers};
 use tokio::sync::OnceCell;
@@ -50,14 +51,10 @@ impl Jobs {
         Self { workers, known: Mutex::default() }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a job.
     pub(crate) fn define(&self, job: Job) {
         let (key, used) = (job.key(), Instant::now());
-        let mut known = self.known();
+        let mut known = locked(&self.known);
         known.entry(key).or_insert_with(|| Known { job, opened: Arc::default(), used }).used = used;
         if known.len() > MOST_JOBS {
             let oldest = known.iter().min_by_key(|(_, known)| known.used).map(|(key, _)| key.clone());
@@ -67,7 +64,7 @@ impl Jobs {
 
     /// Drops the jobs that are not used any more.
     pub(crate) fn pass(&self) {
-        self.known().retain(|_, known| known.used.elapsed() < IDLE);
+        locked(&self.known).retain(|_, known| known.used.elapsed() < IDLE);
     }
 
     /// Returns a job, and opens its dataset on the first call.
@@ -77,7 +74,7 @@ impl Jobs {
     /// `NotFound` for a job that the worker does not know; otherwise the error of opening the dataset.
     pub(crate) async fn opened(&self, key: &str) -> Result<Arc<Opened>, Status> {
         let (job, opened) = {
-            let mut known = self.known();
+            let mut known = locked(&self.known);
             let known =
                 known.get_mut(key).ok_or_else(|| Status::not_found("this job was not defined here"))?;
             known.used = Instant::now();

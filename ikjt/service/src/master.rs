@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use futures::stream::StreamExt;
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::sync::locked;
 use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
 use onefold_terminal::Printer;
 use tokio::net::TcpListener;
@@ -176,14 +177,6 @@ impl Client {
 }
 
 impl Master {
-    fn placement(&self) -> MutexGuard<'_, Placement> {
-        self.placement.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn clients(&self) -> MutexGuard<'_, HashMap<String, Client>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the location of a dataset that a client requests by name or location.
     fn location(&self, dataset: String) -> Result<String, GrpcStatus> {
         if let Some(location) = self.datasets.get(&dataset) {
@@ -204,7 +197,7 @@ impl Master {
 
     fn heard_of(&self, client: ClientState) {
         let now = Instant::now();
-        let mut clients = self.clients();
+        let mut clients = locked(&self.clients);
         clients.retain(|_, client| now.duration_since(client.seen) < GONE_AFTER);
         let known = clients.remove(&client.client);
         let counted = |of: fn(&ClientState) -> u64| {
@@ -226,7 +219,7 @@ impl Master {
         if let Some(client) = lease.client {
             self.heard_of(client);
         }
-        let mut placement = self.placement();
+        let mut placement = locked(&self.placement);
         let wanted = (&*lease.avoid, lease.same_bytes);
         let worker = placement.lease(&lease.key, lease.affinity.as_deref(), wanted, Instant::now());
         let workers = placement.count();
@@ -245,8 +238,8 @@ impl Master {
 
     pub(crate) fn status(&self) -> Status {
         let now = Instant::now();
-        let placement = self.placement();
-        let known = self.clients();
+        let placement = locked(&self.placement);
+        let known = locked(&self.clients);
         let mut clients: Vec<&Client> =
             known.values().filter(|client| now.duration_since(client.seen) < GONE_AFTER).collect();
         clients.sort_by_key(|client| {
@@ -291,7 +284,7 @@ impl Answers for Master {
             }
             Heartbeat::ACTION => {
                 answer(body, async |question: Heartbeat| {
-                    let drain = self.placement().heard(question.worker, Instant::now());
+                    let drain = locked(&self.placement).heard(question.worker, Instant::now());
                     let locations = self.only_named.then(|| self.datasets.values().cloned().collect());
                     Ok(Orders { drain, locations })
                 })
@@ -300,7 +293,7 @@ impl Answers for Master {
             AskStatus::ACTION => answer(body, async |_: AskStatus| Ok(self.status())).await,
             Drain::ACTION => {
                 answer(body, async |question: Drain| {
-                    match self.placement().drain(&question.worker, Instant::now()) {
+                    match locked(&self.placement).drain(&question.worker, Instant::now()) {
                         true => Ok(()),
                         false => {
                             let message = format!("there is no worker `{}`", question.worker);

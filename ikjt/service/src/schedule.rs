@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onefold_ikjt::Horizon;
-use onefold_ikjt::service::protocol::Block;
+use onefold_ikjt::service::protocol::{Block, Ticket};
 use tokio::sync::Notify;
 use tonic::Status;
 
@@ -57,13 +57,8 @@ pub(crate) struct Limits {
 /// A client's request for the batches of a block.
 #[derive(Debug)]
 pub(crate) struct Request<T> {
-    pub(crate) block: Block,
-    /// The first requested step: a step of the block, or its end.
-    pub(crate) from: u64,
-    /// The client's name. A client reads one epoch.
-    pub(crate) client: String,
-    /// The epoch that the client reads, which may differ from the block's epoch if all epochs have the same batches.
-    pub(crate) pass: u64,
+    /// The block, and the first requested step: a step of the block, or its end.
+    pub(crate) ticket: Ticket,
     /// The memory in bytes that computing the block takes.
     pub(crate) reading: u64,
     /// A value of the caller, which actions for the block return.
@@ -205,7 +200,7 @@ struct Run {
 impl<T> Entry<T> {
     /// Creates the entry of a block from the step `from` on, or of the whole block if it was cached.
     fn new(request: Request<T>) -> Self {
-        let Request { block, from, reading, of_block, cached, .. } = request;
+        let Request { ticket: Ticket { block, from, .. }, reading, of_block, cached } = request;
         let made = cached.is_none().then_some(Duration::ZERO);
         let (first, progress, batches) = match cached {
             Some(batches) => (block.steps.start, Progress::Complete, batches.into()),
@@ -294,8 +289,8 @@ impl<T: Clone> Schedule<T> {
     /// Subscribes a client to a block, and returns the id of the subscription.
     pub(crate) fn subscribe(&mut self, request: Request<T>, now: Instant) -> u64 {
         let subscription = self.tick();
-        let (block, client) = (request.block.clone(), request.client.clone());
-        let (job, next, pass) = (block.job.clone(), request.from, request.pass);
+        let Ticket { block, from: next, client, pass } = request.ticket.clone();
+        let job = block.job.clone();
         let known = self.by_block.get(&block).copied().filter(|id| {
             let entry = self.entries.get(id);
             entry.is_some_and(|entry| entry.first <= next && !matches!(entry.progress, Progress::Failed(_)))

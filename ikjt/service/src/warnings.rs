@@ -1,10 +1,11 @@
 //! The failures of a process, and warnings about them on stderr for its operator.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use onefold_base::sync::locked;
 use tonic::{Code, Status};
 
 /// The least interval between repetitions of a warning.
@@ -49,7 +50,7 @@ impl Warnings {
     }
 
     fn is_due(&self, subject: &str, now: Instant) -> bool {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = locked(&self.written);
         written.retain(|_, when| now.saturating_duration_since(*when) < AGAIN);
         let is_due = written.len() < MOST && !written.contains_key(subject);
         if is_due {

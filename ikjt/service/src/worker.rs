@@ -337,7 +337,7 @@ impl Worker {
                 answer(body, async |question: CountSamples| {
                     let opened = self.jobs.opened(&question.job).await?;
                     let sampled = blocking(move || opened.reader.sample_counts(question.epoch)).await?;
-                    Ok(SampleCounts { sampled })
+                    Ok(SampleCounts { sampled: sampled.map(Arc::unwrap_or_clone) })
                 })
                 .await
             }
@@ -347,20 +347,19 @@ impl Worker {
 
     /// Subscribes a client to the batches of a block.
     async fn subscribe(&self, ticket: Ticket) -> Result<Subscription, Status> {
-        let Ticket { block, from, client, pass } = ticket;
-        let opened = self.jobs.opened(&block.job).await?;
+        let opened = self.jobs.opened(&ticket.block.job).await?;
         let (reader, reading) = (Arc::clone(&opened.reader), opened.reading);
-        let (wanted, blocks) = (block.clone(), Arc::clone(&self.blocks));
+        let (block, from, blocks) = (ticket.block.clone(), ticket.from, Arc::clone(&self.blocks));
         let (epoch_share, cached) = blocking(move || {
-            let epoch_share = share_before(&wanted, from, opened.reader.steps(wanted.epoch)?)?;
+            let epoch_share = share_before(&block, from, opened.reader.steps(block.epoch)?)?;
             if let Some(interest) = opened.reader.interest() {
                 interest.reached(epoch_share);
             }
-            Ok((epoch_share, blocks.on_disk(&wanted)))
+            Ok((epoch_share, blocks.on_disk(&block)))
         })
         .await?;
         let of_block = OfBlock { reader, epoch_share };
-        Ok(self.blocks.read(Request { block, from, client, pass, reading, of_block, cached }))
+        Ok(self.blocks.read(Request { ticket, reading, of_block, cached }))
     }
 }
 

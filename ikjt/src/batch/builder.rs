@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::batch::operations::UsedValues;
+use crate::batch::operations::{UsedRows, UsedValues, listed};
 use crate::{Error, Feature, Result};
 
 /// The buffers of a feature under construction: values, and rows that are slices of the values.
@@ -44,23 +44,26 @@ impl FeatureBuilder {
         }
     }
 
-    /// Appends rows of `source`, given by their offsets and sizes. `used` lists the values that these rows use.
-    pub(crate) fn append<'a>(
-        &mut self,
-        source: &Feature,
-        offsets: impl Iterator<Item = &'a i32>,
-        sizes: impl Iterator<Item = &'a i32>,
-        used: &UsedValues,
-    ) {
+    /// Appends `rows` of `source`, which use the values `used`.
+    pub(crate) fn append(&mut self, source: &Feature, rows: &UsedRows, used: &UsedValues) {
         let base = self.values.len();
-        match used {
-            UsedValues::One(span) => self.offsets.extend(rebased(offsets, span, base)),
+        let (offsets, sizes) = (source.offsets(), source.sizes());
+        match (used, rows) {
             // The sums are below the capacity, which `check_values` has limited to `i32`.
-            UsedValues::Several { offsets, .. } => {
+            (UsedValues::Several { offsets, .. }, _) => {
                 self.offsets.extend(offsets.iter().map(|offset| base as i32 + offset));
             }
+            (UsedValues::One(span), UsedRows::Range(rows)) => {
+                self.offsets.extend(rebased(offsets[rows.clone()].iter(), span, base));
+            }
+            (UsedValues::One(span), UsedRows::Listed(rows)) => {
+                self.offsets.extend(rebased(listed(offsets, rows), span, base));
+            }
         }
-        self.sizes.extend(sizes);
+        match rows {
+            UsedRows::Range(rows) => self.sizes.extend(&sizes[rows.clone()]),
+            UsedRows::Listed(rows) => self.sizes.extend(listed(sizes, rows)),
+        }
         for stretch in used.stretches() {
             self.values.extend_from_slice(&source.values()[stretch.clone()]);
         }

@@ -6,6 +6,7 @@
 //! group already differ from their predecessors: each row is looked up once, independent of the number of samples
 //! that use it, and rows that share ids keep sharing them.
 
+use crate::batch::operations::UsedRows;
 use crate::{Feature, Group, Result};
 
 /// Returns the same samples with every distinct row stored once, in the order in which the rows first occur.
@@ -49,7 +50,8 @@ pub(crate) fn deduplicate_windows(group: &Group) -> Group {
         None => numbers.into(),
     };
     // A group has at most `i32::MAX` rows; `Feature` checks this.
-    group.of_rows(inverse, distinct.iter().map(|row| *row as i32).collect())
+    let rows = UsedRows::Listed(distinct.iter().map(|row| *row as i32).collect());
+    group.with_rows(Some(inverse), &rows)
 }
 
 /// Returns the number of the distinct row for each row, and the distinct rows (at most `most`) in the order in which

@@ -88,7 +88,7 @@ impl KeptValues {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the types differ, or 32-bit offsets cannot address the texts.
+    /// [`Error::Invariant`] if 32-bit offsets cannot address the texts.
     pub(crate) fn concat(name: &Arc<str>, pieces: &[ArrayRef]) -> Result<Self> {
         let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
         let values = concat(&pieces).map_err(|error| {

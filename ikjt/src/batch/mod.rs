@@ -25,7 +25,7 @@ pub use self::feature::Feature;
 pub(crate) use self::feature::starts;
 pub use self::group::Group;
 pub use self::kept::KeptValues;
-pub(crate) use self::operations::UsedValues;
+pub(crate) use self::operations::{UsedRows, UsedValues};
 pub use self::packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places, SentBatch};
 pub use self::record_batch::{GROUP_KEY, KEPT_KEY};
 pub use self::statistics::{Figures, GroupStatistics, Statistics};

@@ -174,26 +174,25 @@ impl PackedBatch {
     ///
     /// [`Error::Invariant`] if the places lie outside the bytes.
     pub fn received(bytes: Buffer, places: Places, narrow: bool) -> Result<Self> {
-        if narrow { Self::widened(&bytes, places) } else { Ok(Self::new(bytes, places)) }
-    }
-
-    fn widened(narrowed: &[u8], places: Places) -> Result<Self> {
+        if !narrow {
+            return Ok(Self::new(bytes, places));
+        }
         let wrong = || Error::invariant("packed batch", "its places lie outside its memory");
-        let ids = values_of(&places).ok_or_else(wrong)?;
-        let start = places.values;
+        let ids = features_of(&places.groups).map(|feature| feature.values).try_fold(0, usize::checked_add);
+        let (ids, start) = (ids.ok_or_else(wrong)?, places.values);
         let end = ids.checked_mul(4).and_then(|bytes| bytes.checked_add(start));
-        let narrow = end.and_then(|end| narrowed.get(start..end)).ok_or_else(wrong)?;
+        let narrow = end.and_then(|end| bytes.get(start..end)).ok_or_else(wrong)?;
         let wide_end = ids.checked_mul(8).and_then(|bytes| bytes.checked_add(start)).ok_or_else(wrong)?;
-        let bytes = wide_end.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(wrong)?;
-        let mut sections = Sections(MutableBuffer::with_capacity(bytes));
-        sections.0.extend_from_slice(&narrowed[..start]);
+        let length = wide_end.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(wrong)?;
+        let mut sections = Sections(MutableBuffer::with_capacity(length));
+        sections.0.extend_from_slice(&bytes[..start]);
         let mut block = [0_i64; BLOCK];
         for ids in narrow.chunks(4 * BLOCK) {
             let (ids, _) = ids.as_chunks::<4>();
             block.iter_mut().zip(ids).for_each(|(wide, id)| *wide = i64::from(u32::from_le_bytes(*id)));
             sections.0.extend_from_slice(&block[..ids.len()]);
         }
-        sections.end_at(bytes);
+        sections.end_at(length);
         Ok(Self { memory: sections.0.into(), places })
     }
 
@@ -277,14 +276,13 @@ impl Id for u32 {
     }
 }
 
-/// Returns how the lists of each feature are copied, `[groups][features]`.
-fn kinds(batch: &Batch, overlaps: bool) -> Vec<Vec<Lists>> {
-    let of_group = |group: &Group| group.features().iter().map(|f| Lists::of(f, overlaps)).collect();
-    batch.groups().iter().map(of_group).collect()
+/// Returns how the lists of each feature are copied.
+fn kinds(batch: &Batch, overlaps: bool) -> Vec<Lists> {
+    batch.groups().iter().flat_map(Group::features).map(|feature| Lists::of(feature, overlaps)).collect()
 }
 
 /// Writes a batch with ids of type `I` to memory.
-fn copy<I: Id>(batch: &Batch, places: &Places, kinds: &[Vec<Lists>]) -> Buffer {
+fn copy<I: Id>(batch: &Batch, places: &Places, kinds: &[Lists]) -> Buffer {
     let ids: usize = features_of(&places.groups).map(|feature| feature.values).sum();
     let bytes = (places.values + I::BYTES * ids).max(1).next_multiple_of(ALIGNMENT);
     let mut sections = Sections(MutableBuffer::with_capacity(bytes));
@@ -298,13 +296,8 @@ fn features_of(groups: &[GroupPlaces]) -> impl Iterator<Item = &FeaturePlaces> {
     groups.iter().flat_map(|group| &group.features)
 }
 
-/// Returns the number of ids of all features, or `None` if it overflows.
-fn values_of(places: &Places) -> Option<usize> {
-    features_of(&places.groups).map(|feature| feature.values).try_fold(0, usize::checked_add)
-}
-
 /// Computes the places of the parts of `batch`.
-fn places(batch: &Batch, widths: (usize, usize), kinds: &[Vec<Lists>]) -> Places {
+fn places(batch: &Batch, widths: (usize, usize), kinds: &[Lists]) -> Places {
     let size = batch.size();
     let mut end = 0_usize;
     let mut section = |length: usize, width: usize| {
@@ -329,11 +322,12 @@ fn places(batch: &Batch, widths: (usize, usize), kinds: &[Vec<Lists>]) -> Places
         }),
     });
     let kept = kept.collect();
-    let groups = batch.groups().iter().zip(kinds).map(|(group, kinds)| GroupPlaces {
+    let mut kinds = kinds.iter();
+    let groups = batch.groups().iter().map(|group| GroupPlaces {
         name: group.name().to_owned(),
         rows: group.rows(),
         inverse: group.inverse().map(|inverse| section(inverse.len(), 4)),
-        features: group.features().iter().zip(kinds).map(|(f, kind)| feature_places(f, *kind)).collect(),
+        features: group.features().iter().zip(&mut kinds).map(|(f, kind)| feature_places(f, *kind)).collect(),
     });
     let groups: Vec<GroupPlaces> = groups.collect();
     let lists: usize = groups.iter().map(|group| group.rows * group.features.len()).sum();
@@ -360,12 +354,9 @@ fn text_offsets(column: &KeptValues) -> Option<&[i32]> {
 }
 
 fn feature_places(feature: &Feature, kind: Lists) -> FeaturePlaces {
-    let packed: usize = feature.sizes().iter().map(|size| *size as usize).sum();
-    FeaturePlaces {
-        name: feature.name().to_owned(),
-        values: if kind == Lists::Overlapping { feature.values().len() } else { packed },
-        packed: kind != Lists::Overlapping,
-    }
+    let packed = kind != Lists::Overlapping;
+    let values = if packed { feature.total_size() as usize } else { feature.values().len() };
+    FeaturePlaces { name: feature.name().to_owned(), values, packed }
 }
 
 /// The memory of a batch while it is written, from the first byte to the last.
@@ -423,11 +414,8 @@ impl Sections {
     }
 
     /// Copies sizes, offsets and ids.
-    fn copy_lists<I: Id>(&mut self, batch: &Batch, places: &Places, kinds: &[Vec<Lists>]) {
-        let features = || {
-            let of_group = batch.groups().iter().zip(kinds);
-            of_group.flat_map(|(group, kinds)| group.features().iter().zip(kinds.iter().copied()))
-        };
+    fn copy_lists<I: Id>(&mut self, batch: &Batch, places: &Places, kinds: &[Lists]) {
+        let features = || batch.groups().iter().flat_map(Group::features).zip(kinds.iter().copied());
         self.end_at(places.sizes);
         features().for_each(|(feature, _)| self.0.extend_from_slice(feature.sizes()));
         self.end_at(places.offsets);

@@ -21,8 +21,7 @@ use arrow::array::{
     RecordBatch, RecordBatchOptions, TimestampMicrosecondArray,
 };
 use arrow::buffer::ScalarBuffer;
-use arrow::datatypes::{DataType, Field, FieldRef, Int32Type, Schema};
-use arrow::error::ArrowError;
+use arrow::datatypes::{DataType, Field, FieldRef, Schema};
 
 use crate::{Batch, Error, Feature, Group, Result};
 
@@ -69,7 +68,7 @@ impl Batch {
         for group in self.groups() {
             for feature in group.features() {
                 let tag = Some((GROUP_KEY, group.name()));
-                columns.push(feature.name(), list_column(group, feature)?, tag)?;
+                columns.push(feature.name(), list_column(group, feature), tag)?;
             }
         }
         columns.finish(self.size())
@@ -78,11 +77,6 @@ impl Batch {
 
 fn wrong(column: &str, message: impl std::fmt::Display) -> Error {
     Error::invariant(format!("column `{column}`"), message)
-}
-
-/// Converts an error of Arrow. Batches that satisfy our invariants do not cause any.
-fn refused(column: &str) -> impl Fn(ArrowError) -> Error {
-    move |error| wrong(column, error.to_string())
 }
 
 /// The columns of a record batch under construction.
@@ -121,26 +115,25 @@ fn item(data_type: DataType) -> FieldRef {
 fn matrix_column(name: &str, matrix: &ScalarBuffer<f32>, width: usize) -> Result<ArrayRef> {
     let width = i32::try_from(width).map_err(|_| wrong(name, format!("{width} values a sample")))?;
     let values = Arc::new(Float32Array::new(matrix.clone(), None));
-    let lists = FixedSizeListArray::try_new(item(DataType::Float32), width, values, None);
-    Ok(Arc::new(lists.map_err(refused(name))?))
+    Ok(Arc::new(FixedSizeListArray::new(item(DataType::Float32), width, values, None)))
 }
 
 /// Returns the rows of a feature as list views, in a dictionary with the group's inverse index as keys if it has one.
-fn list_column(group: &Group, feature: &Feature) -> Result<ArrayRef> {
+/// Features and groups satisfy the invariants of these arrays.
+fn list_column(group: &Group, feature: &Feature) -> ArrayRef {
     let ids = Arc::new(Int64Array::new(feature.values().clone(), None));
     let (offsets, sizes) = (feature.offsets().clone(), feature.sizes().clone());
-    let lists = ListViewArray::try_new(item(DataType::Int64), offsets, sizes, ids, None);
-    let lists = Arc::new(lists.map_err(refused(feature.name()))?);
-    let Some(inverse) = group.inverse() else { return Ok(lists) };
-    let keys = Int32Array::new(inverse.clone(), None);
-    let dictionary = DictionaryArray::<Int32Type>::try_new(keys, lists);
-    Ok(Arc::new(dictionary.map_err(refused(feature.name()))?))
+    let lists = Arc::new(ListViewArray::new(item(DataType::Int64), offsets, sizes, ids, None));
+    match group.inverse() {
+        None => lists,
+        Some(keys) => Arc::new(DictionaryArray::new(Int32Array::new(keys.clone(), None), lists)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use arrow::array::AsArray;
-    use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+    use arrow::datatypes::{Float32Type, Int32Type, Int64Type, TimestampMicrosecondType};
     use proptest::prelude::*;
 
     use super::*;

@@ -61,13 +61,13 @@ pub struct Figures {
 impl Figures {
     /// Returns `sample_values / row_values`, the saving of exact deduplication, or 1 if there are no ids.
     pub fn dedupe_factor(&self) -> f64 {
-        ratio(self.sample_values, self.row_values).unwrap_or(1.0)
+        ratio(self.sample_values, self.row_values)
     }
 
     /// Returns `sample_values / stored_values`, the saving of exact deduplication and windows together, or 1 if there
     /// are no ids.
     pub fn partial_dedupe_factor(&self) -> f64 {
-        ratio(self.sample_values, self.stored_values).unwrap_or(1.0)
+        ratio(self.sample_values, self.stored_values)
     }
 
     fn add(&mut self, other: &Self) {
@@ -79,8 +79,8 @@ impl Figures {
     }
 }
 
-fn ratio(a: u64, b: u64) -> Option<f64> {
-    (b > 0).then(|| a as f64 / b as f64)
+fn ratio(a: u64, b: u64) -> f64 {
+    if b > 0 { a as f64 / b as f64 } else { 1.0 }
 }
 
 impl Serialize for Figures {

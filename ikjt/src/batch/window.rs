@@ -10,7 +10,7 @@
 //! row 2  [3, 4, 5]             sizes    [3, 3, 3]
 //! ```
 
-use onefold_datasets::overlap;
+use onefold_datasets::{overlap, position_of};
 
 use crate::{Feature, Group};
 
@@ -39,13 +39,6 @@ pub fn fold_windows(group: &Group) -> Group {
 
 /// Folds one feature. Returns `None` if this saves no values.
 fn fold_feature(feature: &Feature) -> Option<Feature> {
-    let (values, offsets) = fold(feature)?;
-    let sizes = feature.sizes().clone();
-    Some(Feature::trusted(feature.shared_name(), values.into(), offsets.into(), sizes))
-}
-
-/// Computes the folded values and offsets of `feature`. Returns `None` if they are not fewer than the current values.
-fn fold(feature: &Feature) -> Option<(Vec<i64>, Vec<i32>)> {
     let limit = feature.values().len().min(i32::MAX as usize);
     let mut stored: Vec<i64> = Vec::new();
     let mut offsets = Vec::with_capacity(feature.rows());
@@ -53,9 +46,8 @@ fn fold(feature: &Feature) -> Option<(Vec<i64>, Vec<i32>)> {
     let mut previous = 0..0;
     for row in 0..feature.rows() {
         let next = feature.row(row);
-        let tail = &stored[stored.len().saturating_sub(next.len())..];
-        let shared = overlap(tail, next);
-        let within = if shared < next.len() { find(&stored[previous.clone()], next) } else { None };
+        let shared = overlap(&stored, next);
+        let within = if shared < next.len() { position_of(next, &stored[previous.clone()]) } else { None };
         let offset = match within {
             Some(place) => previous.start + place,
             None => {
@@ -72,37 +64,8 @@ fn fold(feature: &Feature) -> Option<(Vec<i64>, Vec<i32>)> {
         }
         offsets.push(offset as i32);
     }
-    Some((stored, offsets))
-}
-
-/// Returns the first position of `pattern` in `text` (Knuth, Morris and Pratt 1977). `pattern` must not be empty.
-fn find(text: &[i64], pattern: &[i64]) -> Option<usize> {
-    if text.len() == pattern.len() {
-        return (text == pattern).then_some(0);
-    }
-    let possible = &text[..(text.len() + 1).checked_sub(pattern.len())?];
-    let start = possible.iter().position(|item| *item == pattern[0])?;
-    // For each prefix of the pattern, the length of its longest proper prefix that is also a suffix of it.
-    let mut failure = vec![0; pattern.len()];
-    let mut state = 0;
-    for i in 1..pattern.len() {
-        while state > 0 && pattern[i] != pattern[state] {
-            state = failure[state - 1];
-        }
-        state += usize::from(pattern[i] == pattern[state]);
-        failure[i] = state;
-    }
-    state = 0;
-    for (i, item) in text.iter().enumerate().skip(start) {
-        while state > 0 && *item != pattern[state] {
-            state = failure[state - 1];
-        }
-        state += usize::from(*item == pattern[state]);
-        if state == pattern.len() {
-            return Some(i + 1 - state);
-        }
-    }
-    None
+    let (name, sizes) = (feature.shared_name(), feature.sizes().clone());
+    Some(Feature::trusted(name, stored.into(), offsets.into(), sizes))
 }
 
 #[cfg(test)]
@@ -164,15 +127,6 @@ mod tests {
             for (u, row) in rows.iter().enumerate() {
                 prop_assert_eq!(folded.row(u), &row[..]);
             }
-        }
-
-        #[test]
-        fn find_equals_the_definition(
-            text in prop::collection::vec(0_i64..2, 0..30),
-            pattern in prop::collection::vec(0_i64..2, 1..6),
-        ) {
-            let naive = text.windows(pattern.len()).position(|window| window == pattern);
-            prop_assert_eq!(find(&text, &pattern), naive);
         }
     }
 

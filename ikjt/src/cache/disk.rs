@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arrow::array::{Array as _, RecordBatch};
 use arrow::buffer::Buffer;
@@ -12,6 +12,7 @@ use arrow::datatypes::{Field, Schema};
 use arrow::ipc::reader::StreamDecoder;
 use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
+use onefold_base::sync::locked;
 use onefold_storage::commit::DirectoryLock;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
@@ -67,7 +68,7 @@ impl Disk {
 
     /// Removes all items and stops writing.
     pub(super) fn close(&self) {
-        let mut closed = self.shared.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut closed = locked(&self.shared.closed);
         *closed = true;
         // The next process removes files that cannot be removed now.
         let _ = remove_items(&self.shared.folder);
@@ -79,7 +80,7 @@ impl Disk {
 
     /// Returns the last write error since the previous call, if there was any.
     pub(super) fn take_failure(&self) -> Option<io::Error> {
-        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        locked(&self.shared.failure).take()
     }
 
     /// Queues an item of `bytes` bytes for writing, unless it exceeds the limit or the queue is full. Calls `written`
@@ -153,7 +154,7 @@ impl Shared {
     /// Writes items until the sender is dropped or the disk part is closed.
     fn write_all(&self, items: &Receiver<(Item, u64, Written)>) {
         for (file, (item, bytes, written)) in (0..).zip(items) {
-            let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            let closed = locked(&self.closed);
             if *closed {
                 return;
             }
@@ -166,7 +167,7 @@ impl Shared {
                 // The disk may be full. An incomplete file is not an item.
                 Err(error) => {
                     drop(fs_err::remove_file(path));
-                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *locked(&self.failure) = Some(error);
                 }
             }
             self.queued.fetch_sub(bytes, Ordering::Release);

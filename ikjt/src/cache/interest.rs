@@ -1,8 +1,10 @@
 //! The row groups that a job will read, and its progress.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use onefold_base::sync::locked;
 
 use super::Chunk;
 
@@ -51,13 +53,9 @@ impl Interest {
         Arc::new(Self { shares, columns, repeats, still_needed, now })
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records that the job has reached the position `share` of its epoch.
     pub fn reached(&self, share: f32) {
-        *self.now() = Now { share, when: Instant::now() };
+        *locked(&self.now) = Now { share, when: Instant::now() };
     }
 
     /// Records that the job has reached a row group.
@@ -89,7 +87,7 @@ impl Interest {
     /// Returns the expected reads at `share`, and the distance to the next one. The expectation is 1 if the position
     /// is ahead of the job, or at most `behind` behind it, and otherwise `again`.
     fn expected(&self, share: f32, behind: f32, again: f64, now: Instant) -> (f64, f32) {
-        let Now { share: at, when } = *self.now();
+        let Now { share: at, when } = *locked(&self.now);
         let (reads, distance) = match share > at - behind {
             true => (1.0, (share - at).max(0.0)),
             false => (again, 1.0 + share - at),

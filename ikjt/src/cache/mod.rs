@@ -17,11 +17,12 @@ mod interest;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use arrow::array::ArrayRef;
 use bytes::Bytes;
+use onefold_base::sync::locked;
 use serde::{Deserialize, Serialize};
 
 use self::disk::Disk;
@@ -76,25 +77,19 @@ enum Key {
     Batches(Block),
 }
 
+/// The number of forms.
+const FORMS: usize = 3;
+
 impl Key {
-    fn form(&self) -> Form {
+    /// Returns the index of the form in arrays of [`FORMS`] entries.
+    fn form(&self) -> usize {
         match self {
-            Self::Encoded(_) => Form::Encoded,
-            Self::Decoded(_) => Form::Decoded,
-            Self::Batches(_) => Form::Batches,
+            Self::Encoded(_) => 0,
+            Self::Decoded(_) => 1,
+            Self::Batches(_) => 2,
         }
     }
 }
-
-/// The form of an item, which indexes arrays of [`FORMS`] entries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    Encoded,
-    Decoded,
-    Batches,
-}
-
-const FORMS: usize = 3;
 
 /// The content of a stored item.
 #[derive(Debug, Clone)]
@@ -240,11 +235,11 @@ impl State {
                 }
             }
         }
-        Worth { reads, seconds: reads * self.rates[key.form() as usize].get(), distance }
+        Worth { reads, seconds: reads * self.rates[key.form()].get(), distance }
     }
 
-    fn count(&mut self, form: Form, from_disk: bool) {
-        self.hits[form as usize] += 1;
+    fn count(&mut self, key: &Key, from_disk: bool) {
+        self.hits[key.form()] += 1;
         self.disk_hits += u64::from(from_disk);
     }
 
@@ -301,13 +296,9 @@ impl Cache {
         Ok(Arc::new(Self { memory_limit, disk, state: Mutex::default() }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the cache's figures.
     pub fn figures(&self) -> CacheFigures {
-        let state = self.state();
+        let state = locked(&self.state);
         let [encoded_hits, decoded_hits, block_hits] = state.hits;
         CacheFigures {
             cached_bytes: state.memory,
@@ -333,7 +324,7 @@ impl Cache {
     /// Sets the number of bytes within the limit that are used for other purposes, and evicts items that no longer
     /// fit.
     pub fn leave(self: &Arc<Self>, others: u64) {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.others = others;
         let over = state.memory.saturating_add(others).saturating_sub(self.memory_limit).min(state.memory);
         if over > 0 {
@@ -345,7 +336,7 @@ impl Cache {
 
     /// Registers a job's interest. It counts until it is dropped.
     pub(crate) fn add_interest(&self, interest: &Arc<Interest>) {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.interests.retain(|interest| interest.strong_count() > 0);
         state.interests.push(Arc::downgrade(interest));
     }
@@ -366,7 +357,7 @@ impl Cache {
                 let (on_disk, owner) = (stored.file.is_some(), stored.owner.clone());
                 freed += stored.bytes;
                 let Some(item) = state.forget_memory(&key) else { continue };
-                let seconds = state.rates[key.form() as usize].get();
+                let seconds = state.rates[key.form()].get();
                 if self.disk.is_some()
                     && !on_disk
                     && worth.reads >= LEAST_READS
@@ -391,12 +382,12 @@ impl Cache {
         made: Option<Duration>,
     ) {
         let bytes = item.bytes();
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         if let Some(made) = made {
-            state.rates[key.form() as usize].add(made.as_secs_f64(), bytes);
+            state.rates[key.form()].add(made.as_secs_f64(), bytes);
         }
         let worth = state.worth(&key, owner.as_ref(), Instant::now());
-        let is_batches = key.form() == Form::Batches;
+        let is_batches = matches!(key, Key::Batches(_));
         let is_known = state.items.get(&key).is_some_and(|stored| stored.memory.is_some());
         if is_known || (!is_batches && worth.reads < LEAST_READS) {
             return;
@@ -425,22 +416,22 @@ impl Cache {
     /// Returns an item from memory or, by reading it now, from disk.
     fn get(&self, key: &Key) -> Option<Item> {
         let file = {
-            let mut state = self.state();
+            let mut state = locked(&self.state);
             let stored = state.items.get(key)?;
             let (memory, file) = (stored.memory.clone(), stored.file);
             if memory.is_some() {
-                state.count(key.form(), false);
+                state.count(key, false);
                 return memory;
             }
             file?
         };
         let (disk, started) = (self.disk.as_ref()?, Instant::now());
         let item = disk.read(file);
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         match &item {
             Some(item) => {
                 state.disk_rate.add(started.elapsed().as_secs_f64(), item.bytes());
-                state.count(key.form(), true);
+                state.count(key, true);
             }
             // The file was removed in the meantime, or is damaged.
             None => {
@@ -466,7 +457,7 @@ impl Cache {
     /// Records that an item is on disk, and evicts the least valuable files if the limit is exceeded.
     fn written(&self, key: Key, bytes: u64, owner: Option<(Weak<Interest>, f32)>, file: u64) {
         let Some(disk) = &self.disk else { return };
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         let known = state.items.entry(key).or_insert(Stored { memory: None, file: None, bytes, owner });
         if known.file.is_some() {
             disk.remove(file);
@@ -513,14 +504,14 @@ impl Cache {
     /// Returns whether the parts of a block are on disk and not in memory.
     pub fn has_on_disk(&self, block: &Block) -> bool {
         let key = Key::Batches(block.clone());
-        self.state().items.get(&key).is_some_and(|stored| stored.memory.is_none())
+        locked(&self.state).items.get(&key).is_some_and(|stored| stored.memory.is_none())
     }
 
     /// Returns the parts of a block, and removes them from the memory of the cache.
     pub fn take_block(&self, block: &Block) -> Option<Vec<Bytes>> {
         let key = Key::Batches(block.clone());
         let item = self.get(&key)?;
-        self.state().forget_memory(&key);
+        locked(&self.state).forget_memory(&key);
         match item {
             Item::Bytes(parts) => Some(parts),
             Item::Column(_) => None,
@@ -557,11 +548,12 @@ impl Claim {
     }
 
     fn tell(&self, column: Option<&ArrayRef>) {
-        let waiters = self.cache.state().claimed.remove(&self.chunk);
-        let waiters = waiters.unwrap_or_default();
-        if column.is_some() && !waiters.is_empty() {
-            self.cache.state().hits[Form::Decoded as usize] += waiters.len() as u64;
+        let mut state = locked(&self.cache.state);
+        let waiters = state.claimed.remove(&self.chunk).unwrap_or_default();
+        if column.is_some() {
+            state.hits[Key::Decoded(self.chunk.clone()).form()] += waiters.len() as u64;
         }
+        drop(state);
         waiters.into_iter().for_each(|waiter| (waiter.0)(column.cloned()));
     }
 }
@@ -582,12 +574,12 @@ impl Cache {
         chunks: Vec<Chunk>,
         waiter: impl Fn(&Chunk) -> Waiter,
     ) -> Vec<(Chunk, Found)> {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         let mut find = |chunk: &Chunk| {
             let key = Key::Decoded(chunk.clone());
             match state.items.get(&key).map(|stored| stored.memory.clone()) {
                 Some(Some(Item::Column(column))) => {
-                    state.count(Form::Decoded, false);
+                    state.count(&key, false);
                     return Found::Here(column);
                 }
                 Some(_) => return Found::OnDisk,

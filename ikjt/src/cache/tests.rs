@@ -40,7 +40,7 @@ fn decode(cache: &Arc<Cache>, row_group: usize, name: &str) {
 
 /// Returns the row groups whose column `name` is in memory.
 fn in_memory(cache: &Cache, name: &str) -> Vec<usize> {
-    let state = cache.state();
+    let state = locked(&cache.state);
     let is_there = |row_group: &usize| {
         let kept = state.items.get(&Key::Decoded(chunk(*row_group, name)));
         kept.is_some_and(|kept| kept.memory.is_some())
@@ -126,7 +126,7 @@ fn of_many_items_a_part_is_compared_and_the_limit_holds() {
         );
         assert!(cache.figures().cached_bytes <= limit, "item {item}");
     }
-    let mut state = cache.state();
+    let mut state = locked(&cache.state);
     let parts = state.items.len().div_ceil(COMPARED);
     assert!(parts > 1, "{}", state.items.len());
     let mut seen = HashSet::new();
@@ -148,7 +148,7 @@ fn a_block_that_was_cached_says_nothing_about_its_cost() {
     let block = Block { job: "job".to_owned(), epoch: 0, steps: 0..4 };
     let parts = vec![Bytes::from(vec![1; 2000])];
     cache.put_block(block.clone(), parts, (&interest, 0.0), Some(Duration::from_secs(1)));
-    let cost = || cache.state().rates[Form::Batches as usize].get();
+    let cost = || locked(&cache.state).rates[Key::Batches(block.clone()).form()].get();
     let before = cost();
     for epoch in 1..4 {
         let parts = cache.take_block(&block).unwrap();
@@ -156,7 +156,10 @@ fn a_block_that_was_cached_says_nothing_about_its_cost() {
         cache.put_block(block.clone(), parts, (&interest, share), None);
         assert_eq!(cost(), before, "epoch {epoch}");
         let share_of = |stored: &Stored| stored.owner.as_ref().map(|(_, share)| *share);
-        assert_eq!(cache.state().items.get(&Key::Batches(block.clone())).and_then(share_of), Some(share));
+        assert_eq!(
+            locked(&cache.state).items.get(&Key::Batches(block.clone())).and_then(share_of),
+            Some(share)
+        );
     }
 }
 

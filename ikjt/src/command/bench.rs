@@ -77,7 +77,7 @@ pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> 
         samples_per_second: samples as f64 / wall_seconds,
         values_per_second: values as f64 / wall_seconds,
         threads: reading.threads(),
-        memory_limit_bytes: reading.memory_limit(),
+        memory_limit_bytes: reading.memory_limit,
         peak_rss_bytes: peak_rss_bytes(),
     };
     Ok(printer.summary(&describe(&bench), &bench)?)

@@ -94,7 +94,7 @@ pub(crate) struct Reading {
     threads: Option<u16>,
     /// Memory for row groups and batches, such as `512MiB`
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1GiB")]
-    memory_limit: u64,
+    pub(crate) memory_limit: u64,
     /// Partitions to read, such as `split=train,date>=2024-05-01` or `city="Paris, TX"` [default: all]
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     pub(crate) partitions: PartitionFilter,
@@ -177,10 +177,6 @@ impl Reading {
 
     pub(crate) fn threads(&self) -> usize {
         self.threads.map_or_else(available_threads, usize::from)
-    }
-
-    pub(crate) fn memory_limit(&self) -> u64 {
-        self.memory_limit
     }
 }
 

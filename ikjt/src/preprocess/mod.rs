@@ -50,7 +50,7 @@ use onefold_datasets::Schema;
 
 use crate::{Batch, Error, Result};
 use layout::SparseAt;
-use plan::Plan;
+use plan::{Action, Plan};
 use run::Running;
 
 /// The steps of a [`PreprocessConfig`], bound to a schema.
@@ -59,7 +59,6 @@ pub struct Preprocessor {
     input: Schema,
     output: Schema,
     plan: Plan,
-    needs_timestamps: bool,
 }
 
 impl Preprocessor {
@@ -72,8 +71,7 @@ impl Preprocessor {
     /// that the operator takes.
     pub fn try_new(config: &PreprocessConfig, schema: &Schema) -> Result<Self> {
         let plan = Plan::try_new(config, schema)?;
-        let (output, needs_timestamps) = (plan.layout.to_schema(), plan.needs_timestamps());
-        Ok(Self { input: schema.clone(), output, plan, needs_timestamps })
+        Ok(Self { input: schema.clone(), output: plan.layout.to_schema(), plan })
     }
 
     /// Returns the schema of the batches that [`run`](Self::run) returns.
@@ -102,7 +100,7 @@ impl Preprocessor {
 
     /// Returns whether input batches must have timestamps.
     pub fn needs_timestamps(&self) -> bool {
-        self.needs_timestamps
+        self.plan.actions.iter().any(|(_, action)| matches!(action, Action::LocalHour { .. }))
     }
 
     /// Returns the `sampling` steps, if there are any.
@@ -110,18 +108,8 @@ impl Preprocessor {
         Some(&self.plan.sampler).filter(|sampler| !sampler.is_empty())
     }
 
-    /// Returns the samples of `batch` that the `sampling` steps keep in an epoch, with corrected weights. `first` is
-    /// the index of the batch's first sample in the dataset. The decision depends only on the sample's index, its
-    /// label and the epoch. The reader calls this before it cuts batches.
-    pub fn sample(&self, batch: Batch, epoch: u64, first: u64) -> Batch {
-        match self.sampler() {
-            Some(sampler) => sampler.run(&batch, epoch, first).1,
-            None => batch,
-        }
-    }
-
-    /// Applies all steps except `sampling`, which must have run [before](Self::sample). The result contains no values
-    /// that no row uses.
+    /// Applies all steps except `sampling`, which the reader applies before it cuts batches. The result contains no
+    /// values that no row uses.
     ///
     /// Buffers that have no other owner are changed in place.
     ///
@@ -142,7 +130,7 @@ impl Preprocessor {
     fn check(&self, batch: &Batch) -> Result<()> {
         // The batch has weights if sampling has added them, so the output schema decides.
         batch.check_schema(&self.input, self.output.weight.is_some())?;
-        if self.needs_timestamps && batch.timestamps().is_none() {
+        if batch.timestamps().is_none() && self.needs_timestamps() {
             let message = "the batch has none, but a step of the preprocessing needs them";
             return Err(Error::invariant("timestamps", message));
         }

@@ -12,7 +12,7 @@ use super::arguments::Arguments;
 use super::lists::Cut;
 use super::problem::{Checked, Problem};
 use crate::Feature;
-use crate::batch::{UsedValues, rebased};
+use crate::batch::{UsedRows, UsedValues, rebased};
 use crate::hash::{Modulus, SigridHash};
 
 /// The number of ids that a chain takes through all its operators at a time: 8 KiB, a quarter of a small L1 cache.
@@ -119,7 +119,7 @@ impl Chain {
         if self.ops.is_empty() {
             return Ok(feature);
         }
-        let used = UsedValues::of_all(&feature);
+        let used = UsedValues::new(&feature, &UsedRows::Range(0..feature.rows()));
         let (name, values, offsets, sizes) = feature.into_parts();
         let all = used == UsedValues::One(0..values.len());
         let values = self.values(values, &used);

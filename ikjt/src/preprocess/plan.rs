@@ -10,7 +10,7 @@ use super::arguments::Number;
 use super::config::{Op, PreprocessConfig, Step};
 use super::dense::{DenseOp, IdOp};
 use super::layout::{Column, FeatureLayout, Kinds, SparseAt};
-use super::lists::{Cut, RowOp};
+use super::lists::RowOp;
 use super::pairs::{PairOp, Score};
 use super::per_value::{Chain, ValueOp};
 use super::problem::{Checked, Problem, StepLocation};
@@ -120,10 +120,6 @@ impl Plan {
         }
         Ok(Self { layout: planner.layout, actions: planner.actions, sampler: planner.sampler })
     }
-
-    pub(super) fn needs_timestamps(&self) -> bool {
-        self.actions.iter().any(|(_, action)| matches!(action, Action::LocalHour { .. }))
-    }
 }
 
 struct Planner {
@@ -137,8 +133,8 @@ struct Planner {
 impl Planner {
     fn step(&mut self, step: &Step) -> Checked<()> {
         match &step.op {
-            Op::PerValue(op) => self.lists(step, |planner, at| planner.value(step, at, op.clone())),
-            Op::Cut(cut) => self.lists(step, |planner, at| planner.cut(step, at, *cut)),
+            Op::PerValue(op) => self.lists(step, |planner, at| planner.chain(step, at).push(op.clone())),
+            Op::Cut(cut) => self.lists(step, |planner, at| planner.chain(step, at).cut(*cut)),
             Op::PerRow(op) => self.lists(step, |planner, at| planner.row(step, at, op.clone())),
             Op::Dense(op) => self.dense(step, op),
             Op::Clamp { min, max } => self.clamp(step, *min, *max),
@@ -190,7 +186,7 @@ impl Planner {
                 Column::Sparse(at) => {
                     let min = min.map_or(Ok(i64::MIN), |min| min.id("min"))?;
                     let max = max.map_or(Ok(i64::MAX), |max| max.id("max"))?;
-                    planner.value(step, at, ValueOp::Clamp { min, max });
+                    planner.chain(step, at).push(ValueOp::Clamp { min, max });
                 }
             }
             Ok(())
@@ -241,14 +237,6 @@ impl Planner {
 
     fn chain(&mut self, step: &Step, at: SparseAt) -> &mut Chain {
         &mut self.chains.entry(at).or_insert_with(|| (step.location.clone(), Chain::default())).1
-    }
-
-    fn value(&mut self, step: &Step, at: SparseAt, op: ValueOp) {
-        self.chain(step, at).push(op);
-    }
-
-    fn cut(&mut self, step: &Step, at: SparseAt, cut: Cut) {
-        self.chain(step, at).cut(cut);
     }
 
     fn row(&mut self, step: &Step, at: SparseAt, op: RowOp) {

@@ -1,7 +1,9 @@
 //! The memory budget of readers. Bytes are reserved before they are used, and released by dropping the reservation.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use onefold_base::sync::locked;
 
 use crate::{Error, Result};
 
@@ -75,16 +77,12 @@ impl Budget {
     pub(super) fn limit_for(total: u64) -> u64 {
         total.saturating_add(total.div_ceil(3))
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Account {
     /// Opens the account of an epoch that is about to be read.
     pub(super) fn open(budget: &Arc<Budget>) -> Arc<Self> {
-        budget.state().epochs += 1;
+        locked(&budget.state).epochs += 1;
         Arc::new(Self {
             budget: Arc::clone(budget),
             used: AtomicU64::new(0),
@@ -107,7 +105,7 @@ impl Account {
     /// Reserves bytes for reading ahead. Succeeds if `headroom` bytes remain free, and the epoch does not exceed its
     /// share of the budget.
     pub(super) fn try_reserve(self: &Arc<Self>, bytes: u64, headroom: u64) -> Option<Reservation> {
-        let mut state = self.budget.state();
+        let mut state = locked(&self.budget.state);
         let fits = |used: u64, total: u64| used.saturating_add(bytes).saturating_add(headroom) <= total;
         let fits = fits(state.used, self.budget.total)
             && fits(self.used.load(Relaxed), self.budget.total / state.epochs.max(1));
@@ -129,13 +127,13 @@ impl Account {
     pub(super) fn reserve_batch(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
         match self.wait_for(bytes, true) {
             Granted::Yes(reservation) => Some(reservation),
-            Granted::Never { .. } => Some(self.grant(&mut self.budget.state(), bytes, true)),
+            Granted::Never { .. } => Some(self.grant(&mut locked(&self.budget.state), bytes, true)),
             Granted::Closed => None,
         }
     }
 
     fn wait_for(self: &Arc<Self>, bytes: u64, batch: bool) -> Granted {
-        let mut state = self.budget.state();
+        let mut state = locked(&self.budget.state);
         loop {
             if self.closed.load(Relaxed) {
                 return Granted::Closed;
@@ -164,7 +162,7 @@ impl Account {
 
     /// Marks the epoch as dropped, and wakes all waiting threads.
     pub(super) fn close(&self) {
-        let _state = self.budget.state();
+        let _state = locked(&self.budget.state);
         self.closed.store(true, Relaxed);
         self.budget.changed.notify_all();
     }
@@ -172,7 +170,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.budget.state().epochs -= 1;
+        locked(&self.budget.state).epochs -= 1;
     }
 }
 
@@ -180,7 +178,7 @@ impl Reservation {
     /// Changes the reservation to the bytes that are really used, which may be more than the requested bytes.
     pub(super) fn resize(&mut self, bytes: u64) {
         let Account { budget, used, pending, .. } = &*self.account;
-        let mut state = budget.state();
+        let mut state = locked(&budget.state);
         state.used = state.used - self.bytes + bytes;
         used.store(used.load(Relaxed) - self.bytes + bytes, Relaxed);
         self.bytes = bytes;
@@ -195,7 +193,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let Account { budget, used, pending, .. } = &*self.account;
-        let mut state = budget.state();
+        let mut state = locked(&budget.state);
         state.used -= self.bytes;
         used.fetch_sub(self.bytes, Relaxed);
         pending.fetch_sub(usize::from(self.pending), Relaxed);

@@ -4,10 +4,11 @@
 //! No call blocks. Decoding of the row group starts when the last part has arrived.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use arrow::array::ArrayRef;
+use onefold_base::sync::locked;
 use onefold_storage::Ranges;
 use parquet::arrow::ProjectionMask;
 
@@ -69,13 +70,9 @@ struct Waiting {
 type Done = Box<dyn FnOnce(Result<Gathered>) + Send>;
 
 impl Latch {
-    fn waiting(&self) -> MutexGuard<'_, Option<Waiting>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the parts that have arrived so far.
     fn update(&self, change: impl FnOnce(&mut Gathered)) {
-        if let Some(waiting) = &mut *self.waiting() {
+        if let Some(waiting) = &mut *locked(&self.0) {
             change(&mut waiting.gathered);
         }
     }
@@ -83,7 +80,7 @@ impl Latch {
     /// Records that one more part has arrived. `add` must not drop a claim, because this would call waiters, which
     /// may call this latch while it is locked.
     fn came(&self, add: impl FnOnce(&mut Gathered) -> Result<()>) {
-        let mut state = self.waiting();
+        let mut state = locked(&self.0);
         let Some(waiting) = &mut *state else { return };
         if let Err(error) = add(&mut waiting.gathered) {
             waiting.failed = Err(error);
@@ -101,7 +98,7 @@ impl Latch {
 
     /// Returns a waiter for a column that another reader decodes.
     fn wait_for(self: &Arc<Self>, chunk: &Chunk) -> Waiter {
-        self.waiting().iter_mut().for_each(|waiting| waiting.left += 1);
+        locked(&self.0).iter_mut().for_each(|waiting| waiting.left += 1);
         let (latch, chunk) = (Arc::clone(self), chunk.clone());
         Waiter::new(move |column| {
             latch.came(|gathered| {

@@ -7,9 +7,9 @@ use std::time::Instant;
 use arrow::array::new_empty_array;
 use onefold_datasets::{FeatureGroup, KeptColumn, Layout};
 
-use super::checks::Checks;
-use super::decode::{Decoded, Decoding, Ids};
+use super::decode::{Decoded, Ids};
 use super::options::Dedupe;
+use super::recipe::{Epoch, Recipe};
 use super::stages::Stages;
 use crate::batch::{deduplicate_shared, deduplicate_windows};
 use crate::error::Origin;
@@ -18,22 +18,11 @@ use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result, fold_windows}
 /// Ranges of samples of decoded row groups, in order.
 pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
 
-/// The configuration of the conversion from decoded samples to batches.
-#[derive(Debug)]
-pub(super) struct Conversion {
-    /// The configuration with which the samples were decoded.
-    pub(super) decoding: Arc<Decoding>,
-    pub(super) dedupe: Dedupe,
-    /// The bytes of a sample without its ids and kept values.
-    pub(super) sample_bytes: u64,
-    pub(super) checks: Arc<Checks>,
-}
-
-impl Conversion {
+impl Epoch {
     /// Returns an upper bound of the bytes of a batch of `pieces` and of `copies` copies of it, before preprocessing
     /// changes its size.
     pub(super) fn batch_bytes(&self, pieces: &Pieces, copies: u64) -> u64 {
-        let (mut samples, mut kept, mut all) = (0, 0, Ids::default());
+        let (recipe, mut samples, mut kept, mut all) = (&*self.recipe, 0, 0, Ids::default());
         for (decoded, rows) in pieces {
             let ids = decoded.ids_in(rows);
             samples += rows.len() as u64;
@@ -43,20 +32,20 @@ impl Conversion {
             all.stored += ids.stored;
         }
         // One copy each for the cut, the deduplicated and the preprocessed batch.
-        let deduplicates = u64::from(self.dedupe != Dedupe::Off);
-        let copies = copies + 1 + deduplicates + u64::from(self.decoding.preprocessor.is_some());
-        let ids = match (self.decoding.layout, self.dedupe) {
+        let deduplicates = u64::from(recipe.options.dedupe != Dedupe::Off);
+        let copies = copies + 1 + deduplicates + u64::from(recipe.preprocessor.is_some());
+        let ids = match (recipe.layout, recipe.options.dedupe) {
             (_, Dedupe::Off) => all.expanded,
             (Layout::Folded, Dedupe::Window) => all.stored,
             (Layout::Rows, Dedupe::Window) | (_, Dedupe::Exact) => all.distinct,
         };
-        copies * (8 * ids + self.sample_bytes * samples + kept)
+        copies * (8 * ids + recipe.sample_bytes() * samples + kept)
     }
 
     /// Converts `pieces` to a batch. Without pieces the batch has no samples.
     pub(super) fn run(&self, pieces: &Pieces, stages: &Stages) -> Result<Batch> {
         let batch = self.run_shared(pieces, stages)?;
-        if self.dedupe == Dedupe::Window {
+        if self.recipe.options.dedupe == Dedupe::Window {
             return Ok(batch);
         }
         let started = Instant::now();
@@ -74,46 +63,45 @@ impl Conversion {
         let cut = if pieces.is_empty() { self.empty()? } else { Batch::concat(&borrowed)? };
         stages.add(|figures| &mut figures.cut_seconds, started);
         let started = Instant::now();
-        let groups = cut.groups().iter().zip(&self.decoding.schema.groups);
+        let groups = cut.groups().iter().zip(&self.recipe.schema.groups);
         let groups = groups
             .map(|(group, of_schema)| self.group(group, of_schema.deduplicated))
             .collect::<Result<_>>()?;
         let mut batch = Batch::try_new(BatchParts { groups, ..cut.into_parts() })?;
         stages.add(|figures| &mut figures.deduplicate_seconds, started);
         let started = Instant::now();
-        if let Some(preprocessor) = &self.decoding.preprocessor {
+        if let Some(preprocessor) = &self.recipe.preprocessor {
             batch = preprocessor.run(batch)?;
         }
-        self.checks.run(&batch, &self.decoding.schema.labels, |sample| origin_of(sample, pieces))?;
+        self.recipe.checks.run(&batch, &self.recipe.schema.labels, |sample| origin_of(sample, pieces))?;
         stages.add(|figures| &mut figures.preprocess_seconds, started);
         Ok(batch)
     }
 
     /// Returns a batch without samples.
     fn empty(&self) -> Result<Batch> {
-        let Decoding { layout, schema, timestamps, kept, preprocessor, .. } = &*self.decoding;
+        let Recipe { layout, schema, kept, options, .. } = &*self.recipe;
         let group = |group: &FeatureGroup| {
             let features =
                 group.features.iter().map(|f| Feature::from_rows(f.name.as_str(), &[] as &[[i64; 0]]));
             let inverse = (*layout == Layout::Folded && group.deduplicated).then(|| Vec::new().into());
             Group::try_new(group.name.as_str(), inverse, features.collect::<Result<_>>()?)
         };
-        // Preprocessing expects the weights that sampling adds.
-        let output = preprocessor.as_ref().map_or(schema, |preprocessor| preprocessor.schema());
         Batch::try_new(BatchParts {
             size: 0,
             dense: Vec::new().into(),
             labels: Vec::new().into(),
-            weights: output.weight.as_ref().map(|_| Vec::new().into()),
-            timestamps: timestamps.then(|| Vec::new().into()),
+            // Preprocessing expects the weights that sampling adds.
+            weights: self.recipe.output().weight.as_ref().map(|_| Vec::new().into()),
+            timestamps: options.timestamps.then(|| Vec::new().into()),
             kept: kept.iter().map(empty_column).collect(),
             groups: schema.groups.iter().map(group).collect::<Result<_>>()?,
         })
     }
 
     fn group(&self, group: &Group, deduplicated: bool) -> Result<Group> {
-        let is_folded = deduplicated && self.decoding.layout == Layout::Folded;
-        Ok(match self.dedupe {
+        let is_folded = deduplicated && self.recipe.layout == Layout::Folded;
+        Ok(match self.recipe.options.dedupe {
             Dedupe::Off if is_folded => group.expand_shared()?,
             Dedupe::Exact if deduplicated => deduplicate_shared(group)?,
             // Rows of the folded layout share ids already. Searching for further overlaps would cost more than it

@@ -4,13 +4,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, RecordBatchReader};
+use arrow::array::{
+    Array, ArrayRef, ArrowPrimitiveType, AsArray, RecordBatch, RecordBatchOptions, RecordBatchReader,
+};
 use arrow::buffer::ScalarBuffer;
 use arrow::compute::concat_batches;
 use arrow::datatypes::{FieldRef, Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
 use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
 use onefold_datasets::{
-    FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, Schema, TIME_COLUMN, missing_column, with_name,
+    FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, TIME_COLUMN, missing_column, with_name,
 };
 use onefold_storage::Ranges;
 use parquet::arrow::ProjectionMask;
@@ -18,34 +20,17 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::ChunkReader;
 
 use super::budget::Reservation;
-use super::columns::{Cached, Encoded, Gathered};
+use super::columns::{Encoded, Gathered};
 use super::file::{OpenFile, OpenFiles, guarded};
 use super::known_labels::KnownLabels;
 use super::lists::read_lists;
+use super::recipe::{Epoch, Recipe};
 use super::row_group::RowGroup;
 use super::stages::Stages;
-use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
-/// The configuration of decoding.
-#[derive(Debug)]
-pub(super) struct Decoding {
-    pub(super) layout: Layout,
-    pub(super) schema: Schema,
-    pub(super) sessions: bool,
-    pub(super) timestamps: bool,
-    /// The labels of an earlier time, if these are read. They need timestamps.
-    pub(super) known_labels: Option<KnownLabels>,
-    /// The kept columns of batches.
-    pub(super) kept: Vec<KeptColumn>,
-    /// The preprocessing steps, some of which may drop samples.
-    pub(super) preprocessor: Option<Arc<Preprocessor>>,
-    pub(super) epoch: u64,
-    /// Whether the bytes of columns are compared with their checksums.
-    pub(super) verify: bool,
-    /// The cache, if there is one, which also coordinates decoding with other readers.
-    pub(super) cached: Option<Cached>,
-}
+/// A decoded column and its field.
+type Column = (FieldRef, ArrayRef);
 
 /// A decoded row group.
 #[derive(Debug)]
@@ -79,20 +64,21 @@ impl RowGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if the bytes do not decode to the columns that `decoding` expects. The error names the
-    /// column and, if it is known, the row.
+    /// [`Error::Corrupt`] if the bytes do not decode to the columns of the schema. The error names the column and, if it
+    /// is known, the row.
     pub(super) fn decode(
         self,
         gathered: Gathered,
-        decoding: &Decoding,
+        epoch: &Epoch,
         mut reservation: Reservation,
         stages: &Stages,
     ) -> Result<Decoded> {
-        if decoding.verify {
+        let recipe = &*epoch.recipe;
+        if recipe.checks.verify {
             self.verify(&gathered.encoded, stages)?;
         }
         let started = Instant::now();
-        let columns = match self.decode_gathered(gathered, decoding, stages) {
+        let columns = match self.decode_gathered(gathered, epoch, stages) {
             Ok(columns) => self.in_schema(columns)?,
             Err(error @ Error::Corrupt { column: None, .. }) => {
                 return Err(self.find_damage().unwrap_or(error));
@@ -101,12 +87,11 @@ impl RowGroup {
         };
         stages.add(|figures| &mut figures.decode_seconds, started);
         let started = Instant::now();
-        let mut batch = self.to_batch(&columns, decoding)?;
-        let mut sessions = decoding.sessions.then(|| session_ids(&columns));
+        let mut batch = self.to_batch(&columns, recipe)?;
+        let mut sessions = recipe.options.shuffle.is_some().then(|| session_ids(&columns));
         drop(columns);
-        let sampler = decoding.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler());
-        let sampled = sampler.map(|sampler| {
-            let (rows, left) = sampler.run(&batch, decoding.epoch, self.first);
+        let sampled = recipe.sampler().map(|sampler| {
+            let (rows, left) = sampler.run(&batch, epoch.number, self.first);
             batch = left;
             sessions = sessions.take().map(|all| rows.iter().map(|row| all[*row as usize]).collect());
             rows
@@ -136,60 +121,49 @@ impl RowGroup {
     }
 
     /// Returns all columns: decodes the encoded ones, and adds those that were decoded by others or are cached.
-    fn decode_gathered(
-        &self,
-        gathered: Gathered,
-        decoding: &Decoding,
-        stages: &Stages,
-    ) -> Result<RecordBatch> {
+    fn decode_gathered(&self, gathered: Gathered, epoch: &Epoch, stages: &Stages) -> Result<Vec<Column>> {
         let Gathered { encoded, claims, decoded, missing } = gathered;
         let started = Instant::now();
-        let batch = self.decode_files(encoded)?;
+        let mut columns = self.decode_files(encoded)?;
         let took = started.elapsed() / u32::try_from(claims.len().max(1)).unwrap_or(u32::MAX);
         for claim in claims {
-            if let Some(column) = batch.column_by_name(&claim.chunk.column) {
-                let column = Arc::clone(column);
-                claim.fulfil(&column, took);
+            if let Some((_, column)) = columns.iter().find(|(field, _)| *field.name() == *claim.chunk.column)
+            {
+                claim.fulfil(column, took);
             }
         }
-        if decoded.is_empty() && missing.is_empty() {
-            return Ok(batch);
-        }
-        let (mut fields, mut arrays) = (batch.schema().fields().to_vec(), batch.columns().to_vec());
         let missing = missing.into_iter().map(|chunk| {
-            let cached = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
-            let column =
-                cached.map_or_else(|| self.read_column(&chunk.column, decoding.verify, stages), Ok)?;
+            let cached = epoch.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
+            let column = cached
+                .map_or_else(|| self.read_column(&chunk.column, epoch.recipe.checks.verify, stages), Ok)?;
             Ok((chunk.column, column))
         });
         for (name, column) in decoded.into_iter().chain(missing.collect::<Result<Vec<_>>>()?) {
             let field = self.files.field(&name);
             let missing = || self.corrupt(&name, None, "it is missing".to_owned());
-            fields.push(Arc::clone(field.ok_or_else(missing)?));
-            arrays.push(column);
+            columns.push((Arc::clone(field.ok_or_else(missing)?), column));
         }
-        record_batch(fields, arrays, batch.num_rows())
+        Ok(columns)
     }
 
     /// Renames the columns to their names in the schema, and adds the wanted columns that the files lack.
-    fn in_schema(&self, columns: RecordBatch) -> Result<RecordBatch> {
-        let OpenFiles { lacking, changes, .. } = &*self.files;
-        if changes.is_none() {
-            return Ok(columns);
-        }
-        let rows = columns.num_rows();
-        let named = |field: &FieldRef| with_name(field, changes.in_schema(field.name()).unwrap_or_default());
-        let mut fields: Vec<FieldRef> = columns.schema_ref().fields().iter().map(named).collect();
-        let mut arrays = columns.columns().to_vec();
-        fields.extend(lacking.iter().cloned());
-        arrays.extend(lacking.iter().map(|field| missing_column(field, rows)));
-        record_batch(fields, arrays, rows)
+    fn in_schema(&self, columns: Vec<Column>) -> Result<RecordBatch> {
+        let OpenFiles { files, lacking, changes, .. } = &*self.files;
+        // Decoding has checked that every column has this number of rows.
+        let rows = files.first().map_or(0, |file| file.row_group(self.index).num_rows() as usize);
+        let named = |field: FieldRef| with_name(&field, changes.in_schema(field.name()).unwrap_or_default());
+        let columns = columns.into_iter().map(|(field, column)| (named(field), column));
+        let lacking = lacking.iter().map(|field| (Arc::clone(field), missing_column(field, rows)));
+        let (fields, arrays): (Vec<FieldRef>, Vec<ArrayRef>) = columns.chain(lacking).unzip();
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
+            .map_err(|error| Error::invariant("decoded columns", error.to_string()))
     }
 
     /// Reads and decodes one column on this thread.
     fn read_column(&self, name: &str, verify: bool, stages: &Stages) -> Result<ArrayRef> {
-        let batch = self.read_files(|file| file.mask(&[name]), verify, stages)?;
-        let column = batch.columns().first().cloned();
+        let columns = self.read_files(|file| file.mask(&[name]), verify, stages)?;
+        let column = columns.into_iter().next().map(|(_, column)| column);
         column.ok_or_else(|| self.corrupt(name, None, "it was not decoded".to_owned()))
     }
 
@@ -199,21 +173,16 @@ impl RowGroup {
         columns: impl Fn(&OpenFile) -> ProjectionMask,
         verify: bool,
         stages: &Stages,
-    ) -> Result<RecordBatch> {
-        let encoded = self.read_encoded(columns)?;
-        if verify {
-            self.verify(&encoded, stages)?;
-        }
-        self.decode_files(encoded)
-    }
-
-    /// Reads the bytes of columns of all files on this thread.
-    fn read_encoded(&self, columns: impl Fn(&OpenFile) -> ProjectionMask) -> Result<Vec<Encoded>> {
+    ) -> Result<Vec<Column>> {
         let read = |file: &OpenFile| {
             let mask = columns(file);
             Ok(Encoded { ranges: file.read(&self.files.storage, self.index, &mask)?, mask })
         };
-        self.files.files.iter().map(read).collect()
+        let encoded = self.files.files.iter().map(read).collect::<Result<Vec<_>>>()?;
+        if verify {
+            self.verify(&encoded, stages)?;
+        }
+        self.decode_files(encoded)
     }
 
     /// Reads and decodes only the labels `names`, on this thread: all labels of the schema, `[samples, labels]`, with
@@ -238,21 +207,15 @@ impl RowGroup {
     }
 
     /// Decodes the columns of all files. `encoded` has an entry per file.
-    fn decode_files(&self, encoded: Vec<Encoded>) -> Result<RecordBatch> {
-        let mut batches = Vec::with_capacity(encoded.len());
+    fn decode_files(&self, encoded: Vec<Encoded>) -> Result<Vec<Column>> {
+        let mut columns = Vec::new();
         for (file, encoded) in self.files.files.iter().zip(encoded) {
-            batches.push(self.decode_columns(file, encoded)?);
+            columns.extend(self.decode_columns(file, encoded)?);
         }
-        if batches.len() == 1 {
-            return Ok(batches.remove(0));
-        }
-        let rows = batches.first().map_or(0, RecordBatch::num_rows);
-        let fields = batches.iter().flat_map(|batch| batch.schema_ref().fields().iter().cloned()).collect();
-        let arrays = batches.iter().flat_map(|batch| batch.columns().iter().cloned()).collect();
-        record_batch(fields, arrays, rows)
+        Ok(columns)
     }
 
-    fn decode_columns(&self, file: &OpenFile, encoded: Encoded) -> Result<RecordBatch> {
+    fn decode_columns(&self, file: &OpenFile, encoded: Encoded) -> Result<Vec<Column>> {
         guarded(&file.path, Some(self.index), || {
             let Encoded { ranges, mask } = encoded;
             let metadata = &file.footer.metadata;
@@ -261,14 +224,15 @@ impl RowGroup {
             let (lists, flat): (Vec<_>, Vec<_>) =
                 wanted.partition(|leaf| parquet.column(*leaf).max_rep_level() > 0);
             let flat = self.decode_flat(file, ranges.clone(), ProjectionMask::leaves(parquet, flat))?;
-            let (mut fields, mut arrays) = (flat.schema().fields().to_vec(), flat.columns().to_vec());
+            let mut columns: Vec<Column> =
+                flat.schema_ref().fields().iter().cloned().zip(flat.columns().iter().cloned()).collect();
             let ranges = Arc::new(ranges);
             for leaf in lists {
                 let field = &file.fields()[parquet.get_column_root_idx(leaf)];
-                arrays.push(Arc::new(read_lists(&ranges, file.row_group(self.index), leaf, field)?));
-                fields.push(Arc::clone(field));
+                let column = read_lists(&ranges, file.row_group(self.index), leaf, field)?;
+                columns.push((Arc::clone(field), Arc::new(column)));
             }
-            record_batch(fields, arrays, flat.num_rows()).map_err(|error| error.to_string())
+            Ok(columns)
         })
     }
 
@@ -314,15 +278,15 @@ impl RowGroup {
         })
     }
 
-    fn to_batch(&self, columns: &RecordBatch, decoding: &Decoding) -> Result<Batch> {
-        let schema = &decoding.schema;
-        let groups = schema.groups.iter().map(|group| match decoding.layout {
+    fn to_batch(&self, columns: &RecordBatch, recipe: &Recipe) -> Result<Batch> {
+        let schema = &recipe.schema;
+        let groups = schema.groups.iter().map(|group| match recipe.layout {
             Layout::Folded if group.deduplicated => self.unfold(columns, group),
             Layout::Rows | Layout::Folded => self.plain_group(columns, group),
         });
         let groups = groups.collect::<Result<_>>()?;
-        let timestamps = decoding.timestamps.then(|| self.times(columns)).transpose()?;
-        let known = decoding.known_labels.as_ref().zip(timestamps.as_deref());
+        let timestamps = recipe.options.timestamps.then(|| self.times(columns)).transpose()?;
+        let known = recipe.known_labels.as_ref().zip(timestamps.as_deref());
         let weights = schema.weight.as_slice();
         Batch::try_new(BatchParts {
             size: columns.num_rows(),
@@ -330,7 +294,7 @@ impl RowGroup {
             labels: self.labels(columns, &schema.labels, known)?,
             weights: if weights.is_empty() { None } else { Some(self.row_major(columns, weights)?) },
             timestamps,
-            kept: decoding.kept.iter().map(|column| self.kept(columns, column)).collect::<Result<_>>()?,
+            kept: recipe.kept.iter().map(|column| self.kept(columns, column)).collect::<Result<_>>()?,
             groups,
         })
     }
@@ -363,10 +327,19 @@ impl RowGroup {
         }
     }
 
-    fn times(&self, columns: &RecordBatch) -> Result<ScalarBuffer<i64>> {
-        self.column(columns, TIME_COLUMN, |column| {
-            column.as_primitive_opt::<TimestampMicrosecondType>().map(|times| times.values().clone())
+    /// Returns the values of a column without nulls.
+    fn values<T: ArrowPrimitiveType>(
+        &self,
+        columns: &RecordBatch,
+        name: &str,
+    ) -> Result<ScalarBuffer<T::Native>> {
+        self.column(columns, name, |column| {
+            column.as_primitive_opt::<T>().map(|array| array.values().clone())
         })
+    }
+
+    fn times(&self, columns: &RecordBatch) -> Result<ScalarBuffer<i64>> {
+        self.values::<TimestampMicrosecondType>(columns, TIME_COLUMN)
     }
 
     /// Returns the labels, `[samples, labels]`; with `known` those of an earlier time, for samples of these times.
@@ -383,15 +356,10 @@ impl RowGroup {
         Ok(labels.into())
     }
 
-    fn floats(&self, columns: &RecordBatch, name: &str) -> Result<ScalarBuffer<f32>> {
-        self.column(columns, name, |column| {
-            column.as_primitive_opt::<Float32Type>().map(|floats| floats.values().clone())
-        })
-    }
-
     /// Returns float columns interleaved to `[rows, columns]`.
     fn row_major(&self, columns: &RecordBatch, names: &[String]) -> Result<ScalarBuffer<f32>> {
-        let sources = names.iter().map(|name| self.floats(columns, name)).collect::<Result<Vec<_>>>()?;
+        let sources = names.iter().map(|name| self.values::<Float32Type>(columns, name));
+        let sources = sources.collect::<Result<Vec<_>>>()?;
         if let [only] = sources.as_slice() {
             return Ok(only.clone());
         }
@@ -479,13 +447,6 @@ impl Decoded {
         });
         blocks.collect()
     }
-}
-
-/// Creates a record batch of `rows` rows, which may have no columns.
-fn record_batch(fields: Vec<FieldRef>, arrays: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
-    let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
-        .map_err(|error| Error::invariant("decoded columns", error.to_string()))
 }
 
 fn session_ids(columns: &RecordBatch) -> ScalarBuffer<i64> {

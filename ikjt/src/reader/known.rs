@@ -2,8 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use onefold_base::sync::locked;
 use onefold_datasets::DataFile;
 use onefold_datasets::footer::{self, Footer};
 use onefold_storage::{Object, Storage};
@@ -40,13 +41,9 @@ impl KnownFiles {
         Self { state: Mutex::default(), limit, used: Arc::clone(used) }
     }
 
-    fn state(&self) -> MutexGuard<'_, Known> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns whether the footer of the file at `path` is in memory.
     pub(super) fn has_footer(&self, path: &str) -> bool {
-        self.state().footers.contains_key(path)
+        locked(&self.state).footers.contains_key(path)
     }
 
     /// Returns the object and the footer of a data file, which are read from storage if they are not in memory.
@@ -57,7 +54,7 @@ impl KnownFiles {
     /// footer differs from the one that was written.
     pub(super) fn open(&self, storage: &Storage, file: &DataFile) -> Result<(Object, Arc<Footer>)> {
         let object = self.find(storage, file)?;
-        if let Some(footer) = self.state().footers.get(&file.path) {
+        if let Some(footer) = locked(&self.state).footers.get(&file.path) {
             return Ok((object, Arc::clone(footer)));
         }
         let footer = Footer::read(storage, file, object.e_tag.clone())?;
@@ -67,17 +64,17 @@ impl KnownFiles {
 
     /// Returns the object of a data file, which must have the size that the snapshot records.
     fn find(&self, storage: &Storage, file: &DataFile) -> Result<Object> {
-        if let Some(object) = self.state().objects.get(&file.path) {
+        if let Some(object) = locked(&self.state).objects.get(&file.path) {
             return Ok(object.clone());
         }
         let mismatch = |message: String| Error::mismatch(storage.shown(&file.path), message);
         let object = footer::find(storage, file)?.map_err(mismatch)?;
-        Ok(self.state().objects.entry(file.path.clone()).or_insert(object).clone())
+        Ok(locked(&self.state).objects.entry(file.path.clone()).or_insert(object).clone())
     }
 
     /// Keeps a footer. Drops the oldest footers of this dataset while those of all datasets exceed the limit.
     fn keep(&self, path: &str, footer: Arc<Footer>) -> Arc<Footer> {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         if let Some(same) = state.footers.get(path) {
             return Arc::clone(same);
         }
@@ -94,7 +91,7 @@ impl KnownFiles {
 
 impl Drop for KnownFiles {
     fn drop(&mut self) {
-        let footers = self.state().footers.values().map(|footer| bytes_of(footer)).sum();
+        let footers = locked(&self.state).footers.values().map(|footer| bytes_of(footer)).sum();
         self.used.fetch_sub(footers, Relaxed);
     }
 }

@@ -54,6 +54,7 @@ mod pipeline;
 mod plan;
 mod position;
 mod promise;
+mod recipe;
 mod remote;
 mod row_group;
 mod selection;
@@ -63,25 +64,23 @@ mod stream;
 mod workers;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use onefold_datasets::{KeptColumn, SESSION_COLUMN, Schema, Snapshot};
+use onefold_base::sync::locked;
+use onefold_datasets::{SESSION_COLUMN, Schema, Snapshot};
 
 use self::budget::Account;
 use self::columns::Cached;
-use self::convert::Conversion;
-use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
 use self::known_labels::KnownLabels;
-use self::need::sample_bytes;
-use self::order::{Item, StreamOrder};
+use self::order::{Item, Part, StreamOrder};
 use self::output::{Output, Packing};
-use self::pipeline::{Scheduler, Turns, Work};
-use self::plan::{Counts, Part, sampled_counts, stream_parts};
+use self::pipeline::{Scheduler, Turns};
+use self::plan::{Counts, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
-use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
+use self::recipe::{Epoch, Recipe};
+use self::remote::{Remote, block_steps, row_groups_by_step};
 use self::selection::{kept_columns, project};
-use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
 use crate::cache::Interest;
 use crate::preprocess::{Preprocessor, Sampler};
@@ -109,17 +108,7 @@ const COUNTED_EPOCHS: usize = 4;
 #[derive(Debug)]
 pub struct Reader {
     snapshot: Snapshot,
-    /// The schema of the columns that are read.
-    source_schema: Schema,
-    /// The kept columns of batches.
-    kept_columns: Vec<KeptColumn>,
-    /// The schema of the batches.
-    schema: Schema,
-    preprocessor: Option<Arc<Preprocessor>>,
-    /// The labels of an earlier time, if these are read.
-    known_labels: Option<KnownLabels>,
-    options: ReaderOptions,
-    checks: Arc<Checks>,
+    recipe: Arc<Recipe>,
     rank: Rank,
     workers: Workers,
     chosen: Arc<Vec<Chosen>>,
@@ -157,20 +146,16 @@ impl Reader {
             Tail::Short if samples > 0 => options.global_batch_size.min(most),
             Tail::Short | Tail::Drop => options.global_batch_size,
         };
-        let kept_columns = kept_columns(&snapshot.schema, &options.kept)?;
-        let source_schema = Schema {
-            kept: kept_columns.iter().filter(|column| column.name != SESSION_COLUMN).cloned().collect(),
+        let kept = kept_columns(&snapshot.schema, &options.kept)?;
+        let schema = Schema {
+            kept: kept.iter().filter(|column| column.name != SESSION_COLUMN).cloned().collect(),
             ..project(&snapshot.schema, options.features.as_deref())?
         };
-        let preprocessor = match &options.preprocess {
-            None => None,
-            Some(config) => Some(Arc::new(Preprocessor::try_new(config, &source_schema)?)),
-        };
-        let schema = preprocessor.as_ref().map_or(&source_schema, |p| p.schema()).clone();
-        checks.check_names(&schema)?;
-        let needs_timestamps =
-            preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
-        let known_labels = options.labels_as_of.map(|at| KnownLabels::new(&source_schema, at)).transpose()?;
+        let preprocessor = options.preprocess.as_ref();
+        let preprocessor = preprocessor.map(|config| Preprocessor::try_new(config, &schema)).transpose()?;
+        checks.check_names(preprocessor.as_ref().map_or(&schema, Preprocessor::schema))?;
+        let needs_timestamps = preprocessor.as_ref().is_some_and(Preprocessor::needs_timestamps);
+        let known_labels = options.labels_as_of.map(|at| KnownLabels::new(&schema, at)).transpose()?;
         let options = ReaderOptions {
             global_batch_size,
             timestamps: options.timestamps || needs_timestamps || known_labels.is_some(),
@@ -182,7 +167,7 @@ impl Reader {
         let streams = stream_parts(&chosen, snapshot.buckets, number_of_streams);
         let input = match location {
             Location::Storage(storage) => {
-                let columns = (&snapshot, &source_schema);
+                let columns = (&snapshot, &schema);
                 let how = (&options, checks.verify);
                 Input::Files(Arc::new(Files::new(*storage, Arc::clone(&chosen), columns, how, workers)))
             }
@@ -191,15 +176,11 @@ impl Reader {
                 Input::Source(source, Arc::new(Asked { identity, options, rank }))
             }
         };
+        let layout = snapshot.layout;
+        let recipe = Recipe { layout, schema, kept, known_labels, preprocessor, options, checks };
         Ok(Self {
             snapshot,
-            source_schema,
-            kept_columns,
-            schema,
-            preprocessor,
-            known_labels,
-            options,
-            checks: Arc::new(checks),
+            recipe: Arc::new(recipe),
             rank,
             workers: workers.clone(),
             chosen,
@@ -224,7 +205,7 @@ impl Reader {
     /// Returns the schema of the batches: the dataset's schema without the features and kept columns that are not
     /// read, as changed by preprocessing.
     pub fn schema(&self) -> &Schema {
-        &self.schema
+        self.recipe.output()
     }
 
     /// Returns the number of samples that this rank reads in an epoch, including samples that `sampling` drops and
@@ -246,13 +227,13 @@ impl Reader {
     ///
     /// See [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
-        let sampled = self.sampled_counts(epoch)?;
+        let sampled = self.sample_counts(epoch)?;
         let samples = |stream: usize| match &sampled {
             Some(sampled) => sampled[stream].iter().sum(),
             None => self.stream_samples(stream),
         };
         let of_stream = |stream: usize| (samples(stream), self.samples_of_step(stream));
-        Ok(order::steps((0..self.streams.len()).map(of_stream), self.options.tail))
+        Ok(order::steps((0..self.streams.len()).map(of_stream), self.recipe.options.tail))
     }
 
     /// Returns the plan of an epoch, for all ranks.
@@ -263,10 +244,10 @@ impl Reader {
     pub fn plan(&self, epoch: u64) -> Result<Plan> {
         let orders = self.orders(epoch, 0..self.streams.len())?;
         let steps = self.steps(epoch)?;
-        let split = |item: &Item| Split {
-            path: self.chosen[item.file].set.path().to_owned(),
-            row_group: item.row_group,
-            rows: item.start..item.start + item.rows,
+        let split = |Item { part, .. }: &Item| Split {
+            path: self.chosen[part.file].set.path().to_owned(),
+            row_group: part.row_group,
+            rows: part.rows.clone(),
         };
         let stream = |order: StreamOrder| PlannedStream {
             samples: order.samples(),
@@ -331,20 +312,9 @@ impl Reader {
         self.start(position, horizon, 1)
     }
 
-    /// Returns the number of samples that sampling keeps in an epoch, for each part of a row group that a stream
-    /// reads, `[streams][parts]` in the order of the files, or `None` without sampling. A preprocessing service sends
-    /// these counts to its clients.
-    ///
-    /// # Errors
-    ///
-    /// See [`plan`](Self::plan).
-    pub fn sample_counts(&self, epoch: u64) -> Result<Option<Vec<Vec<u64>>>> {
-        Ok(self.sampled_counts(epoch)?.map(|counts| counts.to_vec()))
-    }
-
     /// Returns the interest that this reader registered with the [cache](crate::cache), if it has read with a cache.
     pub fn interest(&self) -> Option<Arc<Interest>> {
-        let known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = locked(&self.interest);
         known.as_ref().map(|(_, interest)| Arc::clone(interest))
     }
 
@@ -357,22 +327,29 @@ impl Reader {
         }
         let orders = self.orders(position.epoch, self.own_streams())?;
         let each: Vec<u64> = self.own_streams().map(|stream| self.samples_of_step(stream)).collect();
-        let widths = (self.schema.dense.len(), self.schema.labels.len());
-        let packing = Packing { widths, overlaps: self.options.dedupe == Dedupe::Window };
+        let widths = (self.schema().dense.len(), self.schema().labels.len());
+        let packing = Packing { widths, overlaps: self.recipe.options.dedupe == Dedupe::Window };
         match &self.input {
             Input::Files(files) => {
-                let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
+                let cached = self.cached(files, position.epoch, &orders);
+                let recipe = Arc::clone(&self.recipe);
                 let streams = orders.into_iter().zip(each);
                 let streams: Vec<Stream> =
                     streams.map(|(order, each)| Stream::new(order, each, position.step)).collect();
+                let (workers, account) = (self.workers.clone(), Account::open(&self.workers.budget));
                 let opener = Opener::new(
                     Arc::clone(files),
                     files_by_first_use(&streams),
                     streams.len() + 1,
-                    (&work.workers, &work.account),
+                    (&workers, &account),
                 );
                 let scheduler = Scheduler {
-                    work,
+                    workers,
+                    account,
+                    epoch: Arc::new(Epoch { recipe, number: position.epoch, cached }),
+                    stages: Arc::default(),
+                    reads_ahead: if files.storage.has_latency() { REMOTE_READS_AHEAD } else { 1 },
+                    headroom: self.headroom(),
                     opener,
                     streams,
                     share: self.rank.share(self.streams.len()),
@@ -390,19 +367,15 @@ impl Reader {
                     epoch: if self.repeats() { 0 } else { position.epoch },
                     pass: position.epoch,
                     steps: position.step..steps.min(horizon.step()),
-                    block_steps: block_steps(&orders, &each, self.options.shuffle),
+                    block_steps: block_steps(&orders, &each, self.recipe.options.shuffle),
                     row_groups: row_groups_by_step(&self.chosen, &orders, &each),
                     batch_bytes: self.expected_batch_bytes(),
                     memory: 0,
                 };
-                let expected = Expected {
-                    schema: self.schema.clone(),
-                    checks: Arc::clone(&self.checks),
-                    most_samples: each.iter().sum(),
-                };
+                let (recipe, most_samples) = (Arc::clone(&self.recipe), each.iter().sum());
                 let (source, asked) = (Arc::clone(source), Arc::clone(asked));
                 let workers = self.workers.clone();
-                let remote = Remote { source, asked, wanted, workers, expected, packing, every };
+                let remote = Remote { source, asked, wanted, workers, recipe, most_samples, packing, every };
                 remote.start(position.clone(), steps)
             }
         }
@@ -419,13 +392,13 @@ impl Reader {
 
     /// Returns the position before the first step of an epoch.
     pub fn position(&self, epoch: u64) -> Position {
-        let options = &self.options;
+        let options = &self.recipe.options;
         Position {
             format_version: POSITION_VERSION,
             dataset: self.snapshot.dataset.clone(),
             snapshot: self.snapshot.snapshot,
             partitions: options.partitions.to_string(),
-            sampling: self.sampler().map(Sampler::to_string).unwrap_or_default(),
+            sampling: self.recipe.sampler().map(Sampler::to_string).unwrap_or_default(),
             shuffle: options.shuffle,
             streams: self.streams.len(),
             global_batch_size: options.global_batch_size,
@@ -447,38 +420,34 @@ impl Reader {
 
     /// Returns the number of samples that a stream contributes to a step.
     fn samples_of_step(&self, stream: usize) -> u64 {
-        let (streams, size) = (self.streams.len(), self.options.global_batch_size);
+        let (streams, size) = (self.streams.len(), self.recipe.options.global_batch_size);
         order::samples_of_step(stream, streams, self.snapshot.buckets, size)
-    }
-
-    /// Returns the sampler, if samples are dropped.
-    fn sampler(&self) -> Option<&Sampler> {
-        self.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler())
     }
 
     /// Returns the orders of some streams in an epoch.
     fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize>) -> Result<Vec<StreamOrder>> {
-        let sampled = self.sampled_counts(epoch)?;
+        let sampled = self.sample_counts(epoch)?;
         let order = |stream: usize| {
             let items = self.streams[stream].iter().enumerate().map(|(number, part)| Item {
-                file: part.file,
-                row_group: part.row_group,
-                partition: self.chosen[part.file].partition,
-                first: part.first,
-                start: part.rows.start,
-                rows: part.len(),
+                part: part.clone(),
                 samples: sampled.as_ref().map_or(part.len(), |sampled| sampled[stream][number]),
             });
-            StreamOrder::new(items.collect(), self.options.shuffle, epoch, stream)
+            StreamOrder::new(items.collect(), self.recipe.options.shuffle, epoch, stream)
         };
         Ok(wanted.map(order).collect())
     }
 
-    /// Returns the number of samples that sampling keeps in an epoch, `[streams][parts]`, or `None` without sampling.
-    fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
-        let Some(sampler) = self.sampler() else { return Ok(None) };
+    /// Returns the number of samples that sampling keeps in an epoch, for each part of a row group that a stream
+    /// reads, `[streams][parts]` in the order of the files, or `None` without sampling. A preprocessing service sends
+    /// these counts to its clients.
+    ///
+    /// # Errors
+    ///
+    /// See [`plan`](Self::plan).
+    pub fn sample_counts(&self, epoch: u64) -> Result<Option<Arc<Vec<Vec<u64>>>>> {
+        let Some(sampler) = self.recipe.sampler() else { return Ok(None) };
         let of_epoch = {
-            let mut known = self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = locked(&self.sampled);
             match known.iter().find(|(of, _)| *of == epoch) {
                 Some((_, counted)) => Arc::clone(counted),
                 None => {
@@ -488,13 +457,13 @@ impl Reader {
                 }
             }
         };
-        let mut counted = of_epoch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = locked(&of_epoch);
         if let Some(sampled) = &*counted {
             return Ok(Some(Arc::clone(sampled)));
         }
         let sampled = Arc::new(match &self.input {
             Input::Files(files) => {
-                let labels = (&self.source_schema.labels[..], self.known_labels.as_ref());
+                let labels = (&self.recipe.schema.labels[..], self.recipe.known_labels.as_ref());
                 sampled_counts(files, &self.streams, sampler, labels, epoch, &self.workers.pool)?
             }
             Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
@@ -517,7 +486,7 @@ impl Reader {
     /// cache, so a reader that does not verify uses none.
     fn cached(&self, files: &Files, epoch: u64, orders: &[StreamOrder]) -> Option<Cached> {
         let cache = self.workers.cache.as_ref().filter(|_| files.verify)?;
-        let mut known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.interest);
         let interest = match known.as_ref().filter(|(of, _)| *of == epoch) {
             Some((_, interest)) => Arc::clone(interest),
             None => {
@@ -533,14 +502,14 @@ impl Reader {
     fn interest_in(&self, files: &Files, orders: &[StreamOrder]) -> Arc<Interest> {
         let shares = orders.iter().flat_map(|order| {
             let all = order.samples().max(1) as f32;
-            order.items.iter().zip(&order.starts).flat_map(move |(item, start)| {
-                let files = self.chosen[item.file].set.files.iter();
-                files.map(move |file| ((Arc::from(file.path.as_str()), item.row_group), *start as f32 / all))
+            order.items.iter().zip(&order.starts).flat_map(move |(Item { part, .. }, start)| {
+                let files = self.chosen[part.file].set.files.iter();
+                files.map(move |file| ((Arc::from(file.path.as_str()), part.row_group), *start as f32 / all))
             })
         });
         let shares: HashMap<_, _> = shares.collect();
         // Each stream still needs its current row group and the row groups that a shuffle mixes with it.
-        let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
+        let mixed = self.recipe.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
         let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / shares.len().max(1) as f32;
         // The cache identifies columns by their names in the files.
         let mut columns = files.columns.wanted.clone();
@@ -551,39 +520,6 @@ impl Reader {
 
     /// Returns whether all epochs have the same batches.
     fn repeats(&self) -> bool {
-        self.options.shuffle.is_none() && self.sampler().is_none()
-    }
-
-    fn work(&self, files: &Files, epoch: u64, cached: Option<Cached>) -> Work {
-        let options = &self.options;
-        let memory_limit = self.workers.memory_limit();
-        let decoding = Arc::new(Decoding {
-            layout: self.snapshot.layout,
-            schema: self.source_schema.clone(),
-            sessions: options.shuffle.is_some(),
-            timestamps: options.timestamps,
-            known_labels: self.known_labels.clone(),
-            kept: self.kept_columns.clone(),
-            preprocessor: self.preprocessor.clone(),
-            epoch,
-            verify: self.checks.verify,
-            cached,
-        });
-        Work {
-            workers: self.workers.clone(),
-            account: Account::open(&self.workers.budget),
-            conversion: Arc::new(Conversion {
-                decoding,
-                dedupe: options.dedupe,
-                sample_bytes: sample_bytes(&self.source_schema),
-                checks: Arc::clone(&self.checks),
-            }),
-            stages: Arc::new(Stages::default()),
-            reads_ahead: if files.storage.has_latency() { REMOTE_READS_AHEAD } else { 1 },
-            headroom: self
-                .expected_batch_bytes()
-                .saturating_mul(self.workers.threads() as u64 + 1)
-                .min(memory_limit / 3),
-        }
+        self.recipe.options.shuffle.is_none() && self.recipe.sampler().is_none()
     }
 }

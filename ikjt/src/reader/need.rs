@@ -1,7 +1,5 @@
 //! Estimates the memory for reading an epoch.
 
-use onefold_datasets::Schema;
-
 use super::row_group::RowGroup;
 use super::{Input, Reader};
 use crate::Result;
@@ -29,29 +27,28 @@ impl Reader {
         });
         let Some((_, file, index)) = row_groups.max() else { return Ok(0) };
         let row_group = RowGroup { files: files.open(file)?, index, first: 0 };
-        let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
+        let mixed = self.recipe.options.shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
         let of_stream = mixed.saturating_add(2);
         let row_groups = (self.own_streams().count() as u64).saturating_mul(of_stream);
         let decoded = row_group.decoding_bytes().saturating_mul(row_groups);
         Ok(decoded.saturating_add(self.expected_batch_bytes().saturating_mul(BATCHES)))
     }
 
+    /// Returns the bytes that reading ahead leaves free for batches.
+    pub(super) fn headroom(&self) -> u64 {
+        let batches = self.workers.threads() as u64 + 1;
+        self.expected_batch_bytes().saturating_mul(batches).min(self.workers.memory_limit() / 3)
+    }
+
     /// Returns the bytes of an average batch of this rank in which every sample stores its own lists.
     pub(super) fn expected_batch_bytes(&self) -> u64 {
         let statistics = &self.snapshot.statistics;
         let values = |name: &str| statistics.features.get(name).map_or(0, |feature| feature.values);
-        let names = self.source_schema.sparse_features().map(|feature| values(&feature.name));
+        let names = self.recipe.schema.sparse_features().map(|feature| values(&feature.name));
         let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
-        let kept = KEPT_BYTES * self.kept_columns.len() as u64;
-        let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema) + kept);
+        let kept = KEPT_BYTES * self.recipe.kept.len() as u64;
+        let sample = values.saturating_mul(8).saturating_add(self.recipe.sample_bytes() + kept);
         let batch: u64 = self.own_streams().map(|stream| self.samples_of_step(stream)).sum();
         sample.saturating_mul(batch)
     }
-}
-
-/// Returns the bytes of a sample without its ids: an offset and a size per feature, an entry of an inverse index per
-/// group, the floats and the time.
-pub(super) fn sample_bytes(schema: &Schema) -> u64 {
-    let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
-    (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
 }

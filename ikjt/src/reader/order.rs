@@ -19,9 +19,9 @@ use super::position::{Shuffle, Tail, Within};
 /// The increment of SplitMix64, which generates the keys of the sessions.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The rows of a row group that a stream reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Item {
+/// The rows of a row group that belong to the buckets of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
     /// The index of the file set among the chosen ones.
     pub(super) file: usize,
     /// The number of the row group in the file.
@@ -30,11 +30,22 @@ pub(super) struct Item {
     pub(super) partition: usize,
     /// The index of the row group's first sample among the chosen samples of the dataset.
     pub(super) first: u64,
-    /// The first Parquet row.
-    pub(super) start: u64,
-    /// The number of Parquet rows.
-    pub(super) rows: u64,
-    /// The number of samples of these rows after sampling.
+    /// The Parquet rows of the part.
+    pub(super) rows: Range<u64>,
+}
+
+impl Part {
+    /// Returns the number of rows.
+    pub(super) fn len(&self) -> u64 {
+        self.rows.end - self.rows.start
+    }
+}
+
+/// A part with samples to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Item {
+    pub(super) part: Part,
+    /// The number of samples of its rows after sampling.
     pub(super) samples: u64,
 }
 
@@ -66,8 +77,8 @@ impl StreamOrder {
         if let Some(shuffle) = shuffle {
             let mut generator = generator(shuffle.seed, epoch, stream as u64);
             let mut start = 0;
-            for segment in
-                items.chunk_by_mut(|a, b| shuffle.within == Within::Epoch || a.partition == b.partition)
+            for segment in items
+                .chunk_by_mut(|a, b| shuffle.within == Within::Epoch || a.part.partition == b.part.partition)
             {
                 segment.shuffle(&mut generator);
                 segments.push(start..start + segment.len());
@@ -183,12 +194,13 @@ mod tests {
 
     fn items(row_groups: &[(Vec<u64>, usize)]) -> Vec<Item> {
         let item = |(i, (sessions, partition)): (usize, &(Vec<u64>, usize))| Item {
-            file: i / 2,
-            row_group: i % 2,
-            partition: *partition,
-            first: 0,
-            start: 0,
-            rows: sessions.iter().sum(),
+            part: Part {
+                file: i / 2,
+                row_group: i % 2,
+                partition: *partition,
+                first: 0,
+                rows: 0..sessions.iter().sum(),
+            },
             samples: sessions.iter().sum(),
         };
         row_groups.iter().enumerate().map(item).collect()
@@ -209,7 +221,7 @@ mod tests {
     ) -> Vec<(usize, usize, u64)> {
         let mut sessions = Vec::new();
         for (i, item) in order.items.iter().enumerate().skip(from) {
-            let samples = &row_groups[item.file * 2 + item.row_group].0;
+            let samples = &row_groups[item.part.file * 2 + item.part.row_group].0;
             sessions.extend(samples.iter().enumerate().map(|(j, samples)| (i, j, *samples)));
         }
         sessions.sort_by_key(|&(i, j, _)| (order.key(i, j), i, j));
@@ -250,7 +262,7 @@ mod tests {
                 prop_assert!(i + window > furthest, "{mixed:?}");
             }
             if shuffle.is_none_or(|shuffle| shuffle.within == Within::Partition) {
-                prop_assert!(mixed.iter().map(|i| order.items[*i].partition).is_sorted());
+                prop_assert!(mixed.iter().map(|i| order.items[*i].part.partition).is_sorted());
             }
         }
 

@@ -1,6 +1,7 @@
 //! The forms in which a caller receives a batch: as a batch, or as a copy in one allocation.
 
-use super::convert::{Conversion, Pieces};
+use super::convert::Pieces;
+use super::recipe::Epoch;
 use super::stages::Stages;
 use crate::{Batch, PackedBatch, Result, SentBatch};
 
@@ -26,15 +27,10 @@ pub(super) trait Output: Send + Sized + 'static {
     /// Makes the output of the samples `pieces`, and returns it with its size in bytes and the row groups that it
     /// shares buffers with. Copies are made on the thread that made the batch, because the batch is in that core's
     /// cache.
-    fn make(
-        conversion: &Conversion,
-        pieces: Pieces,
-        packing: Packing,
-        stages: &Stages,
-    ) -> Result<(Self, u64, Pieces)> {
+    fn make(epoch: &Epoch, pieces: Pieces, packing: Packing, stages: &Stages) -> Result<(Self, u64, Pieces)> {
         let batch = match Self::COPIED {
-            true => conversion.run_shared(&pieces, stages)?,
-            false => conversion.run(&pieces, stages)?,
+            true => epoch.run_shared(&pieces, stages)?,
+            false => epoch.run(&pieces, stages)?,
         };
         let made = Self::of(batch, None, packing);
         let bytes = made.size_in_bytes();

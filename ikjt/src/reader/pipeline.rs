@@ -16,13 +16,15 @@ use onefold_base::fault::{Fault, option, text};
 use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
-use super::convert::{Conversion, Pieces};
+use super::convert::Pieces;
 use super::decode::Decoded;
 use super::file::OpenFiles;
 use super::files::Opener;
+use super::order::Item;
 use super::output::{Output, Packing};
 use super::position::{Position, Share};
 use super::promise::{Promise, fulfilled, promise};
+use super::recipe::Epoch;
 use super::row_group::RowGroup;
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
@@ -75,19 +77,6 @@ impl Waited {
     }
 }
 
-/// The state that the threads of an epoch share.
-#[derive(Debug, Clone)]
-pub(super) struct Work {
-    pub(super) workers: Workers,
-    pub(super) account: Arc<Account>,
-    pub(super) conversion: Arc<Conversion>,
-    pub(super) stages: Arc<Stages>,
-    /// The number of row groups that may be read from storage while the threads decode others.
-    pub(super) reads_ahead: usize,
-    /// The number of bytes that reading ahead leaves free for batches.
-    pub(super) headroom: u64,
-}
-
 /// The steps that one of several processes delivers when they take turns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turns {
@@ -133,7 +122,7 @@ impl<T: Send + 'static> Batches<T> {
     where
         T: Output,
     {
-        let Work { workers, account, stages, .. } = &scheduler.work;
+        let Scheduler { workers, account, stages, .. } = &scheduler;
         let (room, shared) = (2 * workers.threads(), (Arc::clone(account), Arc::clone(stages)));
         let (every, steps) = (scheduler.turns.every, scheduler.steps);
         let run = |queue: Queue<T>, _| scheduler.run(&queue);
@@ -269,7 +258,14 @@ impl<T> Drop for Batches<T> {
 
 /// The thread of an epoch that keeps row groups in decoding and cuts batches.
 pub(super) struct Scheduler {
-    pub(super) work: Work,
+    pub(super) workers: Workers,
+    pub(super) account: Arc<Account>,
+    pub(super) epoch: Arc<Epoch>,
+    pub(super) stages: Arc<Stages>,
+    /// The number of row groups that may be read from storage while the threads decode others.
+    pub(super) reads_ahead: usize,
+    /// The number of bytes that reading ahead leaves free for batches.
+    pub(super) headroom: u64,
     pub(super) opener: Opener,
     pub(super) streams: Vec<Stream>,
     /// This rank's part of what each stream contributes to a step.
@@ -313,7 +309,7 @@ impl Scheduler {
     /// Sends promises until the epoch ends or the caller stops taking them.
     fn run<T: Output>(mut self, queue: &Queue<T>) {
         if let Err(Stop::Failed(error)) = self.deliver(queue) {
-            let _ = queue.send(promise(&self.work.workers.pool, move || Err(error)));
+            let _ = queue.send(promise(&self.workers.pool, move || Err(error)));
         }
     }
 
@@ -365,7 +361,7 @@ impl Scheduler {
         if self.streams[needed].in_decoding() == 0 {
             self.begin(needed, true)?;
         }
-        let ahead = self.work.workers.threads().saturating_add(self.work.reads_ahead);
+        let ahead = self.workers.threads().saturating_add(self.reads_ahead);
         let mut stalled = vec![false; self.streams.len()];
         while self.streams.iter().map(Stream::in_decoding).sum::<usize>() < ahead {
             let can =
@@ -388,11 +384,11 @@ impl Scheduler {
     /// Starts decoding the next row group of a stream if there is enough memory and its file is open. If it `must`
     /// come next, waits for both. An error of opening the file is reported when the stream needs the row group.
     fn begin(&mut self, stream: usize, must: bool) -> Result<Begun, Stop> {
-        let Some(item) = self.streams[stream].next_item() else { return Ok(Begun::NotNow) };
+        let Some(Item { part, .. }) = self.streams[stream].next_item() else { return Ok(Begun::NotNow) };
         if self.streams[stream].failed.is_some() {
             return Ok(Begun::NotNow);
         }
-        let files = match self.open(stream, item.file, must) {
+        let files = match self.open(stream, part.file, must) {
             Ok(Some(files)) => files,
             Ok(None) => return Ok(Begun::NotNow),
             Err(error) => {
@@ -400,9 +396,9 @@ impl Scheduler {
                 return Ok(Begun::NotNow);
             }
         };
-        let row_group = RowGroup { files, index: item.row_group, first: item.first };
+        let row_group = RowGroup { files, index: part.row_group, first: part.first };
         let bytes = row_group.decoding_bytes();
-        let reservation = match self.work.account.try_reserve(bytes, self.work.headroom) {
+        let reservation = match self.account.try_reserve(bytes, self.headroom) {
             Some(reservation) => reservation,
             None if must => self.reserve(&row_group, bytes)?,
             None => return Ok(Begun::NoRoom),
@@ -429,10 +425,13 @@ impl Scheduler {
 
     /// Reserves memory for a row group that must come next.
     fn reserve(&self, row_group: &RowGroup, bytes: u64) -> Result<Reservation, Stop> {
-        match self.work.account.reserve(bytes) {
+        match self.account.reserve(bytes) {
             Granted::Yes(reservation) => Ok(reservation),
             Granted::Never { total } => {
-                Err(too_large(row_group, bytes, total, self.work.account.budget()).into())
+                let RowGroup { files, index, .. } = row_group;
+                let what = format!("decoding row group {index} of `{}`", files.path.display());
+                let hint = ", read fewer features, or take smaller batches or a shuffle of fewer row groups";
+                Err(too_large(&what, (bytes, total), self.account.budget(), hint).into())
             }
             Granted::Closed => Err(Stop::Gone),
         }
@@ -441,15 +440,15 @@ impl Scheduler {
     /// Starts reading a row group. A thread of the pool decodes it when its bytes have arrived.
     fn start_decoding(&self, row_group: RowGroup, reservation: Reservation) -> Result<Promise<Decoded>> {
         let (sender, promise) = sync_channel(1);
-        let (decoding, stages) = (Arc::clone(&self.work.conversion.decoding), Arc::clone(&self.work.stages));
-        let (pool, account) = (Arc::clone(&self.work.workers.pool), Arc::clone(&self.work.account));
-        let cached = decoding.cached.clone();
-        row_group.clone().gather(cached.as_ref(), &self.work.stages, move |gathered| {
+        let (epoch, stages) = (Arc::clone(&self.epoch), Arc::clone(&self.stages));
+        let (pool, account) = (Arc::clone(&self.workers.pool), Arc::clone(&self.account));
+        let cached = epoch.cached.clone();
+        row_group.clone().gather(cached.as_ref(), &self.stages, move |gathered| {
             pool.spawn(move || {
                 let decoded = account
                     .check_open()
                     .and(gathered)
-                    .and_then(|gathered| row_group.decode(gathered, &decoding, reservation, &stages));
+                    .and_then(|gathered| row_group.decode(gathered, &epoch, reservation, &stages));
                 // Sending fails if the caller no longer waits.
                 let _ = sender.send(decoded);
             });
@@ -458,18 +457,19 @@ impl Scheduler {
     }
 
     fn send<T: Output>(&mut self, pieces: Pieces, queue: &Queue<T>) -> Result<(), Stop> {
-        let bytes = self.work.conversion.batch_bytes(&pieces, u64::from(T::COPIED));
-        let budget = self.work.account.budget();
+        let bytes = self.epoch.batch_bytes(&pieces, u64::from(T::COPIED));
+        let budget = self.account.budget();
         if bytes > budget.total() {
-            let samples = pieces.iter().map(|(_, rows)| rows.len()).sum();
-            return Err(batch_too_large(samples, bytes, budget).into());
+            let samples: usize = pieces.iter().map(|(_, rows)| rows.len()).sum();
+            let what = format!("a batch of {samples} samples");
+            return Err(too_large(&what, (bytes, bytes), budget, ", or take smaller batches").into());
         }
-        let Some(mut reservation) = self.work.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
-        let (conversion, stages) = (Arc::clone(&self.work.conversion), Arc::clone(&self.work.stages));
-        let (account, packing) = (Arc::clone(&self.work.account), self.packing);
-        let promise = promise(&self.work.workers.pool, move || {
+        let Some(mut reservation) = self.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
+        let (epoch, stages) = (Arc::clone(&self.epoch), Arc::clone(&self.stages));
+        let (account, packing) = (Arc::clone(&self.account), self.packing);
+        let promise = promise(&self.workers.pool, move || {
             account.check_open()?;
-            let (made, bytes, shared) = T::make(&conversion, pieces, packing, &stages)?;
+            let (made, bytes, shared) = T::make(&epoch, pieces, packing, &stages)?;
             reservation.resize(bytes);
             Ok((made, shared, reservation))
         });
@@ -477,36 +477,14 @@ impl Scheduler {
     }
 }
 
-/// Returns the error for a row group that takes `bytes` bytes. Including the memory that is already held, the budget
-/// would have to be `total` bytes.
-fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
-    Error::options(
-        format!(
-            "decoding row group {} of `{}` takes up to {}, and the reader's memory limit of {} has no room for it: it must \
-             be at least {}",
-            row_group.index,
-            row_group.files.path.display(),
-            format_bytes(bytes),
-            format_bytes(budget.limit()),
-            format_least_bytes(Budget::limit_for(total)),
-        ),
-        text![
-            "raise ",
-            option("memory_limit"),
-            ", read fewer features, or take smaller batches or a shuffle of fewer row groups"
-        ],
-    )
-}
-
-fn batch_too_large(batch_size: usize, bytes: u64, budget: &Budget) -> Error {
-    Error::options(
-        format!(
-            "a batch of {batch_size} samples takes up to {}, and the reader's memory limit of {} has no room for it: it must \
-             be at least {}",
-            format_bytes(bytes),
-            format_bytes(budget.limit()),
-            format_least_bytes(Budget::limit_for(bytes)),
-        ),
-        text!["raise ", option("memory_limit"), ", or take smaller batches"],
-    )
+/// Returns the error for work that takes `bytes` bytes. Including the memory that is already held, the budget would have
+/// to be `total` bytes. `hint` names what the caller can do besides raising the limit.
+fn too_large(what: &str, (bytes, total): (u64, u64), budget: &Budget, hint: &str) -> Error {
+    let message = format!(
+        "{what} takes up to {}, and the reader's memory limit of {} has no room for it: it must be at least {}",
+        format_bytes(bytes),
+        format_bytes(budget.limit()),
+        format_least_bytes(Budget::limit_for(total)),
+    );
+    Error::options(message, text!["raise ", option("memory_limit"), hint])
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files::{Chosen, Files};
 use super::known_labels::KnownLabels;
-use super::order::buckets_of_stream;
+use super::order::{Part, buckets_of_stream};
 use super::row_group::RowGroup;
 use crate::Result;
 use crate::preprocess::Sampler;
@@ -48,26 +48,6 @@ pub struct Split {
     pub row_group: usize,
     /// The Parquet rows of the row group, from 0.
     pub rows: Range<u64>,
-}
-
-/// The rows of a row group that belong to the buckets of a stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Part {
-    /// The index of the file set among the chosen ones.
-    pub(super) file: usize,
-    /// The number of the row group in the file.
-    pub(super) row_group: usize,
-    /// The index of the row group's first sample among the chosen samples of the dataset.
-    pub(super) first: u64,
-    /// The Parquet rows of the part.
-    pub(super) rows: Range<u64>,
-}
-
-impl Part {
-    /// Returns the number of rows.
-    pub(super) fn len(&self) -> u64 {
-        self.rows.end - self.rows.start
-    }
 }
 
 /// The number of samples of each part that sampling keeps, `[streams][parts]`.
@@ -128,7 +108,7 @@ pub(super) fn stream_parts(chosen: &[Chosen], buckets: u32, streams: usize) -> V
     ordered.sort_by_key(|file| (chosen[*file].partition, chosen[*file].set.bucket));
     let mut parts = vec![Vec::new(); streams];
     for file in ordered {
-        let Chosen { set, first, .. } = &chosen[file];
+        let Chosen { set, partition, first, .. } = &chosen[file];
         let mut next = *first;
         for (row_group, described) in set.row_groups.iter().enumerate() {
             let first = next;
@@ -138,7 +118,7 @@ pub(super) fn stream_parts(chosen: &[Chosen], buckets: u32, streams: usize) -> V
             for (parts, buckets) in streams.take_while(|(_, of)| of.start <= described.last_bucket()) {
                 let rows = described.rows_of(buckets);
                 if !rows.is_empty() {
-                    parts.push(Part { file, row_group, first, rows });
+                    parts.push(Part { file, row_group, partition: *partition, first, rows });
                 }
             }
         }

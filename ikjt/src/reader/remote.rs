@@ -3,17 +3,15 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use onefold_datasets::Schema;
-
 use super::budget::Account;
-use super::checks::Checks;
 use super::convert::Pieces;
 use super::files::Chosen;
-use super::order::StreamOrder;
+use super::order::{Item, StreamOrder};
 use super::output::{Output, Packing};
 use super::pipeline::{Batches, Queue, Turns, Waited};
 use super::position::{Position, Shuffle};
 use super::promise::promise;
+use super::recipe::Recipe;
 use super::source::{Asked, Source, Wanted};
 use super::stages::Stages;
 use super::workers::Workers;
@@ -53,8 +51,8 @@ pub(super) fn row_groups_by_step(
 ) -> Vec<(u64, String)> {
     let Some((order, each)) = orders.first().zip(each.first()) else { return Vec::new() };
     let items = order.items.iter().zip(&order.starts).step_by(row_groups_in_block(order.items.len()));
-    let named = items.map(|(item, start)| {
-        (start.div_ceil(*each), format!("{}/{}", chosen[item.file].set.path(), item.row_group))
+    let named = items.map(|(Item { part, .. }, start)| {
+        (start.div_ceil(*each), format!("{}/{}", chosen[part.file].set.path(), part.row_group))
     });
     named.collect()
 }
@@ -65,19 +63,12 @@ pub(super) struct Remote {
     pub(super) asked: Arc<Asked>,
     pub(super) wanted: Wanted,
     pub(super) workers: Workers,
-    pub(super) expected: Expected,
+    pub(super) recipe: Arc<Recipe>,
+    /// The maximal number of samples of a batch.
+    pub(super) most_samples: u64,
     pub(super) packing: Packing,
     /// The distance between delivered steps; the first step is delivered.
     pub(super) every: u64,
-}
-
-/// The requirements on batches from another process.
-#[derive(Debug)]
-pub(super) struct Expected {
-    pub(super) schema: Schema,
-    pub(super) checks: Arc<Checks>,
-    /// The maximal number of samples of a batch.
-    pub(super) most_samples: u64,
 }
 
 impl Remote {
@@ -98,19 +89,19 @@ impl Remote {
     }
 
     fn run<T: Output>(self, account: &Arc<Account>, queue: &Queue<T>, waited: &Waited) {
-        let Self { source, asked, wanted, workers, expected, packing, every } = self;
+        let Self { source, asked, wanted, workers, recipe, most_samples, packing, every } = self;
         let turns = Turns { first: wanted.steps.start, every };
         let mut steps = wanted.steps.clone();
-        let (pool, expected) = (&workers.pool, Arc::new(expected));
+        let pool = &workers.pool;
         let is_gone = || account.check_open().is_err();
         let mut deliver = |packed: PackedBatch| {
             if !steps.next().is_some_and(|step| turns.has(step)) {
                 return Some(waited.get());
             }
             let reservation = account.reserve_batch(packed.memory().len() as u64)?;
-            let expected = Arc::clone(&expected);
+            let recipe = Arc::clone(&recipe);
             let make = move || {
-                let batch = expected.batch(&packed)?;
+                let batch = recipe.received(&packed, most_samples)?;
                 Ok((T::of(batch, Some(packed), packing), Pieces::new(), reservation))
             };
             queue.send(promise(pool, make)).ok().map(|()| waited.get())
@@ -122,24 +113,25 @@ impl Remote {
     }
 }
 
-impl Expected {
-    /// Unpacks and checks a batch. The number of samples must be checked, because a batch without features can claim
-    /// any number.
+impl Recipe {
+    /// Unpacks and checks a batch from another process. The number of samples must be checked, because a batch without
+    /// features can claim any number.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`] if it is not a batch of the schema, or does not pass the checks.
-    fn batch(&self, packed: &PackedBatch) -> Result<Batch> {
-        let check = |batch: Batch| match batch.size() as u64 <= self.most_samples {
-            true => batch.check_schema(&self.schema, self.schema.weight.is_some()).map(|()| batch),
+    fn received(&self, packed: &PackedBatch, most_samples: u64) -> Result<Batch> {
+        let schema = self.output();
+        let check = |batch: Batch| match batch.size() as u64 <= most_samples {
+            true => batch.check_schema(schema, schema.weight.is_some()).map(|()| batch),
             false => {
-                let (size, most) = (batch.size(), self.most_samples);
-                let message = format!("it says that it has {size} samples, of at most {most}");
+                let size = batch.size();
+                let message = format!("it says that it has {size} samples, of at most {most_samples}");
                 Err(Error::invariant("batch", message))
             }
         };
         let batch = packed.unpack().and_then(check).map_err(|error| Error::wrong_batch(&error))?;
-        self.checks.run(&batch, &self.schema.labels, |_| None)?;
+        self.checks.run(&batch, &schema.labels, |_| None)?;
         Ok(batch)
     }
 }

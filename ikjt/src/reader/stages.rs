@@ -1,8 +1,9 @@
 //! The time of the reader's stages, summed over its threads.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use onefold_base::sync::locked;
 use serde::{Deserialize, Serialize};
 
 /// Figures that the reader's threads update.
@@ -83,26 +84,22 @@ impl StageFigures {
 }
 
 impl Stages {
-    fn lock(&self) -> MutexGuard<'_, StageFigures> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn verified(&self, started: Instant, bytes: u64) {
         self.add(|figures| &mut figures.verify_seconds, started);
-        self.lock().bytes_verified += bytes;
+        locked(&self.0).bytes_verified += bytes;
     }
 
     pub(super) fn read(&self, started: Instant, bytes: u64) {
         self.add(|figures| &mut figures.read_seconds, started);
-        self.lock().bytes_read += bytes;
+        locked(&self.0).bytes_read += bytes;
     }
 
     /// Adds the time since `started` to a stage.
     pub(super) fn add(&self, stage: fn(&mut StageFigures) -> &mut f64, started: Instant) {
-        *stage(&mut self.lock()) += started.elapsed().as_secs_f64();
+        *stage(&mut locked(&self.0)) += started.elapsed().as_secs_f64();
     }
 
     pub(super) fn figures(&self) -> StageFigures {
-        *self.lock()
+        *locked(&self.0)
     }
 }

@@ -77,7 +77,7 @@ impl Stream {
 
     /// Returns the row group to decode next.
     pub(super) fn next_item(&self) -> Option<Item> {
-        self.order.items.get(self.next).copied()
+        self.order.items.get(self.next).cloned()
     }
 
     /// Returns the number of samples that can be delivered now.
@@ -113,18 +113,17 @@ impl Stream {
     ///
     /// [`Error::Invariant`] if it has another number of samples than the plan of the epoch.
     pub(super) fn add(&mut self, decoded: Decoded) -> Result<()> {
-        let item = self.order.items[self.arrived];
         let number = self.arrived;
-        let rows = decoded.samples_in(item.start..item.start + item.rows);
+        let Item { part, samples: planned } = &self.order.items[number];
+        let rows = decoded.samples_in(part.rows.clone());
         let samples = rows.len();
-        if samples as u64 != item.samples {
-            let place = format!("row group {} of `{}`", item.row_group, decoded.origin.files.path.display());
-            let message =
-                format!("it has {samples} samples to read, the epoch was planned with {}", item.samples);
+        if samples as u64 != *planned {
+            let place = format!("row group {} of `{}`", part.row_group, decoded.origin.files.path.display());
+            let message = format!("it has {samples} samples to read, the epoch was planned with {planned}");
             return Err(Error::invariant(place, message));
         }
         self.arrived += 1;
-        self.coming -= item.samples;
+        self.coming -= planned;
         let decoded = Arc::new(decoded);
         if !self.order.is_shuffled() {
             self.push_ready((decoded, rows));
@@ -181,7 +180,9 @@ pub(super) fn files_by_first_use(streams: &[Stream]) -> VecDeque<usize> {
     let mut items: Vec<_> = streams
         .iter()
         .enumerate()
-        .flat_map(|(number, stream)| stream.upcoming().map(move |(step, item)| (step, number, item.file)))
+        .flat_map(|(number, stream)| {
+            stream.upcoming().map(move |(step, item)| (step, number, item.part.file))
+        })
         .collect();
     items.sort_by_key(|(step, number, _)| (*step, *number));
     let mut seen = HashSet::new();

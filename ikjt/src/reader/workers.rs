@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use onefold_base::sync::locked;
 use onefold_storage::Storage;
 
 use super::budget::Budget;
@@ -70,7 +71,7 @@ impl Workers {
 
     /// Returns the known files of a dataset. They are kept as long as a reader uses them.
     pub(super) fn known_files(&self, storage: &Storage, dataset: &str) -> Arc<KnownFiles> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.known);
         known.retain(|_, files| files.strong_count() > 0);
         let key = (storage.location().display().to_string(), dataset.to_owned());
         let limit = self.memory_limit() / FOOTERS_SHARE;

@@ -3,6 +3,7 @@
 //! A process checks its own certificate, because TLS reports an expired certificate only to the other side, whose
 //! operator cannot replace it.
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use chrono::{DateTime, NaiveDateTime, Utc};
 
 /// Returns why the first certificate of a PEM file is not valid now, or `None` if it is. Bytes that are not a
@@ -28,24 +29,7 @@ fn der(pem: &[u8]) -> Option<Vec<u8>> {
     let text = str::from_utf8(pem).ok()?;
     let (_, rest) = text.split_once("-----BEGIN CERTIFICATE-----")?;
     let (base64, _) = rest.split_once("-----END CERTIFICATE-----")?;
-    let digits = base64.bytes().filter(|byte| !byte.is_ascii_whitespace() && *byte != b'=');
-    let (mut bytes, mut bits, mut count) = (Vec::new(), 0_u32, 0);
-    for digit in digits {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        (bits, count) = ((bits << 6) | u32::from(value), count + 6);
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-        }
-    }
-    Some(bytes)
+    BASE64_STANDARD.decode(base64.split_ascii_whitespace().collect::<String>()).ok()
 }
 
 /// An element of DER: its tag and its content.

@@ -1,6 +1,6 @@
 //! Requests to the processes of a service, which are repeated until there is an answer.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_flight::FlightData;
@@ -26,32 +26,24 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 pub(super) struct Service {
     address: ServiceAddress,
     network: Network,
-    /// The dataset's location from the view of the workers.
-    location: OnceLock<String>,
 }
 
 impl Service {
-    /// Connects to the service at `address`, and waits for an answer of its master.
+    /// Connects to the service at `address`, and waits for its master to name the location of the dataset from the view of
+    /// the workers.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`] if it does not answer, or refuses this client.
-    pub(super) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
+    pub(super) fn connect(address: ServiceAddress) -> Result<(Arc<Self>, String)> {
         let security = Security::of_environment()?;
         let service = Arc::new(Self {
             network: Network::new(&security, address.secure)?.compressed(address.compressed),
-            location: OnceLock::new(),
             address,
         });
         let question = Open { dataset: service.address.dataset.clone() };
         let location = service.ask(OPENING, None, question)?;
-        service.location.get_or_init(|| location);
-        Ok(service)
-    }
-
-    /// Returns the dataset's location from the view of the workers.
-    pub(super) fn location(&self) -> &str {
-        self.location.get().map_or("", String::as_str)
+        Ok((service, location))
     }
 
     /// Returns `HOST:PORT` of the master.
@@ -112,7 +104,7 @@ impl Service {
         let lease = Lease { key, affinity: None, avoid: avoided, client: None, same_bytes: SAME_BYTES };
         let Leased { worker, .. } = self.ask_master(&lease).await?;
         waiting.because(format!("the worker `{worker}` has not answered a question yet"));
-        let answer = self.ask_about(&worker, job.as_ref(), question).await;
+        let answer = self.about_job(&worker, job.as_ref(), || self.network.ask(&worker, question)).await;
         answer.map_err(|failure| {
             let failure = failure.of_worker(&worker);
             *avoid = vec![worker];
@@ -120,36 +112,30 @@ impl Service {
         })
     }
 
-    /// Asks a worker about a job. Sends the job first if the worker does not know it.
-    async fn ask_about<Q: Question>(
+    /// Sends a request about a job to a worker. Sends the job first if the worker does not know it.
+    async fn about_job<T, R: Future<Output = Result<T, Failure>>>(
         &self,
         worker: &str,
         job: Option<&Job>,
-        question: &Q,
-    ) -> Result<Q::Answer, Failure> {
-        match (self.network.ask(worker, question).await, job) {
+        request: impl Fn() -> R,
+    ) -> Result<T, Failure> {
+        match (request().await, job) {
             (Err(Failure::UnknownJob), Some(job)) => {
                 self.network.ask(worker, &Define::of(job)).await?;
-                self.network.ask(worker, question).await
+                request().await
             }
             (answer, _) => answer,
         }
     }
 
-    /// Requests the batches of a ticket from a worker. Sends the job first if the worker does not know it.
+    /// Requests the batches of a ticket from a worker.
     pub(super) async fn get(
         &self,
         worker: &str,
         job: &Job,
         ticket: &Ticket,
     ) -> Result<Streaming<FlightData>, Failure> {
-        match self.network.get(worker, ticket).await {
-            Err(Failure::UnknownJob) => {
-                self.network.ask(worker, &Define::of(job)).await?;
-                self.network.get(worker, ticket).await
-            }
-            answer => answer,
-        }
+        self.about_job(worker, Some(job), || self.network.get(worker, ticket)).await
     }
 
     /// Asks the master.

@@ -15,13 +15,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrow::buffer::Buffer;
 use arrow_flight::FlightData;
 use onefold_base::fault::{Fault, Kind};
-use onefold_storage::runtime;
+use onefold_base::sync::locked;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use xxhash_rust::xxh3::xxh3_64;
@@ -33,12 +33,16 @@ use super::waiting::Waiting;
 use crate::reader::{Deliver, IsGone, Wanted};
 use crate::{Error, PackedBatch, Result};
 
+/// The maximal number of blocks that one client requests at the same time, and thereby of workers that compute for
+/// it.
+const MOST_BLOCKS: u64 = 16;
+
 /// The least number of batches of a block that must fit into this process's memory.
 const READY: u64 = 2;
 
 /// Returns the least memory in bytes that a requested block takes in this process, for batches of `batch_bytes`:
 /// batches that wait for delivery, one that arrives, and the network's buffers.
-pub(super) fn block_bytes(batch_bytes: u64) -> u64 {
+fn block_bytes(batch_bytes: u64) -> u64 {
     batch_bytes.saturating_mul(READY + 1).saturating_add(u64::from(BLOCK_WINDOW))
 }
 
@@ -70,48 +74,6 @@ const STRAGGLE_FACTOR: u32 = 20;
 /// The multiple that applies if batches usually take seconds, because a second worker would repeat all the work.
 const SLOW_FACTOR: u32 = 3;
 
-/// The steps to fetch.
-#[derive(Debug)]
-pub(super) struct Fetch {
-    pub(super) service: Arc<Service>,
-    pub(super) job: Arc<Job>,
-    pub(super) wanted: Wanted,
-    /// The maximal number of blocks that are requested at the same time.
-    pub(super) ahead: usize,
-    /// The memory in bytes that each of them may take in this process. More memory lets workers run further ahead.
-    pub(super) block_bytes: u64,
-}
-
-impl Fetch {
-    /// Returns the name of the run of row groups that a step reads.
-    fn affinity(&self, step: u64) -> Option<String> {
-        let row_groups = &self.wanted.row_groups;
-        let after = row_groups.partition_point(|(start, _)| *start <= step);
-        row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
-    }
-
-    /// Fetches all batches and passes each one to `deliver`. Ends early if `deliver` returns `None` or the caller
-    /// `is_gone`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] for an error that a worker reports about the job or its data, and if no batch arrives for a
-    /// long time.
-    pub(super) fn run(&self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
-        let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
-        let job = self.job.key();
-        let state = ClientState { client: name.clone(), job: job.clone(), dataset, ..ClientState::default() };
-        let progress = Arc::new(ProgressReport {
-            service: Arc::clone(&self.service),
-            began: Instant::now(),
-            state: Mutex::new(state),
-            waiting: self.service.waiting(),
-        });
-        let running = Running { fetch: self, name, job, progress, ahead: BLOCKS_OF_WORKER, usual: None };
-        runtime::block_on(running.run(deliver, is_gone))?
-    }
-}
-
 fn ended_early(stream: &Stream) -> Fault {
     let worker = stream.worker().unwrap_or_default();
     Fault::new(Kind::Storage, format!("the worker `{worker}` ended before its batches did"))
@@ -126,20 +88,16 @@ struct ProgressReport {
 }
 
 impl ProgressReport {
-    fn state(&self) -> MutexGuard<'_, ClientState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a batch that has arrived.
     fn got(&self, batch: &PackedBatch) {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.samples += batch.places().size as u64;
         state.bytes += batch.memory().len() as u64;
     }
 
     /// Returns the state to report now.
     fn now(&self) -> ClientState {
-        ClientState { seconds: self.began.elapsed().as_secs_f64(), ..self.state().clone() }
+        ClientState { seconds: self.began.elapsed().as_secs_f64(), ..locked(&self.state).clone() }
     }
 
     /// Reports to the master once a second, including while the caller evaluates or writes a checkpoint. Does not
@@ -157,21 +115,68 @@ impl ProgressReport {
 }
 
 /// An epoch that is being fetched.
-struct Running<'a> {
-    fetch: &'a Fetch,
+pub(super) struct Fetch {
+    job: Arc<Job>,
+    /// The key of the job.
+    key: String,
+    wanted: Wanted,
     /// The client's name, which is unique to this epoch.
     name: String,
-    /// The key of the job.
-    job: String,
     progress: Arc<ProgressReport>,
+    /// The maximal number of blocks that are requested at the same time.
+    most_ahead: usize,
+    /// The memory in bytes that each of them may take in this process. More memory lets workers run further ahead.
+    block_bytes: u64,
     /// The number of requested blocks that keeps all workers busy.
     ahead: usize,
     /// The moving average of the time to wait for a batch.
     usual: Option<Duration>,
 }
 
-impl Running<'_> {
-    async fn run(mut self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
+impl Fetch {
+    pub(super) fn new(service: &Arc<Service>, job: Job, wanted: Wanted) -> Self {
+        let blocks = (wanted.memory / block_bytes(wanted.batch_bytes)).clamp(1, MOST_BLOCKS);
+        let (name, key) = (onefold_storage::random_name(), job.key());
+        let state = ClientState {
+            client: name.clone(),
+            job: key.clone(),
+            dataset: job.dataset.clone(),
+            ..ClientState::default()
+        };
+        let progress = Arc::new(ProgressReport {
+            service: Arc::clone(service),
+            began: Instant::now(),
+            state: Mutex::new(state),
+            waiting: service.waiting(),
+        });
+        Self {
+            job: Arc::new(job),
+            key,
+            name,
+            progress,
+            most_ahead: blocks as usize,
+            block_bytes: wanted.memory / blocks,
+            wanted,
+            ahead: BLOCKS_OF_WORKER,
+            usual: None,
+        }
+    }
+
+    /// Returns the name of the run of row groups that a step reads.
+    fn affinity(&self, step: u64) -> Option<String> {
+        let row_groups = &self.wanted.row_groups;
+        let after = row_groups.partition_point(|(start, _)| *start <= step);
+        row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
+    }
+
+    /// Fetches all batches and passes each one to `deliver`. Ends early if `deliver` returns `None` or the caller
+    /// `is_gone`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] for an error that a worker reports about the job or its data, and if no batch arrives for a
+    /// long time.
+    pub(super) async fn run(mut self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
         let progress = Arc::clone(&self.progress);
         let mut reporting = JoinSet::new();
         reporting.spawn(Arc::clone(&progress).report());
@@ -192,14 +197,13 @@ impl Running<'_> {
     }
 
     async fn fetch_all(&mut self, deliver: &mut Deliver<'_>) -> Result<()> {
-        let Fetch { wanted: Wanted { steps, block_steps, .. }, ahead, .. } = self.fetch;
-        let Range { start, end } = *steps;
+        let (Range { start, end }, block_steps) = (self.wanted.steps.clone(), self.wanted.block_steps);
         let block_of = |step: u64| step - step % block_steps;
         let mut coming: VecDeque<(Range<u64>, u64, Stream)> = VecDeque::new();
         let mut next = start;
         loop {
-            while coming.len() < self.ahead.clamp(1, (*ahead).max(1)) && next < end {
-                let block = block_of(next)..block_of(next).saturating_add(*block_steps).min(end);
+            while coming.len() < self.ahead.clamp(1, self.most_ahead) && next < end {
+                let block = block_of(next)..block_of(next).saturating_add(block_steps).min(end);
                 let stream = self.open(&block, next, Vec::new());
                 let from = std::mem::replace(&mut next, block.end);
                 coming.push_back((block, from, stream));
@@ -213,14 +217,13 @@ impl Running<'_> {
 
     /// Requests the batches of a block from the step `from` on.
     fn open(&self, block: &Range<u64>, from: u64, avoid: Vec<String>) -> Stream {
-        let Fetch { service, job, wanted, .. } = self.fetch;
-        let block = Block { job: self.job.clone(), epoch: wanted.epoch, steps: block.clone() };
-        let affinity = self.fetch.affinity(block.steps.start);
+        let block = Block { job: self.key.clone(), epoch: self.wanted.epoch, steps: block.clone() };
+        let affinity = self.affinity(block.steps.start);
         let client = Some(self.progress.now());
         let lease = Lease { key: block.key(), affinity, avoid, client, same_bytes: SAME_BYTES };
-        let room = self.fetch.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
-        let ticket = Ticket { block, from, client: self.name.clone(), pass: wanted.pass };
-        Stream::open(service, job, lease, ticket, room)
+        let room = self.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
+        let ticket = Ticket { block, from, client: self.name.clone(), pass: self.wanted.pass };
+        Stream::open(&self.progress.service, &self.job, lease, ticket, room)
     }
 
     /// Delivers the batches of a block from the step `from` on. Returns whether the caller wants more.
@@ -234,15 +237,15 @@ impl Running<'_> {
         let mut sources = Sources { first: stream, second: None };
         let mut tries = Tries::new(PATIENCE);
         let mut step = from;
-        let (fetch, progress) = (self.fetch, Arc::clone(&self.progress));
-        let (waiting, master) = (&progress.waiting, fetch.service.master());
+        let progress = Arc::clone(&self.progress);
+        let (waiting, master) = (&progress.waiting, progress.service.master());
         waiting.because(sources.reason());
         // The time of the last request to a worker or of the last batch.
         let mut since = Instant::now();
         while step < block.end {
             let asked = Instant::now();
             let patience = self.straggles_after().saturating_sub(since.elapsed());
-            match sources.next(patience).await {
+            let cause = match sources.next(patience).await {
                 Next::Came(Ok(Came::Batch(found, batch))) if found == step => {
                     tries.succeeded();
                     waiting.over();
@@ -253,38 +256,39 @@ impl Running<'_> {
                     progress.got(&batch);
                     step += 1;
                     let Some(waited) = deliver(batch) else { return Ok(false) };
-                    progress.state().waited_seconds = waited.as_secs_f64();
+                    locked(&progress.state).waited_seconds = waited.as_secs_f64();
                     since = Instant::now();
                     waiting.because(sources.reason());
-                }
-                Next::Came(Ok(Came::Batch(found, _))) => {
-                    let message = format!("the batch of step {found} came in place of that of step {step}");
-                    progress.state().retries += 1;
-                    tries.again(waiting, master, Fault::new(Kind::Storage, message)).await?;
-                    sources = Sources { first: self.open(block, step, sources.workers()), second: None };
-                    since = Instant::now();
-                }
-                Next::Came(Err(Failure::Final(error))) => return Err(error),
-                Next::Came(Err(Failure::UnknownJob)) => return Err(unexpected()),
-                Next::Came(Err(Failure::Passing(cause))) => {
-                    let avoid = sources.workers();
-                    progress.state().retries += 1;
-                    tries.again(waiting, master, cause).await?;
-                    sources = Sources { first: self.open(block, step, avoid), second: None };
-                    since = Instant::now();
+                    continue;
                 }
                 Next::Came(Ok(Came::Notice(Notice { reason, waits_for_client }))) => {
                     waiting.because(reason);
                     if waits_for_client {
                         since = Instant::now();
                     }
+                    continue;
                 }
                 Next::Nothing => {
-                    progress.state().second_requests += 1;
+                    locked(&progress.state).second_requests += 1;
                     sources.second = Some(self.open(block, step, sources.workers()));
+                    continue;
                 }
-                Next::OneFailed => since = Instant::now(),
-            }
+                Next::OneFailed => {
+                    since = Instant::now();
+                    continue;
+                }
+                Next::Came(Ok(Came::Batch(found, _))) => {
+                    let message = format!("the batch of step {found} came in place of that of step {step}");
+                    Fault::new(Kind::Storage, message)
+                }
+                Next::Came(Err(Failure::Passing(cause))) => cause,
+                Next::Came(Err(Failure::Final(error))) => return Err(error),
+                Next::Came(Err(Failure::UnknownJob)) => return Err(unexpected()),
+            };
+            locked(&progress.state).retries += 1;
+            tries.again(waiting, master, cause).await?;
+            sources = Sources { first: self.open(block, step, sources.workers()), second: None };
+            since = Instant::now();
         }
         Ok(true)
     }
@@ -391,9 +395,10 @@ impl Stream {
         let room = usize::try_from(room).unwrap_or(usize::MAX) / ROOM_UNIT;
         let mut task = JoinSet::new();
         task.spawn(async move {
-            let batches = Batches { room: room.clamp(1, Semaphore::MAX_PERMITS), sender };
-            if let Err(failure) = receive(&service, &job, lease, ticket, &of_task, &batches).await {
-                let _ = batches.sender.send((Err(failure), None));
+            let room = room.clamp(1, Semaphore::MAX_PERMITS);
+            let received = receive(&service, &job, lease, ticket, &of_task, (room, &sender)).await;
+            if let Err(failure) = received {
+                let _ = sender.send((Err(failure), None));
             }
         });
         Self { batches, worker, _task: task }
@@ -410,34 +415,29 @@ impl Stream {
     }
 }
 
-/// The receiving end's queue of batches, and its memory limit in units of [`ROOM_UNIT`].
-struct Batches {
-    room: usize,
-    sender: mpsc::UnboundedSender<(Received, Option<OwnedSemaphorePermit>)>,
-}
-
+/// Receives the batches of a ticket. Those that wait in the queue `sender` take at most `room` units of [`ROOM_UNIT`].
 async fn receive(
     service: &Service,
     job: &Job,
     lease: Lease,
     ticket: Ticket,
     worker: &OnceLock<Leased>,
-    batches: &Batches,
+    (room, sender): (usize, &mpsc::UnboundedSender<(Received, Option<OwnedSemaphorePermit>)>),
 ) -> Result<(), Failure> {
     let leased = service.ask_master(&lease).await?;
     let leased = worker.get_or_init(|| leased);
     let failed = |failure: Failure| failure.of_worker(&leased.worker);
     let mut messages = service.get(&leased.worker, job, &ticket).await.map_err(failed)?;
-    let room = Arc::new(Semaphore::new(batches.room));
+    let free = Arc::new(Semaphore::new(room));
     while let Some(message) = messages.message().await.map_err(|status| failed(status.into()))? {
         let came = came(message)?;
         let bytes = match &came {
             Came::Batch(_, batch) => batch.memory().len(),
             Came::Notice(_) => 0,
         };
-        let units = bytes.div_ceil(ROOM_UNIT).clamp(1, batches.room);
-        let taken = Arc::clone(&room).acquire_many_owned(u32::try_from(units).unwrap_or(u32::MAX)).await;
-        if batches.sender.send((Ok(came), taken.ok())).is_err() {
+        let units = bytes.div_ceil(ROOM_UNIT).clamp(1, room);
+        let taken = Arc::clone(&free).acquire_many_owned(u32::try_from(units).unwrap_or(u32::MAX)).await;
+        if sender.send((Ok(came), taken.ok())).is_err() {
             return Ok(());
         }
     }

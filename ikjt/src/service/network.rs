@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::error::Error as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{Action, FlightData, Ticket as FlightTicket};
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::sync::locked;
 use onefold_storage::runtime;
 use tonic::codec::CompressionEncoding;
 use tonic::service::interceptor::InterceptedService;
@@ -168,7 +169,7 @@ impl Network {
 
     /// Returns a client of the process at `host`.
     fn client(&self, host: &str) -> Result<Client> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = locked(&self.channels);
         let channel = match channels.get(host) {
             Some(channel) => channel.clone(),
             None => {

@@ -1,8 +1,10 @@
 //! Reports on stderr why a client waits, if it waits for long.
 
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use onefold_base::sync::locked;
 
 /// The time of waiting after which a client reports the reason.
 const LONG: Duration = Duration::from_secs(4);
@@ -33,13 +35,9 @@ impl Waiting {
         Self { who, now: Mutex::default() }
     }
 
-    fn now(&self) -> MutexGuard<'_, Option<Wait>> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records the reason for waiting. The wait begins now, unless it has begun before.
     pub(super) fn because(&self, why: impl Into<String>) {
-        let (mut now, why) = (self.now(), why.into());
+        let (mut now, why) = (locked(&self.now), why.into());
         match &mut *now {
             Some(wait) => wait.why = why,
             None => *now = Some(Wait { why, since: Instant::now(), said: None }),
@@ -48,12 +46,12 @@ impl Waiting {
 
     /// Ends the wait.
     pub(super) fn over(&self) {
-        *self.now() = None;
+        *locked(&self.now) = None;
     }
 
     /// Returns the line to print at a time, if one is due.
     fn line(&self, at: Instant) -> Option<String> {
-        let mut now = self.now();
+        let mut now = locked(&self.now);
         let wait = now.as_mut()?;
         let seconds = at.saturating_duration_since(wait.since);
         let is_new = wait.said.is_none_or(|said| at.saturating_duration_since(said) >= AGAIN);
@@ -99,7 +97,7 @@ mod tests {
         let waiting = Waiting::new("the client".to_owned());
         assert_eq!(waiting.line(Instant::now()), None);
         waiting.because("the master does not answer");
-        let since = waiting.now().as_ref().unwrap().since;
+        let since = locked(&waiting.now).as_ref().unwrap().since;
         let after = |seconds| since + Duration::from_secs(seconds);
         assert_eq!(waiting.line(since), None);
         waiting.because("there is no worker");

@@ -57,7 +57,7 @@ impl Source for Elsewhere {
 
     fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>> {
         self.counted.fetch_add(1, Relaxed);
-        Ok(self.reader(asked)?.sample_counts(epoch)?.unwrap_or_default())
+        Ok(self.reader(asked)?.sample_counts(epoch)?.map(Arc::unwrap_or_clone).unwrap_or_default())
     }
 
     fn batches(

@@ -42,7 +42,8 @@ struct Reader {
 /// Returns a client's request for the block that begins at `start`, from the step `from` on.
 fn reading(job: &str, client: &str, reading: u64, start: u64, from: u64) -> Request<()> {
     let block = Block { job: job.to_owned(), epoch: 0, steps: start..(start + LENGTH).min(STEPS) };
-    Request { block, from, client: client.to_owned(), pass: 0, reading, of_block: (), cached: None }
+    let ticket = Ticket { block, from, client: client.to_owned(), pass: 0 };
+    Request { ticket, reading, of_block: (), cached: None }
 }
 
 fn message(step: u64) -> Message {
@@ -131,7 +132,7 @@ impl World {
         while reader.open.len() < 2 && reader.next < STEPS {
             let start = reader.next;
             let request = reading(&reader.job, &reader.name, reader.reading, start, start);
-            reader.next = request.block.steps.end;
+            reader.next = request.ticket.block.steps.end;
             reader.open.push_back((self.schedule.subscribe(request, now), start));
         }
         let which = which % reader.open.len().max(1);
@@ -290,7 +291,8 @@ fn a_client_that_begins_late_does_not_hold_up_others() {
     let mut world = World::new(10, 1000);
     let read = |world: &mut World, client: &str, start: u64| {
         let block = Block { job: "job".to_owned(), epoch: 0, steps: start..start + LENGTH };
-        let request = Request { block, ..reading("job", client, 5, start, start) };
+        let mut request = reading("job", client, 5, start, start);
+        request.ticket.block = block;
         let subscription = world.schedule.subscribe(request, world.now);
         world.follow();
         (0..5).for_each(|_| world.go_on([]));
@@ -313,11 +315,13 @@ fn a_client_that_begins_late_does_not_hold_up_others() {
 #[test]
 fn a_client_in_another_epoch_with_the_same_batches_is_not_waited_for() {
     let mut world = World::new(10, 1000);
-    let again = Request { pass: 1, ..reading("job", "again", 5, 0, 0) };
+    let mut again = reading("job", "again", 5, 0, 0);
+    again.ticket.pass = 1;
     world.schedule.subscribe(again, world.now);
     let steps = 20 * LENGTH..21 * LENGTH;
     let block = Block { job: "job".to_owned(), epoch: 0, steps: steps.clone() };
-    let request = Request { block, ..reading("job", "still", 5, steps.start, steps.start) };
+    let mut request = reading("job", "still", 5, steps.start, steps.start);
+    request.ticket.block = block;
     let still = world.schedule.subscribe(request, world.now);
     world.follow();
     (0..5).for_each(|_| world.go_on([]));

@@ -11,7 +11,11 @@ impl Feature {
     ///
     /// [`Error::Invariant`](crate::Error::Invariant) if the rows have more than `i32::MAX` ids in total.
     pub fn compact(&self) -> Result<Self> {
-        if self.is_compact() { Ok(self.clone()) } else { self.checked_gather(0..self.rows()) }
+        if self.is_compact() {
+            return Ok(self.clone());
+        }
+        self.check_gather(0..self.rows())?;
+        Ok(self.gather(0..self.rows()))
     }
 
     /// Returns whether the rows are contiguous and cover all values.
@@ -24,13 +28,6 @@ impl Feature {
             follows
         });
         one_after_the_other && end == self.values().len()
-    }
-
-    /// Does the same as [`gather`](Self::gather) for rows that are in range, but returns an error if 32-bit offsets
-    /// cannot address the ids.
-    fn checked_gather(&self, rows: impl IntoIterator<Item = usize> + Clone) -> Result<Self> {
-        self.check_gather(rows.clone())?;
-        Ok(self.gather(rows))
     }
 
     /// Counts the ids of these rows, and checks that 32-bit offsets can address them.
@@ -113,7 +110,7 @@ mod tests {
     #[test]
     fn copies_that_cannot_be_addressed_are_refused() {
         let feature = Feature::try_new("x", vec![0; 1 << 24], vec![0], vec![1 << 24]).unwrap();
-        let refused = feature.checked_gather([0; 128]).unwrap_err().to_string();
+        let refused = feature.select([0; 128]).unwrap_err().to_string();
         assert!(refused.starts_with("feature `x`: 2147483648 ids are more than"), "{refused}");
         let rows = Feature::try_new("x", vec![0; 1 << 24], vec![0; 128], vec![1 << 24; 128]).unwrap();
         assert!(rows.compact().is_err());

@@ -2,8 +2,8 @@
 //!
 //! Both drop rows that no sample uses and values that no row uses, and keep overlaps of rows. The cost of a batch
 //! that is cut from decoded row groups therefore depends on its distinct values, not on its samples' values.
+//! Trimming drops only the values.
 
-use std::fmt::Display;
 use std::ops::Range;
 
 use arrow::buffer::ScalarBuffer;
@@ -11,7 +11,7 @@ use arrow::datatypes::ArrowNativeType;
 
 use super::used::{Renumbering, UsedRows, UsedValues, listed};
 use crate::batch::builder::{FeatureBuilder, check_values, rebased};
-use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
+use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result};
 
 impl Batch {
     /// Returns the given range of samples. Dense features, labels and, where rows are contiguous, ids share this
@@ -38,37 +38,35 @@ impl Batch {
         })
     }
 
-    /// Concatenates the samples of all pieces. For a single piece the result equals its [`slice`](Self::slice).
+    /// Concatenates the samples of all pieces. For a single piece the result equals its [`slice`](Self::slice). The
+    /// batches must have the same columns, as all batches of a reader have.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if
-    /// - there is no piece, or a range is out of bounds,
-    /// - the batches differ in the number of dense features or labels, in the presence of weights or timestamps, in
-    ///   their kept columns, or in the names of groups and features,
-    /// - a group has more than `i32::MAX` samples or values.
+    /// [`Error::Invariant`](crate::Error::Invariant) if a feature or a kept column has more values than 32-bit offsets
+    /// address.
+    ///
+    /// # Panics
+    ///
+    /// If there is no piece, or a range is out of bounds.
     pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
-        let first = check_pieces("batch", pieces.iter().map(|(batch, samples)| (batch.size(), samples)))
-            .map(|()| pieces[0].0)?;
         let mut renumbering = Renumbering::default();
         if let [(batch, samples)] = pieces {
             return Ok(batch.slice_with(samples.clone(), &mut renumbering));
         }
-        check_same("groups", pieces.iter().map(|(batch, _)| batch.groups().len()))?;
-        let size = pieces.iter().map(|(_, samples)| samples.len()).sum();
         let mut of_group = Vec::with_capacity(pieces.len());
-        let groups = (0..first.groups().len()).map(|i| {
+        let groups = (0..pieces[0].0.groups().len()).map(|i| {
             of_group.clear();
             of_group.extend(pieces.iter().map(|(batch, samples)| (&batch.groups()[i], samples.clone())));
             concat_groups(&of_group, &mut renumbering)
         });
         let groups = groups.collect::<Result<_>>()?;
         Ok(Self::trusted(BatchParts {
-            size,
-            dense: concat_matrices("dense features", pieces, Self::dense)?,
-            labels: concat_matrices("labels", pieces, Self::labels)?,
-            weights: concat_optional("sample weights", pieces, Self::weights)?,
-            timestamps: concat_optional("timestamps", pieces, Self::timestamps)?,
+            size: pieces.iter().map(|(_, samples)| samples.len()).sum(),
+            dense: concat_matrices(pieces, Self::dense),
+            labels: concat_matrices(pieces, Self::labels),
+            weights: concat_optional(pieces, Self::weights),
+            timestamps: concat_optional(pieces, Self::timestamps),
             kept: concat_kept(pieces)?,
             groups,
         }))
@@ -83,18 +81,29 @@ impl Group {
     fn slice_with(&self, samples: Range<usize>, renumbering: &mut Renumbering) -> Self {
         let mut inverse = self.inverse().map(|_| Vec::with_capacity(samples.len()));
         let rows = renumbering.used_rows(self, samples, 0, inverse.as_mut());
-        let features = self.features().iter().map(|feature| slice_feature(feature, &rows)).collect();
-        Self::trusted(self.shared_name(), inverse.map(Into::into), rows.len(), features)
+        self.with_rows(inverse.map(Into::into), &rows)
+    }
+
+    /// Returns a group of the given rows with another inverse index, without the values that these rows do not use.
+    /// Rows that share values keep sharing them.
+    pub(crate) fn with_rows(&self, inverse: Option<ScalarBuffer<i32>>, rows: &UsedRows) -> Self {
+        let features = self.features().iter().map(|feature| slice_feature(feature, rows)).collect();
+        Self::trusted(self.shared_name(), inverse, rows.len(), features)
+    }
+
+    /// Returns the same rows without unused values. Copies values only if unused values lie between used ones.
+    pub fn trim(&self) -> Self {
+        self.with_rows(self.inverse().cloned(), &UsedRows::Range(0..self.rows()))
     }
 }
 
 /// Returns the given rows with the values that they use. Values are shared, unless unused values lie between them.
-pub(super) fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
+fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
     let used = UsedValues::new(feature, rows);
     let name = feature.shared_name();
     let UsedValues::One(span) = &used else {
         let mut builder = FeatureBuilder::with_capacity(used.len(), rows.len());
-        append(&mut builder, feature, rows, &used);
+        builder.append(feature, rows, &used);
         return builder.finish(name);
     };
     let (offsets, sizes): (ScalarBuffer<i32>, ScalarBuffer<i32>) = match rows {
@@ -118,22 +127,12 @@ struct Piece<'a> {
     rows: UsedRows,
 }
 
-/// Concatenates pieces. The caller has checked that there is at least one, and that the ranges are in bounds. The
-/// result has an inverse index if any piece has one. Rows are not compared: a row that occurs in two pieces is stored
-/// twice until the group is [deduplicated](crate::deduplicate).
+/// Concatenates pieces, of which there is at least one. The result has an inverse index if any piece has one. Rows are
+/// not compared: a row that occurs in two pieces is stored twice until the group is
+/// [deduplicated](crate::deduplicate).
 fn concat_groups(pieces: &[(&Group, Range<usize>)], renumbering: &mut Renumbering) -> Result<Group> {
-    let (first, samples) = &pieces[0];
-    if pieces.len() == 1 {
-        return Ok(first.slice_with(samples.clone(), renumbering));
-    }
-    for (i, (group, _)) in pieces.iter().enumerate() {
-        check_alike(first, group, i)?;
-    }
+    let (first, _) = &pieces[0];
     let samples: usize = pieces.iter().map(|(_, samples)| samples.len()).sum();
-    if i32::try_from(samples).is_err() {
-        let message = format!("{samples} samples are more than a batch can have, {}", i32::MAX);
-        return Err(Error::invariant(format!("group `{}`", first.name()), message));
-    }
     let plain = pieces.iter().all(|(group, _)| group.inverse().is_none());
     let mut inverse = (!plain).then(|| Vec::with_capacity(samples));
     let mut rows = 0;
@@ -164,71 +163,9 @@ fn concat_feature(
     let total = check_values(format_args!("feature `{}`", first.name()), total)?;
     let mut builder = FeatureBuilder::with_capacity(total, rows);
     for (piece, used) in pieces.iter().zip(used) {
-        append(&mut builder, &piece.features[index], &piece.rows, used);
+        builder.append(&piece.features[index], &piece.rows, used);
     }
     Ok(builder.finish(first.shared_name()))
-}
-
-fn append(builder: &mut FeatureBuilder, feature: &Feature, rows: &UsedRows, used: &UsedValues) {
-    let (offsets, sizes) = (feature.offsets(), feature.sizes());
-    match rows {
-        UsedRows::Range(rows) => {
-            builder.append(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), used);
-        }
-        UsedRows::Listed(rows) => {
-            builder.append(feature, listed(offsets, rows), listed(sizes, rows), used);
-        }
-    }
-}
-
-/// Checks that there is at least one piece, and that each range is within its source's samples.
-fn check_pieces<'a>(
-    what: &str,
-    mut pieces: impl ExactSizeIterator<Item = (usize, &'a Range<usize>)>,
-) -> Result<()> {
-    if pieces.len() == 0 {
-        return Err(Error::invariant(what, "no pieces to put together"));
-    }
-    match pieces.find(|(size, samples)| samples.start > samples.end || samples.end > *size) {
-        None => Ok(()),
-        Some((size, samples)) => {
-            let message = format!("samples {}..{} of {size}", samples.start, samples.end);
-            Err(Error::invariant(what, message))
-        }
-    }
-}
-
-/// Checks that all pieces have the same property `what`. `had` gives its value for each piece.
-fn check_same<T: PartialEq + Display + Copy>(what: &str, had: impl Iterator<Item = T>) -> Result<()> {
-    let mut first = None;
-    for (i, got) in had.enumerate() {
-        let expected = *first.get_or_insert(got);
-        if got != expected {
-            let message = format!("piece {i} has {got}, piece 0 has {expected}");
-            return Err(Error::invariant(what, message));
-        }
-    }
-    Ok(())
-}
-
-/// Checks that piece `i` has the same group and feature names as the first one.
-fn check_alike(first: &Group, group: &Group, i: usize) -> Result<()> {
-    let wrong = |place: String, message: String| Err(Error::invariant(place, message));
-    if first.name() != group.name() {
-        return wrong(format!("group `{}`", first.name()), format!("piece {i} has group `{}`", group.name()));
-    }
-    if first.features().len() != group.features().len() {
-        let (got, expected) = (group.features().len(), first.features().len());
-        let message = format!("piece {i} has {got} features, piece 0 has {expected}");
-        return wrong(format!("group `{}`", first.name()), message);
-    }
-    for (first, feature) in first.features().iter().zip(group.features()) {
-        if first.name() != feature.name() {
-            let message = format!("piece {i} has feature `{}`", feature.name());
-            return wrong(format!("feature `{}`", first.name()), message);
-        }
-    }
-    Ok(())
 }
 
 /// Returns rows of a `[B, width]` matrix. The result shares the buffer.
@@ -242,47 +179,34 @@ fn slice_rows<T: ArrowNativeType>(
 
 /// Concatenates rows of several `[B, width]` matrices of equal width. A matrix without rows matches any width.
 fn concat_matrices(
-    what: &str,
     pieces: &[(&Batch, Range<usize>)],
     matrix: impl Fn(&Batch) -> &ScalarBuffer<f32>,
-) -> Result<ScalarBuffer<f32>> {
-    let width = |batch: &Batch| matrix(batch).len().checked_div(batch.size());
-    check_same(what, pieces.iter().filter_map(|(batch, _)| width(batch)))?;
+) -> ScalarBuffer<f32> {
     let rows = pieces.iter().map(|(batch, samples)| {
-        let width = width(batch).unwrap_or(0);
+        let width = matrix(batch).len().checked_div(batch.size()).unwrap_or(0);
         &matrix(batch)[samples.start * width..samples.end * width]
     });
-    Ok(concat_slices(rows))
+    concat_slices(rows)
 }
 
 /// Concatenates the kept columns of all pieces.
 fn concat_kept(pieces: &[(&Batch, Range<usize>)]) -> Result<Vec<KeptValues>> {
-    let (first, _) = &pieces[0];
-    check_same("kept columns", pieces.iter().map(|(batch, _)| batch.kept().len()))?;
     let column = |(i, column): (usize, &KeptValues)| {
-        let mut parts = Vec::with_capacity(pieces.len());
-        for (piece, (batch, samples)) in pieces.iter().enumerate() {
-            let other = &batch.kept()[i];
-            if other.name != column.name {
-                let message = format!("piece {piece} has `{}`", other.name);
-                return Err(Error::invariant(format!("kept column `{}`", column.name), message));
-            }
-            parts.push(other.values.slice(samples.start, samples.len()));
-        }
-        KeptValues::concat(&column.name, &parts)
+        let parts = pieces.iter().map(|(batch, samples)| {
+            let values = &batch.kept()[i].values;
+            values.slice(samples.start, samples.len())
+        });
+        KeptValues::concat(&column.name, &parts.collect::<Vec<_>>())
     };
-    first.kept().iter().enumerate().map(column).collect()
+    pieces[0].0.kept().iter().enumerate().map(column).collect()
 }
 
 fn concat_optional<'a, T: ArrowNativeType>(
-    what: &str,
     pieces: &[(&'a Batch, Range<usize>)],
     column: impl Fn(&'a Batch) -> Option<&'a ScalarBuffer<T>>,
-) -> Result<Option<ScalarBuffer<T>>> {
-    let has = |batch| if column(batch).is_some() { "some" } else { "none" };
-    check_same(what, pieces.iter().map(|(batch, _)| has(batch)))?;
+) -> Option<ScalarBuffer<T>> {
     let slices = pieces.iter().map(|(batch, samples)| column(batch).map(|all| &all[samples.clone()]));
-    Ok(column(pieces[0].0).map(|_| concat_slices(slices.flatten())))
+    column(pieces[0].0).map(|_| concat_slices(slices.flatten()))
 }
 
 fn concat_slices<'a, T: ArrowNativeType>(slices: impl Iterator<Item = &'a [T]> + Clone) -> ScalarBuffer<T> {
@@ -306,7 +230,6 @@ mod tests {
 
         /// Does for groups what [`Batch::concat`] does.
         fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
-            check_pieces("group", pieces.iter().map(|(group, samples)| (group.samples(), samples)))?;
             concat_groups(pieces, &mut Renumbering::default())
         }
     }
@@ -344,6 +267,17 @@ mod tests {
             prop_assert_eq!(next, slice.rows());
             for (kept, all) in slice.features().iter().zip(group.features()) {
                 prop_assert!(kept.values().len() <= all.values().len());
+            }
+        }
+
+        #[test]
+        fn trimming_changes_no_row_and_leaves_no_unused_value(group in groups()) {
+            let trimmed = group.trim();
+            prop_assert_eq!(&trimmed, &group);
+            for feature in trimmed.features() {
+                let mut used = vec![false; feature.values().len()];
+                (0..feature.rows()).for_each(|row| used[feature.span(row)].fill(true));
+                prop_assert!(used.into_iter().all(|used| used));
             }
         }
 
@@ -400,6 +334,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_trimmed_is_shared() {
+        let group =
+            Group::try_new("g", None, vec![feature("x", vec![9, 1, 2, 3, 9], vec![1, 2], vec![2, 2])]);
+        let group = group.unwrap();
+        let trimmed = group.trim();
+        let feature = &trimmed.features()[0];
+        assert_eq!(feature.values().as_ptr(), group.features()[0].values()[1..].as_ptr());
+        assert_eq!(feature.offsets()[..], [0, 1]);
+        assert_eq!(trimmed.trim().features()[0].offsets().as_ptr(), feature.offsets().as_ptr());
+    }
+
+    #[test]
     fn windows_stay_windows_across_pieces() {
         let window = feature("w", (0..100).collect(), (0..91).collect(), vec![10; 91]);
         let group = Group::try_new("g", None, vec![window]).unwrap();
@@ -429,31 +375,5 @@ mod tests {
             Group::concat(&pieces).unwrap_err().to_string(),
             "feature `x`: 2147483648 ids are more than 32-bit offsets address\n  hint: make batches of fewer samples"
         );
-    }
-
-    #[test]
-    fn pieces_that_do_not_fit_together_are_named() {
-        let batch = |dense: usize, weights: bool, group: &str| {
-            let ids = Feature::try_new("x", vec![1_i64, 2], vec![0, 1], vec![1, 1]);
-            Batch::try_new(BatchParts {
-                size: 2,
-                dense: vec![0.0; 2 * dense].into(),
-                labels: vec![0.0; 2].into(),
-                weights: weights.then(|| vec![1.0_f32; 2].into()),
-                timestamps: None,
-                kept: Vec::new(),
-                groups: vec![Group::try_new(group, None, vec![ids.unwrap()]).unwrap()],
-            })
-            .unwrap()
-        };
-        let first = batch(1, false, "g");
-        let refused =
-            |other: &Batch| Batch::concat(&[(&first, 0..2), (other, 0..1)]).unwrap_err().to_string();
-        assert_eq!(refused(&batch(2, false, "g")), "dense features: piece 1 has 2, piece 0 has 1");
-        assert_eq!(refused(&batch(1, true, "g")), "sample weights: piece 1 has some, piece 0 has none");
-        assert_eq!(refused(&batch(1, false, "h")), "group `g`: piece 1 has group `h`");
-        let bounds = Batch::concat(&[(&first, 0..2), (&first, 1..3)]).unwrap_err().to_string();
-        assert_eq!(bounds, "batch: samples 1..3 of 2");
-        assert_eq!(Batch::concat(&[]).unwrap_err().to_string(), "batch: no pieces to put together");
     }
 }

@@ -6,7 +6,6 @@
 mod compact;
 mod concat;
 mod take;
-mod trim;
 mod used;
 
-pub(crate) use used::UsedValues;
+pub(crate) use used::{UsedRows, UsedValues, listed};

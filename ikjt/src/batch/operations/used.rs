@@ -116,11 +116,6 @@ impl UsedValues {
         }
     }
 
-    /// Returns the values that all rows use.
-    pub(crate) fn of_all(feature: &Feature) -> Self {
-        Self::new(feature, &UsedRows::Range(0..feature.rows()))
-    }
-
     /// Takes one pass if the spans are in the order of the buffer without gaps, which is the most common case.
     fn of_spans(spans: impl Iterator<Item = Range<usize>> + Clone) -> Self {
         let mut filled = spans.clone().filter(|span| !span.is_empty());
@@ -194,7 +189,7 @@ mod tests {
         ) {
             let (offsets, sizes): (Vec<i32>, Vec<i32>) = rows.iter().copied().unzip();
             let feature = Feature::try_new("x", (0..48).collect::<Vec<_>>(), offsets, sizes).unwrap();
-            let used = UsedValues::of_all(&feature);
+            let used = UsedValues::new(&feature, &UsedRows::Range(0..feature.rows()));
             let kept: Vec<i64> = used.stretches().iter().flat_map(|s| &feature.values()[s.clone()]).copied().collect();
             let expected: std::collections::BTreeSet<i64> =
                 (0..feature.rows()).flat_map(|row| feature.row(row)).copied().collect();
