@@ -99,10 +99,6 @@ pub(crate) fn position_columns(config: &Config) -> Vec<String> {
 
 /// Returns the query of the samples for which slices are made: the bucket of each sample ([`place_columns`]), the
 /// columns of [`numbered_by`], and the [`position_columns`] of all timelines. `sessions` is the query of [`sessions`].
-///
-/// # Errors
-///
-/// The errors of [`samples`].
 pub(crate) fn placed_samples(
     config: &Config,
     columns: &ArrowSchema,
@@ -334,10 +330,6 @@ fn identity_hash(config: &Config) -> String {
 }
 
 /// Returns the query of the identities and times ([`TIME`]) of all samples.
-///
-/// # Errors
-///
-/// The errors of [`samples`].
 pub(crate) fn instants(config: &Config, columns: &ArrowSchema) -> Result<String> {
     let time = time_in_micros(config, columns)?;
     Ok(format!("SELECT {}, {time} AS {TIME} FROM {NARROW_VIEW}", identity(config).join(", ")))
@@ -345,10 +337,6 @@ pub(crate) fn instants(config: &Config, columns: &ArrowSchema) -> Result<String>
 
 /// Returns the query of the narrow table of sessions: identity, [`START`] and [`SESSION`]. With a gap, it has a row per
 /// instant of a user.
-///
-/// # Errors
-///
-/// The errors of [`samples`].
 pub(crate) fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
     let by = identity(config).join(", ");
     let narrow = instants(config, columns)?;
@@ -378,10 +366,6 @@ fn starts_by_pauses(over: &str, gap_micros: i64, rows: &str) -> String {
 
 /// Returns the query of the number of sessions that partition columns cut: sessions that would be one session if the
 /// partition columns had equal values. Returns `None` if partition columns cannot cut a session.
-///
-/// # Errors
-///
-/// The errors of [`samples`].
 pub(crate) fn cut_sessions(config: &Config, columns: &ArrowSchema) -> Result<Option<String>> {
     let whose = session_columns(config);
     let cutting = config.partition_columns.iter().filter(|column| !whose.contains(column));

@@ -63,10 +63,6 @@ pub(super) enum BucketExchange {
 impl ExchangedRecords {
     /// Plans the query `records`, which returns records with their sessions. The sort orders samples with equal times
     /// by the column `first`, then by the order columns of the configuration.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(super) async fn with_sessions(
         config: &Config,
         context: &SessionContext,

@@ -34,10 +34,6 @@ pub(super) struct SliceQueries {
 impl SliceQueries {
     /// Computes the tables of the slices for samples with these `columns`. `sessions` is the query of their
     /// sessions.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(super) async fn new(
         config: &Config,
         context: &SessionContext,

@@ -119,10 +119,6 @@ pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
 
 impl<'a> Merge<'a> {
     /// Prepares a merge of the samples of `reading` into the dataset at `root` with this snapshot.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`sessionize::samples`].
     pub(crate) fn new(
         config: &'a Config,
         reading: &Reading<'_>,

@@ -80,10 +80,6 @@ impl OldFile {
     }
 
     /// Returns a scan of rows that name files. Each batch becomes a partition of the scan.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(crate) fn scan(rows: Vec<RecordBatch>) -> EngineResult<Arc<dyn ExecutionPlan>> {
         let parts: Vec<_> = rows.into_iter().map(|rows| vec![rows]).collect();
         Ok(MemorySourceConfig::try_new_exec(&parts, Arc::clone(&FILES), None)?)

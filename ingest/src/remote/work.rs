@@ -108,10 +108,6 @@ impl Drop for WrittenRows {
 }
 
 /// Writes the rows of `plan` to files in the work folder, one file per partition.
-///
-/// # Errors
-///
-/// The errors of the plan and of the storage.
 pub(crate) async fn write_rows(
     cluster: &Arc<dyn Cluster>,
     context: &SessionContext,
@@ -207,10 +203,6 @@ pub(crate) struct WorkFile {
 
 impl WorkFile {
     /// Creates a file with a unique name for rows of `schema`.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the storage.
     pub(crate) fn create(spec: &WorkRowsSpec, schema: SchemaRef) -> Result<Self> {
         let failed = |error: onefold_storage::Error| external(error.into());
         let storage = Storage::open(&spec.folder).map_err(failed)?;
@@ -222,10 +214,6 @@ impl WorkFile {
     }
 
     /// Writes rows.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the storage.
     pub(crate) fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         self.rows += batch.num_rows();
         self.writer.write(batch).map_err(|error| external(unwritten(error)))?;
@@ -236,10 +224,6 @@ impl WorkFile {
     }
 
     /// Completes the file, and returns its name and the number of its rows. A file without rows is not created.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the storage.
     pub(crate) fn finish(self) -> Result<(String, i64)> {
         let upload = self.writer.into_inner().map_err(|error| external(unwritten(error)))?;
         if self.rows > 0 {

@@ -152,10 +152,6 @@ pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Sou
 
 /// Finds the files at `paths` (files, directories, glob patterns, or URLs of these) and reads their footers or first
 /// rows, as the files of a source `name` with default settings.
-///
-/// # Errors
-///
-/// The first error of [`find`].
 pub(crate) async fn find_paths(name: &str, paths: &[String]) -> Result<Source> {
     let source = SourceConfig { paths: paths.to_vec(), ..SourceConfig::new("") };
     let stores = (&mut Stores::default(), &ObjectStores::default());

@@ -78,10 +78,6 @@ struct RowReader {
 }
 
 /// Creates a morselizer that reads files like the engine's text `format`, but with a [`RowReader`].
-///
-/// # Errors
-///
-/// The engine's errors.
 pub(super) fn morselizer(
     format: &Arc<dyn FileSource>,
     source: &str,
