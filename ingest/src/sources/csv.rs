@@ -8,6 +8,7 @@
 
 use std::fmt;
 
+use arrow::csv::reader::Format as CsvFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Quote, Ragged};
@@ -15,19 +16,30 @@ use crate::config::{Quote, Ragged};
 /// The maximum size of a row in bytes. A longer row is assumed to be the rest of a file with an unclosed quote.
 const ROW_BYTES: usize = 64 << 20;
 /// The quote character that the engine gets for files without quotes: a byte that never occurs in UTF-8.
-pub(super) const NO_QUOTE: u8 = 0xff;
+const NO_QUOTE: u8 = 0xff;
 /// The byte order mark of UTF-8.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Rules for checking a CSV file.
+/// Rules for checking and decoding a CSV file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CsvRules {
     pub(super) delimiter: u8,
+    /// Whether the first row has the names of the columns.
+    pub(super) header: bool,
     pub(super) quote: Quote,
     pub(super) escape: Option<u8>,
     pub(super) ragged: Ragged,
     /// The number of values per row. If `None`, the first row defines it.
     pub(super) columns: Option<usize>,
+}
+
+impl CsvRules {
+    /// Returns the format of the engine's decoder.
+    pub(super) fn format(&self) -> CsvFormat {
+        let format = CsvFormat::default().with_header(self.header).with_delimiter(self.delimiter);
+        let format = format.with_quote(self.quote.character().unwrap_or(NO_QUOTE));
+        self.escape.into_iter().fold(format, CsvFormat::with_escape)
+    }
 }
 
 /// A row that cannot be read.
@@ -376,6 +388,7 @@ mod tests {
 
     const RULES: CsvRules = CsvRules {
         delimiter: b',',
+        header: true,
         quote: Quote::Guarded,
         escape: None,
         ragged: Ragged::Error,

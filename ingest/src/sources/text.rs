@@ -1,6 +1,5 @@
 //! Rows of text files: decodes and converts them [exactly](super::exact), and locates wrong ones.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
@@ -14,7 +13,7 @@ use bytes::Bytes;
 use datafusion::datasource::file_format::csv::CsvDecoder;
 use datafusion::datasource::file_format::json::JsonDecoder;
 use datafusion::datasource::listing::PartitionedFile;
-use datafusion::datasource::physical_plan::{CsvSource, FileOpener, FileSource};
+use datafusion::datasource::physical_plan::{FileOpener, FileSource};
 use datafusion::error::{DataFusionError, Result};
 use datafusion_datasource::boundary_stream::AlignedBoundaryStream;
 use datafusion_datasource::decoder::{DecoderDeserializer, deserialize_stream};
@@ -73,7 +72,6 @@ struct RowReader {
     wrong: Arc<Mutex<BTreeMap<String, u64>>>,
     /// The CSV format; `None` for JSON lines.
     csv: Option<CsvFormat>,
-    header: bool,
     batch_rows: usize,
 }
 
@@ -96,12 +94,6 @@ pub(super) fn morselizer(
     // The indices are in ascending order.
     let number = read.pop_if(|place| *place == in_files).map(|place| Arc::clone(&columns.fields()[place]));
     let in_files: Vec<usize> = (0..in_files).collect();
-    let csv = (format.as_ref() as &dyn Any).downcast_ref::<CsvSource>();
-    let header = csv.is_some_and(CsvSource::has_header);
-    let csv = csv.map(|csv| {
-        let format = CsvFormat::default().with_header(csv.has_header()).with_delimiter(csv.delimiter());
-        csv.escape().into_iter().fold(format.with_quote(csv.quote()), CsvFormat::with_escape)
-    });
     let reader = RowReader {
         source: source.to_owned(),
         store: Arc::new(store),
@@ -112,8 +104,7 @@ pub(super) fn morselizer(
         number,
         problems: text.problems.clone(),
         wrong: Arc::default(),
-        csv,
-        header,
+        csv: text.csv.as_ref().map(|(rules, _)| rules.format()),
         batch_rows: batch_rows.unwrap_or(ROWS),
     };
     Ok(Box::new(TextFiles(ProjectionOpener::try_new(projection, Arc::new(reader), columns)?)))
@@ -346,7 +337,7 @@ impl RowReader {
         let whole = self.store.unchecked().get(&file.object_meta.location).await.ok()?;
         let start = file.range.as_ref().map_or(0, |range| range.start.unsigned_abs());
         let mut lines = match self.store.csv_rules() {
-            Some(rules) => Lines::Csv { checker: Checker::new(rules), row: row + u64::from(self.header) },
+            Some(rules) => Lines::Csv { checker: Checker::new(rules), row: row + u64::from(rules.header) },
             None => Lines::Json { offset: 0, line: 1, begins: 0, blank: true, start, rows: row },
         };
         let mut chunks = whole.into_stream();

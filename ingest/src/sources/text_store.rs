@@ -411,6 +411,7 @@ mod tests {
 
         let rules = CsvRules {
             delimiter: b',',
+            header: false,
             quote: Quote::Guarded,
             escape: None,
             ragged: Ragged::Skip,
