@@ -200,8 +200,7 @@ impl<'a> Rows<'a> {
             if let Some(columns) = columns {
                 table = table.select(columns.fields().iter().map(|field| ident(field.name())))?;
             }
-            sources::report_refused_columns(&table, &Problems::default())?;
-            let plan = table.create_physical_plan().await?;
+            let plan = sources::planned(table, &Problems::default()).await?;
             let schema = plan.schema();
             // Files that are read in different ways are in different partitions, which are read one after the other.
             let parts = stream::iter(execute_stream_partitioned(plan, context.task_ctx())?).flatten();

@@ -492,8 +492,7 @@ pub(super) async fn fold_samples(
 ) -> Result<Arc<FoldExec>> {
     check_types(config, columns, &options.problems)?;
     let samples = context.query(&sessionize::samples(config, columns)?).await?;
-    sources::report_refused_columns(&samples, &options.problems)?;
-    let input = OnCluster::inner(samples.create_physical_plan().await?);
+    let input = OnCluster::inner(sources::planned(samples, &options.problems).await?);
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
     let spec = FoldSpec {
         names: ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },

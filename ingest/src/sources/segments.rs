@@ -102,8 +102,14 @@ fn some_segments(sources: &[Source]) -> Vec<SomeSegments<'_>> {
     folders.into_values().collect()
 }
 
+/// Returns the file name of segment `number` of `all`. The numbers are padded with zeros, so that the order of the names
+/// is the order of the numbers.
+pub(crate) fn segment_name(number: usize, all: usize) -> String {
+    format!("segment-{number:05}-of-{all:05}.parquet")
+}
+
 /// Parses the index of a segment and the total number of segments from a file name.
-fn segment_of(name: &str) -> Option<(u32, u32)> {
+pub(crate) fn segment_of(name: &str) -> Option<(u32, u32)> {
     let (number, all) = name.strip_prefix("segment-")?.strip_suffix(".parquet")?.split_once("-of-")?;
     let (number, all) = (number.parse().ok()?, all.parse().ok()?);
     (number < all).then_some((number, all))
