@@ -21,7 +21,7 @@ use crate::probe_lists::probe_lists;
 use crate::profile::measured;
 use crate::remote::{Cluster, SessionCluster, Stores, run_on_cluster};
 use crate::spilling_join::{SortedJoins, spilling_joins};
-use crate::{Config, Result, session_ids, signed_lengths};
+use crate::{Result, session_ids, signed_lengths};
 
 /// The largest number of rows of a batch of narrow rows (sessions, records).
 const NARROW_BATCH_ROWS: usize = 4096;
@@ -156,9 +156,8 @@ fn rule(
 }
 
 /// Makes an engine that keeps within its part of the memory limit and spills when it reaches it.
-pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<SessionContext> {
-    let parts = if config.vocabularies.is_empty() { 1 } else { 2 };
-    let ours = parts * state_bytes(options.memory_limit);
+pub(crate) fn context(options: &EngineOptions, has_vocabularies: bool) -> Result<SessionContext> {
+    let ours = (1 + usize::from(has_vocabularies)) * state_bytes(options.memory_limit);
     let limit = usize::try_from(options.memory_limit).unwrap_or(usize::MAX).saturating_sub(ours);
     let mut runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(EnginePool::new(limit)));
     if let Some(directory) = &options.spill_directory {
@@ -219,10 +218,7 @@ mod tests {
 
     /// Sorts more rows than fit into the memory limit, and returns their number.
     fn sort(options: &EngineOptions) -> Result<usize> {
-        let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nkey = [\"user\"]\n\
-                    time = \"time\"\n[features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
-        let config = Config::parse(Path::new("dataset.toml"), text).unwrap();
-        let context = context(&config, options)?;
+        let context = context(options, false)?;
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let sql =

@@ -70,7 +70,7 @@ impl<'a> Reading<'a> {
         options: &'a EngineOptions,
         wanted: ReadingOptions,
     ) -> Result<Self> {
-        let context = engine::context(config, options)?;
+        let context = engine::context(options, !config.vocabularies.is_empty())?;
         sources::register(&context, &sources).await?;
         samples::register_queries(&context, config).await?;
         let budget = CountBudget::new(engine::state_bytes(options.memory_limit) as u64);

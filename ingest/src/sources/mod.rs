@@ -154,9 +154,22 @@ pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Sou
 /// rows, as the files of a source `name` with default settings.
 pub(crate) async fn find_paths(name: &str, paths: &[String]) -> Result<Source> {
     let source = SourceConfig { paths: paths.to_vec(), ..SourceConfig::new("") };
+    find_source(Path::new(""), name, &source, Problems::default()).await
+}
+
+/// Finds the files of one source, whose relative paths start at `base`, like [`find`].
+pub(crate) async fn find_source(
+    base: &Path,
+    name: &str,
+    source: &SourceConfig,
+    problems: Problems,
+) -> Result<Source> {
     let stores = (&mut Stores::default(), &ObjectStores::default());
-    // There is at least one error if the source is not found.
-    find_one(Path::new(""), name, &source, stores).await.map_err(|mut errors| errors.swap_remove(0))
+    match find_one(base, name, source, stores).await {
+        Ok(source) => Ok(Source { problems, ..source }),
+        // There is at least one error if the source is not found.
+        Err(mut errors) => Err(errors.swap_remove(0)),
+    }
 }
 
 /// Finds the files of one source, whose relative paths start at `base`, and inspects them. Returns all errors.
