@@ -45,10 +45,6 @@ struct Counted {
 
 impl SampleTotals {
     /// Divides the totals into parts. `texts` has for each vocabulary the texts that the reader does not have.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] if the totals cannot be serialized.
     pub(super) fn into_parts(
         mut self,
         texts: Vec<Option<Arc<TextIds>>>,

@@ -232,10 +232,6 @@ impl<'a> Merge<'a> {
     }
 
     /// Plans the clustering of the late samples together with the samples of the ranges that change.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine, and [`Error::Dataset`] if the dataset cannot be read.
     pub(crate) async fn cluster(
         &mut self,
         late: LateSamples,

@@ -69,10 +69,6 @@ pub(crate) struct OldFile {
 
 impl OldFile {
     /// Returns rows that name files.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be serialized.
     pub(crate) fn rows(files: &[Self]) -> EngineResult<RecordBatch> {
         let texts: Vec<String> =
             files.iter().map(serde_json::to_string).collect::<Result<_, _>>().map_err(json)?;

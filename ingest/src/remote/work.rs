@@ -52,10 +52,6 @@ pub(crate) struct WrittenRows {
 
 impl WrittenRows {
     /// Makes an empty list of files in the work folder.
-    ///
-    /// # Errors
-    ///
-    /// If the folder cannot be opened.
     pub(crate) fn none_in(folder: &Path) -> crate::Result<Self> {
         Ok(Self { storage: Storage::open(folder)?, files: Vec::new() })
     }
@@ -67,10 +63,6 @@ impl WrittenRows {
 
     /// Returns a scan of the rows of the files, in no order, to be executed on the cluster. The rows have the columns
     /// of `schema`.
-    ///
-    /// # Errors
-    ///
-    /// If a file does not exist.
     pub(crate) async fn scan(
         &self,
         context: &SessionContext,
@@ -80,10 +72,6 @@ impl WrittenRows {
     }
 
     /// Returns the rows of the files, in no order, with the columns of `schema`.
-    ///
-    /// # Errors
-    ///
-    /// If a file does not exist.
     pub(crate) async fn rows(
         &self,
         context: &SessionContext,

@@ -549,10 +549,6 @@ pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
 
 /// Counts the CSV rows that other machines have left out. They read files several times, and tasks are retried, so this
 /// reads the files that they have read once more. Call it after all plans that read the sources have run.
-///
-/// # Errors
-///
-/// [`Error::Fault`] if a file cannot be read.
 pub(crate) async fn count_skipped(sources: &[Source]) -> Result<()> {
     let files = sources.iter().flat_map(|source| {
         let files =

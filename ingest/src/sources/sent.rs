@@ -60,10 +60,6 @@ struct SentFile {
 impl SentScan {
     /// Splits a scan of source files into the added data and DataFusion's own scan; `None` if `plan` is not such a
     /// scan. Rows that another machine leaves out are not known here; `count_skipped` counts them.
-    ///
-    /// # Errors
-    ///
-    /// None for scans of source files.
     pub(crate) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<(Self, Arc<dyn ExecutionPlan>)>> {
         let scan = plan.downcast_ref::<DataSourceExec>();
         let Some((scan, naming)) = scan.and_then(|scan| scan.downcast_to_file_source::<NamingSource>())
