@@ -258,7 +258,7 @@ fn verify(
     runtime: &Handle,
     reporter: &dyn Reporter,
 ) -> Result<()> {
-    let verified = output.names().par_iter().enumerate().map(|(number, name)| {
+    let verified = output.names.par_iter().enumerate().map(|(number, name)| {
         let segment = output.path(name);
         let file = [runtime.block_on(sources::find_paths(ROWS, slice::from_ref(&segment)))?];
         let rows = Rows::open(&file, Some(columns), runtime)?;

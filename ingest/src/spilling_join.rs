@@ -443,7 +443,7 @@ impl OtherSide {
     /// Returns this side without lists.
     fn hiding(self, late: &Arc<LateLists>) -> Self {
         let properties = PlanProperties::new(
-            EquivalenceProperties::new(Arc::clone(late.seen())),
+            EquivalenceProperties::new(Arc::clone(&late.seen)),
             self.properties.partitioning.clone(),
             self.properties.emission_type,
             self.properties.boundedness,

@@ -91,7 +91,7 @@ fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan
     let check = |plan: Arc<dyn ExecutionPlan>| {
         if let Some(planned) = plan.downcast_ref::<PlannedExec>() {
             // The exchanges of this plan already have checks.
-            return Ok(Transformed::yes(Arc::clone(planned.plan())));
+            return Ok(Transformed::yes(Arc::clone(&planned.plan)));
         }
         if let Some(merge) = plan.downcast_ref::<SortPreservingMergeExec>() {
             let gathered: Arc<dyn ExecutionPlan> =

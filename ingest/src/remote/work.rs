@@ -118,7 +118,7 @@ pub(crate) async fn write_rows(
 /// Writes the partitions of its input to files in the work folder, and returns a row about each file.
 #[derive(Debug)]
 pub(crate) struct WorkRowsExec {
-    spec: WorkRowsSpec,
+    pub(crate) spec: WorkRowsSpec,
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
 }
@@ -127,10 +127,6 @@ impl WorkRowsExec {
     pub(crate) fn new(spec: WorkRowsSpec, input: Arc<dyn ExecutionPlan>) -> Self {
         let properties = plan_properties(&SCHEMA, input.output_partitioning().partition_count());
         Self { spec, input, properties }
-    }
-
-    pub(crate) fn spec(&self) -> &WorkRowsSpec {
-        &self.spec
     }
 }
 

@@ -18,7 +18,8 @@ use crate::sources::{SEGMENTS_FILE, segment_name, segment_of};
 #[derive(Debug)]
 pub(super) struct Output {
     place: Place,
-    names: Vec<String>,
+    /// The names of the segments.
+    pub(super) names: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -55,11 +56,6 @@ impl Output {
             Place::Disk(StagedDirectory::create(&folder, SEGMENTS_FILE, overwrite)?)
         };
         Ok(Self { place, names })
-    }
-
-    /// Returns the names of the segments.
-    pub(super) fn names(&self) -> &[String] {
-        &self.names
     }
 
     /// Returns the path or URL of a file.
