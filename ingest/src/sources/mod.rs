@@ -45,7 +45,7 @@ use datafusion::datasource::table_schema::TableSchema;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use object_store::{ObjectMeta, ObjectStoreExt};
+use object_store::ObjectMeta;
 use onefold_base::fault::{Explain as _, Fault, Kind};
 use onefold_datasets::TableVersion;
 use xxhash_rust::xxh3::xxh3_64;
@@ -355,7 +355,7 @@ pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Re
     for source in sources {
         let tables = source.tables(&source.files);
         for file in &source.files {
-            let store = VersionedStore(Arc::clone(&file.store));
+            let store = VersionedStore::new(&file.store);
             context.runtime_env().register_object_store(file.store.engine_url.as_ref(), Arc::new(store));
         }
         let whole = source.schema();

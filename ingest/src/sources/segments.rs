@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -130,7 +129,7 @@ async fn divided_by(file: &SourceFile) -> Option<Vec<String>> {
     let location = file.found.meta.location.as_ref();
     let folder = location.rsplit_once('/').map_or("", |(folder, _)| folder);
     let list = Path::parse(format!("{folder}/{SEGMENTS_FILE}").trim_start_matches('/')).ok()?;
-    let bytes = VersionedStore(Arc::clone(&file.store)).get(&list).await.ok()?.bytes().await.ok()?;
+    let bytes = VersionedStore::new(&file.store).get(&list).await.ok()?.bytes().await.ok()?;
     let segments: SegmentsOf = serde_json::from_slice(&bytes).ok()?;
     Some(segments.by)
 }

@@ -147,7 +147,7 @@ impl SentScan {
             return Ok(own);
         };
         let cache = CacheManager::try_new(&CacheManagerConfig::default())?.get_file_metadata_cache();
-        let store = Arc::new(VersionedStore(Arc::clone(store)));
+        let store = Arc::new(VersionedStore::new(store));
         let factory = Arc::new(CachedParquetFileReaderFactory::new(store, cache));
         Ok(Arc::new(parquet.clone().with_parquet_file_reader_factory(factory)))
     }

@@ -145,7 +145,7 @@ impl FileTable {
         options.global.coerce_int96 = Some("us".to_owned());
         let size_hint = options.global.metadata_size_hint;
         let cache = state.runtime_env().cache_manager.get_file_metadata_cache();
-        let store = Arc::new(VersionedStore(Arc::clone(&self.store)));
+        let store = Arc::new(VersionedStore::new(&self.store));
         let source = ParquetSource::new(self.schema.clone())
             .with_table_parquet_options(options)
             .with_parquet_file_reader_factory(Arc::new(CachedParquetFileReaderFactory::new(store, cache)));

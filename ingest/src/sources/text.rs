@@ -22,7 +22,7 @@ use datafusion_datasource::morsel::{Morsel, MorselPlan, MorselPlanner, Morselize
 use datafusion_datasource::projection::{ProjectionOpener, SplitProjection};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
-use object_store::{GetOptions, GetResultPayload, ObjectStore, ObjectStoreExt};
+use object_store::GetResultPayload;
 
 use super::csv::{Checker, CsvRules, RowError};
 use super::exact::{as_text, exact, exact_or_null};
@@ -242,13 +242,13 @@ impl RowReader {
     async fn bytes(&self, file: &PartitionedFile) -> Result<BoxStream<'static, Result<Bytes>>> {
         let location = &file.object_meta.location;
         if let Some(range) = &file.range {
-            let store = Arc::clone(&self.store) as Arc<dyn ObjectStore>;
+            let store = self.store.parts()?;
             let (start, end) = (range.start.unsigned_abs(), range.end.unsigned_abs());
             let size = file.object_meta.size;
             let lines = AlignedBoundaryStream::new(store, location.clone(), start, end, size, b'\n').await?;
             return Ok(lines.map_err(DataFusionError::from).boxed());
         }
-        let whole = self.store.get_opts(location, GetOptions::default()).await?;
+        let whole = self.store.get(location).await?;
         Ok(match whole.payload {
             GetResultPayload::File(file, _) => stream::iter(chunks(file)).boxed(),
             GetResultPayload::Stream(chunks) => chunks.map_err(DataFusionError::from).boxed(),
