@@ -6,8 +6,6 @@
 //! line ends with LF, CRLF or CR) and refuses rows that can be read in several ways. Complete rows are passed on
 //! unchanged, except that a byte order mark is removed, and that [`Ragged`] rows are completed or left out.
 
-use std::fmt;
-
 use arrow::csv::reader::Format as CsvFormat;
 use serde::{Deserialize, Serialize};
 
@@ -43,19 +41,12 @@ impl CsvRules {
 }
 
 /// A row that cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub(super) struct RowError {
     pub(super) message: String,
     pub(super) hint: String,
 }
-
-impl fmt::Display for RowError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for RowError {}
 
 /// The position of the next byte within a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,19 +138,7 @@ impl Checker {
             if !self.ends_row(*byte)? {
                 continue;
             }
-            match self.end_row()? {
-                Row::Whole => {
-                    out.append(&mut self.begun);
-                    out.extend_from_slice(&chunk[passed..=at]);
-                }
-                Row::Short { missing } => {
-                    out.append(&mut self.begun);
-                    out.extend_from_slice(&chunk[passed..at]);
-                    out.extend(std::iter::repeat_n(self.rules.delimiter, missing));
-                    out.push(*byte);
-                }
-                Row::Skipped => self.begun.clear(),
-            }
+            self.pass_row(&chunk[passed..at], &chunk[at..=at], out)?;
             passed = at + 1;
         }
         self.begun.extend_from_slice(&chunk[passed..]);
@@ -188,14 +167,19 @@ impl Checker {
             out.append(&mut self.begun);
             return Ok(());
         }
-        match self.end_row()? {
-            Row::Whole => out.append(&mut self.begun),
-            Row::Short { missing } => {
-                out.append(&mut self.begun);
-                out.extend(std::iter::repeat_n(self.rules.delimiter, missing));
-            }
-            Row::Skipped => self.begun.clear(),
-        }
+        self.pass_row(&[], &[], out)
+    }
+
+    /// Ends a row whose last bytes are `rest` and `line_end`, and appends it to `out` unless it is left out.
+    fn pass_row(&mut self, rest: &[u8], line_end: &[u8], out: &mut Vec<u8>) -> Result<(), RowError> {
+        let Some(missing) = self.end_row()? else {
+            self.begun.clear();
+            return Ok(());
+        };
+        out.append(&mut self.begun);
+        out.extend_from_slice(rest);
+        out.extend(std::iter::repeat_n(self.rules.delimiter, missing));
+        out.extend_from_slice(line_end);
         Ok(())
     }
 
@@ -267,8 +251,8 @@ impl Checker {
         self.line += 1;
     }
 
-    /// Ends a row. Returns how to handle it.
-    fn end_row(&mut self) -> Result<Row, RowError> {
+    /// Ends a row. Returns the number of empty values to add to it, or `None` if it is left out.
+    fn end_row(&mut self) -> Result<Option<usize>, RowError> {
         let (values, first) = (self.values + 1, self.row_line);
         let lines = self.line - first + 1;
         self.end_line();
@@ -280,17 +264,17 @@ impl Checker {
         if lines > 1 && lines_are_rows && self.rules.quote == Quote::Guarded {
             return Err(self.unclear(first, lines));
         }
-        let row = match self.rules.ragged {
-            _ if values == columns => Row::Whole,
+        let missing = match self.rules.ragged {
+            _ if values == columns => 0,
             Ragged::Skip => {
                 self.skipped += 1;
-                return Ok(Row::Skipped);
+                return Ok(None);
             }
-            Ragged::Null if values < columns => Row::Short { missing: columns - values },
+            Ragged::Null if values < columns => columns - values,
             ragged => return Err(ragged_row(first, values, columns, ragged)),
         };
         self.rows += 1;
-        Ok(row)
+        Ok(Some(missing))
     }
 
     fn unclosed(&self) -> RowError {
@@ -350,16 +334,6 @@ impl Checker {
          other ones, or correct the line (a quote within a quoted value is written twice)"
             .to_owned()
     }
-}
-
-/// How a row is handled.
-enum Row {
-    Whole,
-    /// The row is completed with empty values.
-    Short {
-        missing: usize,
-    },
-    Skipped,
 }
 
 fn ragged_row(line: u64, values: usize, columns: usize, ragged: Ragged) -> RowError {
