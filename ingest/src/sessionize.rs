@@ -79,7 +79,7 @@ pub(crate) fn in_range(config: &Config, buckets: Buckets, range: u32) -> String 
 pub(crate) fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
     check_names(config, columns)?;
     check_comparable(config, columns)?;
-    let time = time_in_micros(config, columns)?;
+    let time = times::micros_sql(config, &config.time, columns)?;
     let key = key_hash(config).map(|hash| format!("{hash} AS {KEY}"));
     let columns =
         [quoted(&needed_columns(config)), position_columns(config), key.into_iter().collect()].concat();
@@ -105,7 +105,7 @@ pub(crate) fn placed_samples(
     order: SampleOrder,
     sessions: &str,
 ) -> Result<String> {
-    let time = time_in_micros(config, columns)?;
+    let time = times::micros_sql(config, &config.time, columns)?;
     let numbered_by = numbered_by(config, columns, order);
     let ours = numbered_by.iter().filter(|name| ![START, SESSION, TIME].contains(&name.as_str())).cloned();
     let ours = first_of_each([identity_columns(config), ours.collect()].concat());
@@ -331,7 +331,7 @@ fn identity_hash(config: &Config) -> String {
 
 /// Returns the query of the identities and times ([`TIME`]) of all samples.
 pub(crate) fn instants(config: &Config, columns: &ArrowSchema) -> Result<String> {
-    let time = time_in_micros(config, columns)?;
+    let time = times::micros_sql(config, &config.time, columns)?;
     Ok(format!("SELECT {}, {time} AS {TIME} FROM {NARROW_VIEW}", identity(config).join(", ")))
 }
 
@@ -487,10 +487,6 @@ fn needed_columns(config: &Config) -> Vec<String> {
     let session = config.session_columns().into_iter().map(str::to_owned);
     let rest = config.partition_columns.iter().chain(&config.order).chain(&config.keep).cloned();
     first_of_each(features.chain(session).chain(rest))
-}
-
-fn time_in_micros(config: &Config, columns: &ArrowSchema) -> Result<String> {
-    times::micros_sql(config, &config.time, columns)
 }
 
 /// Returns the SQL expression for the start of the day or hour in which the session starts. The remainder in it is

@@ -5,7 +5,6 @@
 //! may be remote, compressed or text files, so their narrow columns are read only once. All queries also see the same
 //! rows.
 
-use std::fmt;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
@@ -31,15 +30,6 @@ pub(crate) struct Spool {
     files: Vec<Arc<dyn SpillFile>>,
     /// The rows that a cluster has written.
     on_cluster: Vec<WrittenRows>,
-}
-
-impl fmt::Debug for Spool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spool")
-            .field("files", &self.files.len())
-            .field("on_cluster", &self.on_cluster)
-            .finish()
-    }
 }
 
 impl Spool {

@@ -372,15 +372,9 @@ fn requests(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     starts.map(move |start| start..range.end.min(start + REQUEST))
 }
 
-impl fmt::Display for SourceStore {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "source files of {}", self.inner)
-    }
-}
-
 impl fmt::Display for VersionedStore {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.store.fmt(formatter)
+        write!(formatter, "source files of {}", self.store.inner)
     }
 }
 
