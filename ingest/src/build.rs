@@ -232,10 +232,10 @@ impl Pipeline<'_> {
             writer.expect(written.samples, written.digest);
         }
         let rows = match &merge {
-            Some(merge) => Self::merged_rows(&reading, &merge.summary(), written.left_out.samples),
+            Some(merge) => Self::merged_rows(&reading, &merge.summary, written.left_out.samples),
             None => reading.row_counts(written.samples, written.left_out.samples)?,
         };
-        let merged = merge.as_ref().map(Merge::summary);
+        let merged = merge.as_ref().map(|merge| merge.summary);
         self.commit((reading, decided), writer, written, (rows, merged)).await
     }
 

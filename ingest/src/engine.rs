@@ -1,23 +1,27 @@
 //! Configures DataFusion for logs with long lists and a memory limit.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datafusion::common::config::SpillCompression;
+use datafusion::config::ConfigOptions;
+use datafusion::error::Result as EngineResult;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
-use crate::exchanges::SingleInputExchanges;
+use crate::exchanges::single_input_exchanges;
 use crate::ids::functions;
 use crate::memory::EnginePool;
-use crate::probe_lists::ProbeLists;
-use crate::profile::Measure;
-use crate::remote::{Cluster, RunOnCluster, SessionCluster, Stores};
-use crate::spilling_join::{SortedJoins, SpillingJoins};
-use crate::{Config, Result, session_ids, signed_lengths};
+use crate::probe_lists::probe_lists;
+use crate::profile::measured;
+use crate::remote::{Cluster, SessionCluster, Stores, run_on_cluster};
+use crate::spilling_join::{SortedJoins, spilling_joins};
+use crate::{Result, session_ids, signed_lengths};
 
 /// The largest number of rows of a batch of narrow rows (sessions, records).
 const NARROW_BATCH_ROWS: usize = 4096;
@@ -91,30 +95,69 @@ fn free_bytes(directory: &Path) -> Option<u64> {
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Returns DataFusion's optimizer rules with ours: [`ProbeLists`] follows the rule that chooses the sides of joins, and
+/// Returns DataFusion's optimizer rules with ours: [`probe_lists`] follows the rule that chooses the sides of joins, and
 /// the rules that replace operators come before the last check. Plans for a cluster have no exchanges between threads.
 pub(crate) fn physical_rules(
     cluster: Option<&Arc<dyn Cluster>>,
 ) -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> {
     let mut rules = PhysicalOptimizer::new().rules;
     let sides = rules.iter().position(|rule| rule.name() == "join_selection").map_or(0, |place| place + 1);
-    rules.insert(sides, Arc::new(ProbeLists { held_bytes: cluster.map(|_| MOST_HELD_BYTES) }));
+    let held_bytes = cluster.map(|_| MOST_HELD_BYTES);
+    rules.insert(sides, rule("probe_lists", move |plan| probe_lists(plan, held_bytes)));
     let end = rules.len() - 1;
-    match cluster {
-        Some(cluster) => rules.insert(end, Arc::new(RunOnCluster(Arc::clone(cluster)))),
-        None => rules.insert(end, Arc::new(SingleInputExchanges)),
-    }
-    rules.insert(end, Arc::new(SpillingJoins));
-    if cluster.is_none() {
-        rules.push(Arc::new(Measure));
+    rules.insert(end, rule("spilling_joins", spilling_joins));
+    if let Some(cluster) = cluster.cloned() {
+        rules.insert(end + 1, rule("run_on_cluster", move |plan| run_on_cluster(plan, &cluster)));
+    } else {
+        rules.insert(end + 1, rule("single_input_exchanges", single_input_exchanges));
+        rules.push(rule("measured", measured));
     }
     rules
 }
 
+/// A function that changes plans, as an optimizer rule.
+struct Rule<F> {
+    name: &'static str,
+    change: F,
+}
+
+impl<F> fmt::Debug for Rule<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl<F: Fn(Arc<dyn ExecutionPlan>) -> EngineResult<Arc<dyn ExecutionPlan>> + 'static> PhysicalOptimizerRule
+    for Rule<F>
+{
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _: &ConfigOptions,
+    ) -> EngineResult<Arc<dyn ExecutionPlan>> {
+        (self.change)(plan)
+    }
+
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// Makes an optimizer rule of a function that changes plans but not their schema.
+fn rule(
+    name: &'static str,
+    change: impl Fn(Arc<dyn ExecutionPlan>) -> EngineResult<Arc<dyn ExecutionPlan>> + Send + Sync + 'static,
+) -> Arc<dyn PhysicalOptimizerRule + Send + Sync> {
+    Arc::new(Rule { name, change })
+}
+
 /// Makes an engine that keeps within its part of the memory limit and spills when it reaches it.
-pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<SessionContext> {
-    let parts = if config.vocabularies.is_empty() { 1 } else { 2 };
-    let ours = parts * state_bytes(options.memory_limit);
+pub(crate) fn context(options: &EngineOptions, has_vocabularies: bool) -> Result<SessionContext> {
+    let ours = (1 + usize::from(has_vocabularies)) * state_bytes(options.memory_limit);
     let limit = usize::try_from(options.memory_limit).unwrap_or(usize::MAX).saturating_sub(ours);
     let mut runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(EnginePool::new(limit)));
     if let Some(directory) = &options.spill_directory {
@@ -175,10 +218,7 @@ mod tests {
 
     /// Sorts more rows than fit into the memory limit, and returns their number.
     fn sort(options: &EngineOptions) -> Result<usize> {
-        let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nkey = [\"user\"]\n\
-                    time = \"time\"\n[features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
-        let config = Config::parse(Path::new("dataset.toml"), text).unwrap();
-        let context = context(&config, options)?;
+        let context = context(options, false)?;
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let sql =

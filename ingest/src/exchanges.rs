@@ -9,10 +9,8 @@
 use std::sync::Arc;
 
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::config::ConfigOptions;
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::union::InterleaveExec;
@@ -22,32 +20,19 @@ use crate::operator::{operator_methods, shown_as};
 use crate::planned::PlannedExec;
 
 /// Gives each input of an exchange its own exchange. Must run after the rules that add exchanges.
-#[derive(Debug)]
-pub(crate) struct SingleInputExchanges;
-
-impl PhysicalOptimizerRule for SingleInputExchanges {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|plan| {
-            let Some(exchange) = plan.downcast_ref::<RepartitionExec>() else {
-                return Ok(Transformed::no(plan));
-            };
-            // An exchange that keeps an order already has a file for each pair of input and output.
-            let inputs = exchange.input().output_partitioning().partition_count();
-            if exchange.preserve_order() || inputs < 2 {
-                return Ok(Transformed::no(plan));
-            }
-            Ok(Transformed::yes(exchange_of(Arc::clone(exchange.input()), exchange.partitioning().clone())?))
-        })
-        .data()
-    }
-
-    fn name(&self) -> &str {
-        "single_input_exchanges"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+pub(crate) fn single_input_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    plan.transform_up(|plan| {
+        let Some(exchange) = plan.downcast_ref::<RepartitionExec>() else {
+            return Ok(Transformed::no(plan));
+        };
+        // An exchange that keeps an order already has a file for each pair of input and output.
+        let inputs = exchange.input().output_partitioning().partition_count();
+        if exchange.preserve_order() || inputs < 2 {
+            return Ok(Transformed::no(plan));
+        }
+        Ok(Transformed::yes(exchange_of(Arc::clone(exchange.input()), exchange.partitioning().clone())?))
+    })
+    .data()
 }
 
 /// Returns a plan that exchanges the rows of `input`, with one exchange per input partition.

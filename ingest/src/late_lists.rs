@@ -41,7 +41,7 @@ pub(crate) struct LateLists {
     /// The source of each output column.
     sources: Vec<Source>,
     /// The columns of the streamed side that the join receives.
-    seen: SchemaRef,
+    pub(crate) seen: SchemaRef,
     /// The replacement of each column of the streamed side; `None` for columns that the join receives.
     stand_ins: Vec<Option<StandIn>>,
     /// The columns of the streamed side that are added to the output.
@@ -137,11 +137,6 @@ impl LateLists {
             computed: Computed { projection, numbers, partner },
             waiting: (0..partitions).map(|_| Mutex::default()).collect(),
         })
-    }
-
-    /// Returns the columns of the streamed side that the join receives.
-    pub(crate) fn seen(&self) -> &SchemaRef {
-        &self.seen
     }
 
     /// Makes the join compute only the columns that it has to compute.

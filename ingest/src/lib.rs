@@ -68,7 +68,7 @@ pub use groups::GroupSummary;
 pub use init::{InitSource, InitSummary, init};
 pub use merge::MergeSummary;
 pub use pipeline::{BuildOptions, Groups};
-pub use recompute::{ColumnsOptions, ColumnsSummary, LabelChanges, add_features, relabel};
+pub use recompute::{ColumnsOptions, ColumnsSummary, LabelChanges, Task as ColumnsTask, compute_columns};
 pub use row_counts::{Reason, RowCounts};
 pub use samples::SkipCounts;
 pub use statistics::{BuildStatistics, ColumnStatistics, ValueStatistics};

@@ -140,10 +140,6 @@ impl<'a> Pipeline<'a> {
     /// Finds the files of the sources for a target. Problems are collected, and reported after all samples have been
     /// folded. The first problem ends a comparison, a merge, which folds late samples with its own code, and a run on a
     /// cluster, which reports no problems to this process.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`sources::find`].
     pub(crate) async fn find(&self, target: Target) -> Result<(Vec<Source>, Problems)> {
         let problems = match (target, &self.options.engine.cluster) {
             (Target::Partitions | Target::Part { .. }, None) => Problems::collected(),
@@ -157,10 +153,6 @@ impl<'a> Pipeline<'a> {
     ///
     /// On a cluster, folding needs a separate job. If nothing is to be learned from the samples first, they are folded
     /// later, while they are written.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Reading::fold`] and [`decide`].
     pub(crate) async fn decide(
         &self,
         reading: &Reading<'a>,

@@ -54,7 +54,7 @@ impl TableProvider for PlannedTable {
 /// The rows of a plan, or of one of its partitions, that optimizer rules must not change: an operator without inputs.
 #[derive(Debug)]
 pub(crate) struct PlannedExec {
-    plan: Arc<dyn ExecutionPlan>,
+    pub(crate) plan: Arc<dyn ExecutionPlan>,
     /// The only partition that is read; all if `None`.
     part: Option<usize>,
     properties: Arc<PlanProperties>,
@@ -70,11 +70,6 @@ impl PlannedExec {
     pub(crate) fn of_part(plan: Arc<dyn ExecutionPlan>, part: usize) -> Self {
         let properties = plan_properties(&plan.schema(), 1);
         Self { plan, part: Some(part), properties }
-    }
-
-    /// Returns the plan.
-    pub(crate) fn plan(&self) -> &Arc<dyn ExecutionPlan> {
-        &self.plan
     }
 }
 

@@ -13,61 +13,41 @@ use std::sync::Arc;
 use datafusion::arrow::datatypes::{DataType, Schema};
 use datafusion::common::JoinType;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::config::ConfigOptions;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig};
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::Result;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 
 /// Swaps the inputs of each hash join that would hold lists although its other side has none, and splits neither input.
-#[derive(Debug)]
-pub(crate) struct ProbeLists {
-    /// The largest total file size of a side that is held whole, in bytes; no limit if `None`.
-    pub(crate) held_bytes: Option<u64>,
-}
-
-impl PhysicalOptimizerRule for ProbeLists {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        let arrange = |plan: Arc<dyn ExecutionPlan>| {
-            let Some(join) = plan.downcast_ref::<HashJoinExec>() else { return Ok(Transformed::no(plan)) };
-            let lists = (has_lists(&join.left().schema()), has_lists(&join.right().schema()));
-            let mode = |join_type, held| match streams_once(join_type) && self.holds(held) {
-                true => PartitionMode::CollectLeft,
-                // On a cluster, the only other way to join is to split both sides.
-                false if self.held_bytes.is_some() => PartitionMode::Partitioned,
-                false => *join.partition_mode(),
-            };
-            match lists {
-                (true, false) => {
-                    let mode = mode(join.join_type().swap(), join.right());
-                    Ok(Transformed::yes(join.swap_inputs(mode)?))
-                }
-                (false, true) if *join.partition_mode() == PartitionMode::Partitioned => {
-                    let mode = mode(*join.join_type(), join.left());
-                    Ok(Transformed::yes(Arc::new(join.builder().with_partition_mode(mode).build()?)))
-                }
-                _ => Ok(Transformed::no(plan)),
-            }
+/// `held_bytes` is the largest total file size of a side that is held whole; there is no limit if it is `None`.
+pub(crate) fn probe_lists(
+    plan: Arc<dyn ExecutionPlan>,
+    held_bytes: Option<u64>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let holds = |side: &Arc<dyn ExecutionPlan>| held_bytes.is_none_or(|most| file_bytes(side) <= most);
+    let arrange = |plan: Arc<dyn ExecutionPlan>| {
+        let Some(join) = plan.downcast_ref::<HashJoinExec>() else { return Ok(Transformed::no(plan)) };
+        let lists = (has_lists(&join.left().schema()), has_lists(&join.right().schema()));
+        let mode = |join_type, held| match streams_once(join_type) && holds(held) {
+            true => PartitionMode::CollectLeft,
+            // On a cluster, the only other way to join is to split both sides.
+            false if held_bytes.is_some() => PartitionMode::Partitioned,
+            false => *join.partition_mode(),
         };
-        plan.transform_up(arrange).data()
-    }
-
-    fn name(&self) -> &str {
-        "probe_lists"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
-
-impl ProbeLists {
-    /// Returns whether a side of a join is held whole.
-    fn holds(&self, side: &Arc<dyn ExecutionPlan>) -> bool {
-        self.held_bytes.is_none_or(|most| file_bytes(side) <= most)
-    }
+        match lists {
+            (true, false) => {
+                let mode = mode(join.join_type().swap(), join.right());
+                Ok(Transformed::yes(join.swap_inputs(mode)?))
+            }
+            (false, true) if *join.partition_mode() == PartitionMode::Partitioned => {
+                let mode = mode(*join.join_type(), join.left());
+                Ok(Transformed::yes(Arc::new(join.builder().with_partition_mode(mode).build()?)))
+            }
+            _ => Ok(Transformed::no(plan)),
+        }
+    };
+    plan.transform_up(arrange).data()
 }
 
 /// Returns the total bytes of the files that a plan reads.

@@ -21,11 +21,9 @@ use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::runtime::{JoinSetTracer, set_join_set_tracer};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
-use datafusion::config::ConfigOptions;
 use datafusion::error::Result;
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{
     ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
     ReplaceChildrenOptions, displayable,
@@ -223,24 +221,6 @@ fn look_at_threads(profile: &Weak<Profile>) {
             profile.add((stage, stream), Duration::from_secs_f64(worked), (looked, now));
         }
         looked = now;
-    }
-}
-
-/// The rule that measures the operators of each plan. It must be the last rule.
-#[derive(Debug)]
-pub(crate) struct Measure;
-
-impl PhysicalOptimizerRule for Measure {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        measured(plan)
-    }
-
-    fn name(&self) -> &str {
-        "measure"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
     }
 }
 

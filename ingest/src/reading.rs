@@ -70,7 +70,7 @@ impl<'a> Reading<'a> {
         options: &'a EngineOptions,
         wanted: ReadingOptions,
     ) -> Result<Self> {
-        let context = engine::context(config, options)?;
+        let context = engine::context(options, !config.vocabularies.is_empty())?;
         sources::register(&context, &sources).await?;
         samples::register_queries(&context, config).await?;
         let budget = CountBudget::new(engine::state_bytes(options.memory_limit) as u64);
@@ -118,10 +118,6 @@ impl<'a> Reading<'a> {
     }
 
     /// Returns the number of sessions that partition columns cut into several.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(crate) async fn cut_sessions(&self) -> Result<u64> {
         let columns = self.planned.wide.schema().as_arrow();
         let Some(sql) = sessionize::cut_sessions(self.config, columns)? else { return Ok(0) };
@@ -131,10 +127,6 @@ impl<'a> Reading<'a> {
     }
 
     /// Plans the clustering of the samples.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Clustering::plan`].
     pub(crate) async fn clustering(&self) -> Result<Clustering<'a>> {
         let columns = self.planned.wide.schema().as_arrow();
         Clustering::plan(self.config, &self.context, columns, &self.cluster_options()).await

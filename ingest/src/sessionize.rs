@@ -79,7 +79,7 @@ pub(crate) fn in_range(config: &Config, buckets: Buckets, range: u32) -> String 
 pub(crate) fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
     check_names(config, columns)?;
     check_comparable(config, columns)?;
-    let time = time_in_micros(config, columns)?;
+    let time = times::micros_sql(config, &config.time, columns)?;
     let key = key_hash(config).map(|hash| format!("{hash} AS {KEY}"));
     let columns =
         [quoted(&needed_columns(config)), position_columns(config), key.into_iter().collect()].concat();
@@ -99,17 +99,13 @@ pub(crate) fn position_columns(config: &Config) -> Vec<String> {
 
 /// Returns the query of the samples for which slices are made: the bucket of each sample ([`place_columns`]), the
 /// columns of [`numbered_by`], and the [`position_columns`] of all timelines. `sessions` is the query of [`sessions`].
-///
-/// # Errors
-///
-/// The errors of [`samples`].
 pub(crate) fn placed_samples(
     config: &Config,
     columns: &ArrowSchema,
     order: SampleOrder,
     sessions: &str,
 ) -> Result<String> {
-    let time = time_in_micros(config, columns)?;
+    let time = times::micros_sql(config, &config.time, columns)?;
     let numbered_by = numbered_by(config, columns, order);
     let ours = numbered_by.iter().filter(|name| ![START, SESSION, TIME].contains(&name.as_str())).cloned();
     let ours = first_of_each([identity_columns(config), ours.collect()].concat());
@@ -334,21 +330,13 @@ fn identity_hash(config: &Config) -> String {
 }
 
 /// Returns the query of the identities and times ([`TIME`]) of all samples.
-///
-/// # Errors
-///
-/// The errors of [`samples`].
 pub(crate) fn instants(config: &Config, columns: &ArrowSchema) -> Result<String> {
-    let time = time_in_micros(config, columns)?;
+    let time = times::micros_sql(config, &config.time, columns)?;
     Ok(format!("SELECT {}, {time} AS {TIME} FROM {NARROW_VIEW}", identity(config).join(", ")))
 }
 
 /// Returns the query of the narrow table of sessions: identity, [`START`] and [`SESSION`]. With a gap, it has a row per
 /// instant of a user.
-///
-/// # Errors
-///
-/// The errors of [`samples`].
 pub(crate) fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
     let by = identity(config).join(", ");
     let narrow = instants(config, columns)?;
@@ -378,10 +366,6 @@ fn starts_by_pauses(over: &str, gap_micros: i64, rows: &str) -> String {
 
 /// Returns the query of the number of sessions that partition columns cut: sessions that would be one session if the
 /// partition columns had equal values. Returns `None` if partition columns cannot cut a session.
-///
-/// # Errors
-///
-/// The errors of [`samples`].
 pub(crate) fn cut_sessions(config: &Config, columns: &ArrowSchema) -> Result<Option<String>> {
     let whose = session_columns(config);
     let cutting = config.partition_columns.iter().filter(|column| !whose.contains(column));
@@ -503,10 +487,6 @@ fn needed_columns(config: &Config) -> Vec<String> {
     let session = config.session_columns().into_iter().map(str::to_owned);
     let rest = config.partition_columns.iter().chain(&config.order).chain(&config.keep).cloned();
     first_of_each(features.chain(session).chain(rest))
-}
-
-fn time_in_micros(config: &Config, columns: &ArrowSchema) -> Result<String> {
-    times::micros_sql(config, &config.time, columns)
 }
 
 /// Returns the SQL expression for the start of the day or hour in which the session starts. The remainder in it is

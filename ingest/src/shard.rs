@@ -200,8 +200,7 @@ impl<'a> Rows<'a> {
             if let Some(columns) = columns {
                 table = table.select(columns.fields().iter().map(|field| ident(field.name())))?;
             }
-            sources::report_refused_columns(&table, &Problems::default())?;
-            let plan = table.create_physical_plan().await?;
+            let plan = sources::planned(table, &Problems::default()).await?;
             let schema = plan.schema();
             // Files that are read in different ways are in different partitions, which are read one after the other.
             let parts = stream::iter(execute_stream_partitioned(plan, context.task_ctx())?).flatten();
@@ -259,7 +258,7 @@ fn verify(
     runtime: &Handle,
     reporter: &dyn Reporter,
 ) -> Result<()> {
-    let verified = output.names().par_iter().enumerate().map(|(number, name)| {
+    let verified = output.names.par_iter().enumerate().map(|(number, name)| {
         let segment = output.path(name);
         let file = [runtime.block_on(sources::find_paths(ROWS, slice::from_ref(&segment)))?];
         let rows = Rows::open(&file, Some(columns), runtime)?;

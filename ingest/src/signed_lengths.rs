@@ -17,10 +17,6 @@ use datafusion::prelude::SessionContext;
 const FUNCTIONS: [&str; 4] = ["array_length", "array_ndims", "array_position", "cardinality"];
 
 /// Replaces the functions of `context`.
-///
-/// # Errors
-///
-/// If `context` lacks one of the functions.
 pub(crate) fn register(context: &SessionContext) -> Result<()> {
     for name in FUNCTIONS {
         let unsigned = context.udf(name)?;

@@ -19,7 +19,6 @@ use datafusion::arrow::compute::SortOptions;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
-use datafusion::config::ConfigOptions;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::{
     MemoryConsumer, MemoryLimit, MemoryReservation, UnboundedMemoryPool,
@@ -27,7 +26,6 @@ use datafusion::execution::memory_pool::{
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{EquivalenceProperties, LexOrdering, PhysicalExpr, PhysicalSortExpr};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::expressions::Column;
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode, SortMergeJoinExec};
 use datafusion::physical_plan::projection::ProjectionExec;
@@ -53,10 +51,6 @@ const MERGE_PART: usize = 4;
 /// sorts need the rest.
 const MOST_HELD_PART: usize = 2;
 
-/// Replaces hash joins by [`SpillingJoin`]s. Must run after all rules that look for hash joins.
-#[derive(Debug)]
-pub(crate) struct SpillingJoins;
-
 /// The number of joins of a session that were sorted; an extension of the session's configuration.
 #[derive(Debug, Default)]
 pub(crate) struct SortedJoins(AtomicU64);
@@ -68,26 +62,17 @@ impl SortedJoins {
     }
 }
 
-impl PhysicalOptimizerRule for SpillingJoins {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|plan| {
-            let Some(join) = plan.downcast_ref::<HashJoinExec>() else { return Ok(Transformed::no(plan)) };
-            // A merge join supports neither the null handling of `NOT IN` nor a limit.
-            if join.null_aware || join.fetch().is_some() || *join.partition_mode() == PartitionMode::Auto {
-                return Ok(Transformed::no(plan));
-            }
-            Ok(Transformed::yes(Arc::new(SpillingJoin::new(plan))))
-        })
-        .data()
-    }
-
-    fn name(&self) -> &str {
-        "spilling_joins"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+/// Replaces hash joins by [`SpillingJoin`]s. Must run after all rules that look for hash joins.
+pub(crate) fn spilling_joins(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    plan.transform_up(|plan| {
+        let Some(join) = plan.downcast_ref::<HashJoinExec>() else { return Ok(Transformed::no(plan)) };
+        // A merge join supports neither the null handling of `NOT IN` nor a limit.
+        if join.null_aware || join.fetch().is_some() || *join.partition_mode() == PartitionMode::Auto {
+            return Ok(Transformed::no(plan));
+        }
+        Ok(Transformed::yes(Arc::new(SpillingJoin::new(plan))))
+    })
+    .data()
 }
 
 /// A hash join that can spill, see the module.
@@ -120,9 +105,7 @@ impl SpillingJoin {
         let cells = if shared { 1 } else { plan.output_partitioning().partition_count() };
         Self(Arc::new(Inner { plan, running: (0..cells).map(|_| OnceCell::new()).collect() }))
     }
-}
 
-impl SpillingJoin {
     /// Returns the hash join that this replaces.
     pub(crate) fn hash_join(&self) -> Result<&HashJoinExec> {
         hash_join(&self.0.plan)
@@ -460,7 +443,7 @@ impl OtherSide {
     /// Returns this side without lists.
     fn hiding(self, late: &Arc<LateLists>) -> Self {
         let properties = PlanProperties::new(
-            EquivalenceProperties::new(Arc::clone(late.seen())),
+            EquivalenceProperties::new(Arc::clone(&late.seen)),
             self.properties.partitioning.clone(),
             self.properties.emission_type,
             self.properties.boundedness,

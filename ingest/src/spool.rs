@@ -5,7 +5,6 @@
 //! may be remote, compressed or text files, so their narrow columns are read only once. All queries also see the same
 //! rows.
 
-use std::fmt;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
@@ -33,22 +32,9 @@ pub(crate) struct Spool {
     on_cluster: Vec<WrittenRows>,
 }
 
-impl fmt::Debug for Spool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spool")
-            .field("files", &self.files.len())
-            .field("on_cluster", &self.on_cluster)
-            .finish()
-    }
-}
-
 impl Spool {
     /// Runs `sql`, and registers its rows as the table `name`. A task per partition of the result writes a file, so the
     /// table has no order.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the query; [`Error::Fault`](crate::Error::Fault) if the rows cannot be written.
     pub(crate) async fn table(&mut self, context: &SessionContext, name: &str, sql: &str) -> Result<()> {
         tracing::debug!("{name}: {sql}");
         let rows = context.query(sql).await?;
@@ -82,10 +68,6 @@ impl Spool {
     }
 
     /// Makes the rows that were written in this process the table `name`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if the rows cannot be written.
     pub(crate) async fn add(
         &mut self,
         context: &SessionContext,
@@ -115,10 +97,6 @@ pub(crate) struct SpooledRows {
 
 impl SpooledRows {
     /// Creates an empty file for a table that will be called `name`, with row groups of about `row_group_bytes` bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if the file cannot be created.
     pub(crate) fn new(
         context: &SessionContext,
         name: &str,
@@ -132,10 +110,6 @@ impl SpooledRows {
     }
 
     /// Adds rows.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if they cannot be written.
     pub(crate) fn write(&mut self, rows: &RecordBatch) -> Result<()> {
         self.writer.write(rows).map_err(unwritten)?;
         if self.writer.memory_size() >= self.row_group_bytes {

@@ -31,20 +31,16 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, Int64Array};
+use datafusion::arrow::array::Int64Array;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::arrow::row::{RowConverter, SortField};
 use datafusion::error::Result;
-use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
-};
+use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Signature, SimpleScalarUDF, Volatility};
 use onefold_datasets::hash_id;
 
 use crate::config::TimelineConfig;
 use crate::ids::functions::timeline_function_name;
-use crate::sql::{
-    enclosed, function_methods, have_keys, numbered, our_keys, quote, same_keys, table as source_table,
-};
+use crate::sql::{enclosed, have_keys, numbered, our_keys, quote, same_keys, table as source_table};
 
 /// The number of a row within its timeline: BIGINT.
 pub(crate) const POSITION: &str = "__onefold_position";
@@ -95,28 +91,20 @@ pub(crate) fn positions_table(timeline: usize) -> String {
 /// Returns the SQL function that computes the class of a key of any columns: a number from 0 to [`CLASSES`] (exclusive)
 /// that is the same on every machine.
 pub(crate) fn class_function() -> ScalarUDF {
-    ScalarUDF::from(ClassOf(Signature::variadic_any(Volatility::Immutable)))
-}
-
-/// See [`class_function`].
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct ClassOf(Signature);
-
-impl ScalarUDFImpl for ClassOf {
-    function_methods!(CLASS_FUNCTION);
-
-    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        Ok(DataType::Int64)
-    }
-
-    fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let keys: Vec<ArrayRef> =
-            arguments.args.iter().map(|key| key.to_array(arguments.number_rows)).collect::<Result<_>>()?;
+    let classes = |keys: &[ColumnarValue]| -> Result<ColumnarValue> {
+        let keys = ColumnarValue::values_to_arrays(keys)?;
         let fields = keys.iter().map(|key| SortField::new(key.data_type().clone()));
         let rows = RowConverter::new(fields.collect())?.convert_columns(&keys)?;
         let classes = rows.iter().map(|row| hash_id(row.as_ref()) % CLASSES);
         Ok(ColumnarValue::Array(Arc::new(Int64Array::from_iter_values(classes))))
-    }
+    };
+    let signature = Signature::variadic_any(Volatility::Immutable);
+    ScalarUDF::from(SimpleScalarUDF::new_with_signature(
+        CLASS_FUNCTION,
+        signature,
+        DataType::Int64,
+        Arc::new(classes),
+    ))
 }
 
 /// Returns the query that makes [`table`] from [`log_table`].

@@ -52,7 +52,7 @@ const CANCEL_WAIT: Duration = Duration::from_secs(5);
 type Scheduler = SchedulerGrpcClient<Channel>;
 
 /// A client of a cluster.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Client {
     scheduler: Address,
     partitions: usize,
@@ -80,10 +80,6 @@ impl Client {
             endpoint = tls.endpoints()(endpoint).map_err(|error| failed(&error))?;
         }
         endpoint.connect().await.map_err(|error| failed(&with_causes(&error)))
-    }
-
-    async fn connect(&self) -> Result<Scheduler> {
-        Ok(scheduler_at(self.channel().await?))
     }
 
     /// Sends the plan to the scheduler, and returns the id of its job.
@@ -210,11 +206,7 @@ impl Cluster for Client {
         let mut runs = 0;
         loop {
             let job = self.submit(&mut scheduler, Arc::clone(&plan), config).await?;
-            let mut running = RunningJob {
-                scheduler: self.scheduler.clone(),
-                tls: self.tls.clone(),
-                job: Some(job.clone()),
-            };
+            let mut running = RunningJob { client: self.clone(), job: Some(job.clone()) };
             let locations = self.wait(&mut scheduler, &channel, &job).await?;
             running.job = None;
             runs += 1;
@@ -229,22 +221,22 @@ impl Cluster for Client {
 
 /// A guard that cancels a job when it is dropped.
 struct RunningJob {
-    scheduler: Address,
-    tls: Option<Tls>,
+    client: Client,
     job: Option<String>,
 }
 
 impl Drop for RunningJob {
     fn drop(&mut self) {
         let Some(job) = self.job.take() else { return };
-        let client = Client::new(self.scheduler.clone(), 1, PathBuf::new(), self.tls.clone());
+        let client = self.client.clone();
         // The current runtime may be shutting down, so the request runs on a runtime of another thread.
         let cancel = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let Ok(runtime) = runtime else { return };
             let cancelled = runtime.block_on(tokio::time::timeout(CANCEL_WAIT, async {
                 let request = CancelJobParams { job_id: job.clone() };
-                client.connect().await?.cancel_job(request).await.map_err(|status| client.refused(&status))
+                let mut scheduler = scheduler_at(client.channel().await?);
+                scheduler.cancel_job(request).await.map_err(|status| client.refused(&status))
             }));
             if !matches!(cancelled, Ok(Ok(_))) {
                 tracing::warn!("job {job} could not be cancelled");

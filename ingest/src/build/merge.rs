@@ -34,10 +34,10 @@ impl<'a> Pipeline<'a> {
         merge::know_originals(config, reading, &mut decided)?;
         merge.place(choice, &decided).await?;
         let clustering = merge.cluster(late, &decided).await?;
-        for (key, range) in merge.changed() {
+        for (key, range) in &merge.changed {
             writer.replaces(key, *range)?;
         }
-        if merge.summary().samples_added == 0 {
+        if merge.summary.samples_added == 0 {
             // Nothing is written, so ids that occur only in samples of other partitions get no numbers.
             decided.vocabularies.clear();
         }

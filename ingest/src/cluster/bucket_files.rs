@@ -72,10 +72,6 @@ pub(super) struct BucketFiles<'a> {
 
 impl<'a> BucketFiles<'a> {
     /// Creates a writer that has written nothing.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`WriteSpec::choice`].
     pub(super) fn new(spec: &'a WriteSpec, writers: BucketWriters) -> Result<Self> {
         let closing = ClosingBuckets::new(&writers);
         let choice = spec.choice()?;

@@ -6,25 +6,19 @@
 //!
 //! In one process, a separate thread sorts and writes each partition; on a cluster, a task does.
 
-use std::fmt;
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::{DataFusionError, Result as EngineResult};
+use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::memory_pool::MemoryLimit;
-use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
 use datafusion::logical_expr::Operator;
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::{BinaryExpr, CaseExpr, Column, lit};
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::empty::EmptyExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use datafusion::physical_plan::windows::BoundedWindowAggExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
 use datafusion::prelude::SessionContext;
@@ -32,8 +26,9 @@ use onefold_datasets::Buckets;
 use onefold_sql::Query as _;
 
 use super::fold::DIGEST;
-use crate::error::{bug, external};
+use crate::error::bug;
 use crate::exchanges::exchange_of;
+use crate::planned::{PlannedExec, PlannedTable};
 use crate::profile::measured;
 use crate::remote::{OnCluster, checked_exchange, value_of_each};
 use crate::sessionize::{self, BUCKET, SampleOrder};
@@ -63,10 +58,6 @@ pub(super) enum BucketExchange {
 impl ExchangedRecords {
     /// Plans the query `records`, which returns records with their sessions. The sort orders samples with equal times
     /// by the column `first`, then by the order columns of the configuration.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(super) async fn with_sessions(
         config: &Config,
         context: &SessionContext,
@@ -165,14 +156,13 @@ async fn over_partitions(
     sql: &str,
     input: Arc<dyn ExecutionPlan>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
-    let table = Placeholder(input.schema());
-    let table = StreamingTable::try_new(input.schema(), vec![Arc::new(table)])?;
+    let table = PlannedTable(Arc::new(EmptyExec::new(input.schema())));
     context.register_table(ROWS, Arc::new(table))?;
     let plan = context.query(sql).await?.create_physical_plan().await;
     context.deregister_table(ROWS)?;
     let apply = |plan: Arc<dyn ExecutionPlan>| -> EngineResult<Transformed<Arc<dyn ExecutionPlan>>> {
-        let applied: Arc<dyn ExecutionPlan> = if let Some(leaf) = plan.downcast_ref::<StreamingTableExec>() {
-            of_columns(&input, &leaf.schema())?
+        let applied: Arc<dyn ExecutionPlan> = if plan.is::<PlannedExec>() {
+            Arc::clone(&input)
         } else if let Some(sort) = plan.downcast_ref::<SortExec>() {
             let sorted = SortExec::new(sort.expr().clone(), Arc::clone(sort.input()));
             Arc::new(sorted.with_fetch(sort.fetch()).with_preserve_partitioning(true))
@@ -185,42 +175,6 @@ async fn over_partitions(
         Ok(Transformed::yes(applied))
     };
     Ok(measured(plan?.transform_up(apply).data()?)?)
-}
-
-/// Projects `plan` to the columns of `schema`.
-fn of_columns(plan: &Arc<dyn ExecutionPlan>, schema: &SchemaRef) -> EngineResult<Arc<dyn ExecutionPlan>> {
-    if plan.schema().fields() == schema.fields() {
-        return Ok(Arc::clone(plan));
-    }
-    let column = |name: &String| -> EngineResult<_> {
-        let column = Column::new_with_schema(name, &plan.schema())?;
-        Ok((Arc::new(column) as Arc<dyn PhysicalExpr>, name.clone()))
-    };
-    let columns = schema.fields().iter().map(|field| column(field.name()));
-    let columns = columns.collect::<EngineResult<Vec<_>>>()?;
-    Ok(Arc::new(ProjectionExec::try_new(columns, Arc::clone(plan))?))
-}
-
-/// A placeholder for the input while a plan is made.
-#[derive(Debug)]
-struct Placeholder(SchemaRef);
-
-impl fmt::Display for Placeholder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Placeholder")
-    }
-}
-
-impl PartitionStream for Placeholder {
-    fn schema(&self) -> &SchemaRef {
-        &self.0
-    }
-
-    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let error = external(bug("a plan was executed before it had its input"));
-        let rows = futures::stream::iter([Err(error)]);
-        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.0), rows))
-    }
 }
 
 #[cfg(test)]

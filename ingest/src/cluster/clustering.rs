@@ -158,10 +158,6 @@ impl<'a> Clustering<'a> {
     }
 
     /// Creates the clustering of samples from their `records`. `sessions` is the query of their sessions.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(super) async fn of_records(
         config: &'a Config,
         context: &SessionContext,
@@ -321,10 +317,6 @@ impl<'a> Clustering<'a> {
 
     /// Passes the samples to `output` in the order in which [`write`](Self::write) writes them to files. Works in
     /// one process only. Call it after [`fold`](Self::fold) has returned totals. `what` is the name of the stage.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`write`](Self::write) and of `output`.
     pub(crate) async fn decode(
         self,
         what: &'static str,
@@ -500,8 +492,7 @@ pub(super) async fn fold_samples(
 ) -> Result<Arc<FoldExec>> {
     check_types(config, columns, &options.problems)?;
     let samples = context.query(&sessionize::samples(config, columns)?).await?;
-    sources::report_refused_columns(&samples, &options.problems)?;
-    let input = OnCluster::inner(samples.create_physical_plan().await?);
+    let input = OnCluster::inner(sources::planned(samples, &options.problems).await?);
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
     let spec = FoldSpec {
         names: ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },

@@ -19,7 +19,7 @@ use super::columns::{cast, check_partition_values, column, required};
 use super::counts::{ColumnCounts, ListCounts, NumberCounts, union};
 use super::kept::KeptArray;
 use crate::error::arrow_bug;
-use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
+use crate::ids::{IdForm, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
 use crate::problems::{Problems, WrongRows};
 use crate::sessionize::TIME;
 use crate::times::{TimeLimits, shown};
@@ -229,7 +229,7 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema, problems: &Pro
             None => wrong_number_type(name, data_type),
             Some(feature) => wrong_list_type(kind, feature, name, data_type),
         };
-        if let Some(WrongType { message, hint }) = wrong {
+        if let Some((message, hint)) = wrong {
             let message = format!("`[features]` makes it a {} of a column {message}", kind.described());
             problems.report(Error::column(name, message, hint))?;
             all_fit = false;

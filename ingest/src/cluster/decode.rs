@@ -196,10 +196,6 @@ impl DeltaDecoder {
     }
 
     /// Passes the remaining samples to `give`.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`push`](Self::push).
     pub(super) fn flush(&mut self, give: &mut dyn FnMut(RecordBatch)) -> Result<()> {
         if self.batch.times.is_empty() && self.batch.new_ids == 0 {
             return Ok(());

@@ -15,7 +15,6 @@
 //! samples are rows that follow the records ([`totals`](super::totals)).
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -139,6 +138,7 @@ struct Fold {
 }
 
 /// A message to a worker.
+#[derive(Debug)]
 enum Told {
     /// A batch, and the indexes of the worker's rows in it.
     Samples(Arc<Converted>, Vec<u32>),
@@ -153,12 +153,6 @@ type Message = Result<Told>;
 struct Started {
     queues: Vec<Option<Receiver<Message>>>,
     readers: Option<JoinSet<()>>,
-}
-
-impl fmt::Debug for Told {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Told").finish_non_exhaustive()
-    }
 }
 
 impl FoldExec {

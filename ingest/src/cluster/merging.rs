@@ -52,10 +52,6 @@ impl LateSamples {
     /// Encodes the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Evaluates the query `sql`
     /// over the records and stores the result as the table `table`. The table has the columns of
     /// [`sessionize::record_columns`], time, digest, record, and the columns that the query adds.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Clustering::plan`] and [`Clustering::fold`].
     pub(crate) async fn encode(
         config: &Config,
         context: &SessionContext,
@@ -93,10 +89,6 @@ impl LateSamples {
 /// Plans the folding of the samples of the table `samples`, which has the columns of [`origin`]. Registers the
 /// result as the table `records`, which can be read once. Its columns are those of [`origin::record_columns`],
 /// time, digest, record, and a flag that marks parts of the totals.
-///
-/// # Errors
-///
-/// The errors of the engine.
 pub(crate) async fn fold_old_samples(
     config: &Config,
     context: &SessionContext,
@@ -158,10 +150,6 @@ fn workers(context: &SessionContext, options: &ClusterOptions) -> Option<usize> 
 
 impl<'a> Clustering<'a> {
     /// Creates the clustering of late samples and samples of a dataset.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(crate) async fn merged(
         config: &'a Config,
         context: &SessionContext,

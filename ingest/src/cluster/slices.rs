@@ -23,7 +23,7 @@ const FEWEST_SLICE_IDS: usize = 1 << 10;
 const MOST_SLICE_IDS: usize = 1 << 20;
 
 /// The slices of all timelines.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct SliceQueries {
     /// For each timeline, the query that returns its slices, in no particular order.
     pub(super) queries: Vec<String>,
@@ -34,10 +34,6 @@ pub(super) struct SliceQueries {
 impl SliceQueries {
     /// Computes the tables of the slices for samples with these `columns`. `sessions` is the query of their
     /// sessions.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(super) async fn new(
         config: &Config,
         context: &SessionContext,

@@ -45,10 +45,6 @@ struct Counted {
 
 impl SampleTotals {
     /// Divides the totals into parts. `texts` has for each vocabulary the texts that the reader does not have.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] if the totals cannot be serialized.
     pub(super) fn into_parts(
         mut self,
         texts: Vec<Option<Arc<TextIds>>>,
@@ -130,10 +126,6 @@ impl TotalsReader {
     }
 
     /// Reads the parts among the rows of a table, and returns the records among them.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`read`](Self::read) and of the engine.
     pub(super) async fn read_table(&mut self, table: DataFrame) -> Result<DataFrame> {
         let record = cast(ident(RECORD), DataType::Binary).alias(RECORD);
         let columns = vec![ident(TIME), ident(DIGEST[0]), record, ident(TOTALS)];
@@ -146,10 +138,6 @@ impl TotalsReader {
     }
 
     /// Reads a part of the totals of a worker. The parts of a worker must be read in order.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`read`](Self::read).
     pub(super) fn part(&mut self, worker: u64, part: &[u8]) -> Result<()> {
         match part.split_first() {
             Some((&SUMMARY, piece)) => {

@@ -31,10 +31,6 @@ pub(crate) struct SentLists {
 
 impl SentLists {
     /// Writes each distinct map of `columns` to the work folder once.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the storage.
     pub(crate) fn write(folder: &Path, columns: &[ListColumn]) -> crate::Result<(Self, WrittenRows)> {
         let mut files = WrittenRows::none_in(folder)?;
         let mut known: Vec<&Arc<IdMap>> = Vec::new();
@@ -62,10 +58,6 @@ impl SentLists {
 impl WrittenLists {
     /// Returns the columns, and handles that keep their vocabularies in memory, which is taken from `pool`. May
     /// block on storage access.
-    ///
-    /// # Errors
-    ///
-    /// The errors of reading a vocabulary.
     pub(crate) fn load(
         &self,
         pool: &Arc<dyn MemoryPool>,

@@ -8,6 +8,7 @@ use super::{
     ERRORS, build, check, columns, compact, features, forget, history, init, parts, report, shard, vacuum,
     verify,
 };
+use crate::ColumnsTask;
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
@@ -129,8 +130,8 @@ impl CommandLine for Cli {
             Command::Build(arguments) => build::run_build(arguments, None, printer),
             Command::Check(arguments) => check::run(arguments, printer),
             Command::Append(arguments) => build::run_append(arguments, None, printer),
-            Command::AddFeatures(arguments) => columns::run(arguments, false, printer),
-            Command::Relabel(arguments) => columns::run(arguments, true, printer),
+            Command::AddFeatures(arguments) => columns::run(arguments, ColumnsTask::Features, printer),
+            Command::Relabel(arguments) => columns::run(arguments, ColumnsTask::Labels, printer),
             Command::Write(arguments) => parts::run_write(arguments, printer),
             Command::Commit(arguments) => parts::run_commit(arguments, printer),
             Command::Shard(arguments) => shard::run(arguments, printer),

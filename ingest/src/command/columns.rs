@@ -7,7 +7,7 @@ use onefold_datasets::PartitionFilter;
 use onefold_terminal::Printer;
 
 use super::{DatasetArguments, EngineArguments, run_async};
-use crate::{ColumnsOptions, ColumnsSummary, LabelChanges, add_features, relabel};
+use crate::{ColumnsOptions, ColumnsSummary, ColumnsTask, LabelChanges, compute_columns};
 
 /// The arguments of `add-features` and `relabel`.
 #[derive(Debug, clap::Args)]
@@ -25,8 +25,8 @@ pub(crate) struct ColumnsArguments {
     engine: EngineArguments,
 }
 
-/// Adds features to samples that lack them, or recomputes labels (`labels`) and writes the changed ones.
-pub(crate) fn run(arguments: &ColumnsArguments, labels: bool, printer: &Printer) -> anyhow::Result<()> {
+/// Adds features to samples that lack them, or recomputes labels and writes the changed ones.
+pub(crate) fn run(arguments: &ColumnsArguments, task: ColumnsTask, printer: &Printer) -> anyhow::Result<()> {
     let ColumnsArguments { dataset, partition, allow_missing, engine } = arguments;
     let config = dataset.config()?;
     let options = ColumnsOptions {
@@ -34,12 +34,7 @@ pub(crate) fn run(arguments: &ColumnsArguments, labels: bool, printer: &Printer)
         partitions: partition.clone(),
         allow_missing: *allow_missing,
     };
-    let work = async {
-        match labels {
-            true => relabel(&config, &dataset.out, &options, printer).await,
-            false => add_features(&config, &dataset.out, &options, printer).await,
-        }
-    };
+    let work = compute_columns(task, &config, &dataset.out, &options, printer);
     let summary = run_async(options.engine.threads, work, printer)?;
     Ok(printer.summary(&describe(&summary, &dataset.out), &summary)?)
 }

@@ -86,10 +86,7 @@ impl DeltaKeys {
 
 /// Parses the `timestamp` of a table: a text, or a time of TOML.
 fn instant(time: &toml::Value) -> Result<DateTime<Utc>, MessageAndHint> {
-    let text = match time {
-        toml::Value::Datetime(time) => time.to_string(),
-        other => other.as_str().unwrap_or_default().to_owned(),
-    };
+    let text = time.as_str().map_or_else(|| time.to_string(), str::to_owned);
     let parsed = DateTime::parse_from_rfc3339(&text).map_err(|_| {
         let hint = "write it with its offset, as `timestamp = \"2024-06-01T00:00:00Z\"`";
         (format!("`timestamp` is {time}, which is not a time with an offset"), hint.to_owned())

@@ -166,11 +166,7 @@ fn check_format(place: &str, format: &str, time_zone: Option<&str>) -> Result<()
 
 /// Parses a time of the configuration, in microseconds since 1970. `place` is its key.
 pub(super) fn instant(place: &str, value: &toml::Value) -> Result<i64, MessageAndHint> {
-    let text = match value {
-        toml::Value::String(text) => text.clone(),
-        toml::Value::Datetime(time) => time.to_string(),
-        other => other.to_string(),
-    };
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let time = string_to_datetime(&Utc, &text).map_err(|_| {
         let hint = "write it as `2024-06-01` or `2024-06-01T12:00:00Z`; without a zone it is UTC";
         wrong(format!("{place}: `{text}` is not a time"), hint)

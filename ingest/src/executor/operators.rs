@@ -66,7 +66,7 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
         };
         (Operator::Write(Box::new(spec.clone()), lists.clone()), None)
     } else if let Some(rows) = plan.downcast_ref::<WorkRowsExec>() {
-        (Operator::WorkRows(rows.spec().clone()), None)
+        (Operator::WorkRows(rows.spec.clone()), None)
     } else if let Some(sent) = plan.downcast_ref::<SentExec>() {
         let exchange = match &sent.partitioning {
             Partitioning::Hash(..) => Some(partitioned(sent.children()[0], &sent.partitioning)?),

@@ -6,21 +6,15 @@ use onefold_datasets::SparseFeature;
 use super::IdType;
 use super::values::{OPTIONS, item_type};
 use crate::FeatureKind;
+use crate::error::MessageAndHint;
 
-/// The reason why a column cannot be a feature, and a hint.
-#[derive(Debug)]
-pub(crate) struct WrongType {
-    /// A clause that follows the name of the feature: `whose type is …`.
-    pub(crate) message: String,
-    pub(crate) hint: String,
-}
-
-fn wrong(data_type: &DataType, reason: &str, hint: String) -> Option<WrongType> {
-    Some(WrongType { message: format!("whose type is {data_type}, {reason}"), hint })
+/// Returns the reason why a column cannot be a feature, a clause that follows the name of the feature, and a hint.
+fn wrong(data_type: &DataType, reason: &str, hint: String) -> Option<MessageAndHint> {
+    Some((format!("whose type is {data_type}, {reason}"), hint))
 }
 
 /// Returns the reason why a label, weight or dense feature cannot have this type, or `None` if it can.
-pub(crate) fn wrong_number_type(column: &str, data_type: &DataType) -> Option<WrongType> {
+pub(crate) fn wrong_number_type(column: &str, data_type: &DataType) -> Option<MessageAndHint> {
     if data_type.is_numeric() || *data_type == DataType::Boolean {
         return None;
     }
@@ -43,7 +37,7 @@ pub(crate) fn wrong_list_type(
     feature: &SparseFeature,
     column: &str,
     data_type: &DataType,
-) -> Option<WrongType> {
+) -> Option<MessageAndHint> {
     if let Some(item) = item_type(data_type) {
         return match IdType::of(item) {
             Some(id_type) => unnumbered(feature, column, data_type, id_type, "BIGINT[]"),
@@ -71,7 +65,7 @@ pub(crate) fn wrong_item_type(
     feature: &SparseFeature,
     column: &str,
     data_type: &DataType,
-) -> Option<WrongType> {
+) -> Option<MessageAndHint> {
     match IdType::of(data_type) {
         Some(id_type) => unnumbered(feature, column, data_type, id_type, "BIGINT"),
         None => wrong(data_type, NOT_IDS, convert(column, data_type, "BIGINT")),
@@ -87,7 +81,7 @@ fn unnumbered(
     data_type: &DataType,
     id_type: IdType,
     integers: &str,
-) -> Option<WrongType> {
+) -> Option<MessageAndHint> {
     if !matches!(id_type, IdType::Text | IdType::Binary)
         || feature.ids.is_some()
         || feature.vocabulary.is_some()

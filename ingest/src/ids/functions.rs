@@ -46,10 +46,6 @@ pub(crate) fn timeline_function(timeline: usize, column: usize, shown: &str, for
 }
 
 /// Encodes a function of a timeline for other machines; returns `None` for other functions.
-///
-/// # Errors
-///
-/// If the function cannot be serialized.
 pub(crate) fn write_timeline_function(function: &ScalarUDF) -> Result<Option<Vec<u8>>> {
     let Some(ids) = function.inner().downcast_ref::<TimelineIds>() else { return Ok(None) };
     serde_json::to_vec(ids).map(Some).map_err(|error| DataFusionError::External(error.into()))

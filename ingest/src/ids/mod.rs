@@ -19,7 +19,7 @@ pub(crate) mod functions;
 mod tests;
 mod values;
 
-pub(crate) use self::check::{WrongType, wrong_item_type, wrong_list_type, wrong_number_type};
+pub(crate) use self::check::{wrong_item_type, wrong_list_type, wrong_number_type};
 pub(crate) use self::forms::FeatureIds;
 pub(crate) use self::functions::timeline_function;
 pub(crate) use self::values::{IdForm, IdType, item_type, list_ids, scalar_ids};

@@ -142,10 +142,6 @@ fn text_of<'b>(name: &str, bytes: &'b [u8]) -> Result<&'b str> {
 }
 
 /// Converts lists of ids of the column `name`. Null lists and null ids stay null.
-///
-/// # Errors
-///
-/// The errors of [`scalar_ids`].
 pub(crate) fn list_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray> {
     let item = item_type(column.data_type()).ok_or_else(|| no_ids(name, column.data_type()))?;
     let field = Arc::new(Field::new("element", item.clone(), true));

@@ -119,10 +119,6 @@ pub(super) struct Column {
 
 impl Column {
     /// Reads column `index` of `rows`, which are batches with the same columns.
-    ///
-    /// # Errors
-    ///
-    /// The errors of Arrow.
     pub(super) fn of(name: &str, data_type: &DataType, rows: &[RecordBatch], index: usize) -> Result<Self> {
         let item = item_type(data_type);
         let mut column = Self {

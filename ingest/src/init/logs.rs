@@ -1,6 +1,5 @@
 //! Finds and reads the logs at the given paths in the same way as sources. Files with the same columns form one log.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,10 +10,9 @@ use onefold_base::fault::{Explain, Fault, Kind};
 
 use super::columns::{Column, tokens};
 use crate::config::{DeltaVersion, Format, MissingColumns, Quote, SourceConfig};
-use crate::error::bug;
 use crate::problems::Problems;
 use crate::sources::{self, Source};
-use crate::{Config, EngineOptions, Error, Result, engine};
+use crate::{EngineOptions, Error, Result, engine};
 
 /// The number of rows of a log whose values are examined.
 pub(super) const ROWS: usize = 1000;
@@ -117,18 +115,9 @@ fn from_folder(path: &str, folder: &Path) -> Result<String> {
     })
 }
 
-/// Returns a configuration with only this source.
-fn probe(out: &Path, source: &SourceConfig) -> Result<Config> {
-    let text = "format_version = 1\n[sources]\nlog = \"log\"\n[samples]\nsource = \"log\"\n[session]\nkey = [\"key\"]\n\
-                time = \"time\"\n[features]\nlabel = { kind = \"label\" }\nfeature = { kind = \"dense\" }\n";
-    let config = Config::parse(out, text)?;
-    Ok(Config { sources: BTreeMap::from([(PROBED.to_owned(), source.clone())]), ..config })
-}
-
-/// Finds and inspects the files of a source.
-async fn found_source(out: &Path, source: &SourceConfig) -> Result<Source> {
-    let mut found = sources::find(&probe(out, source)?, &Problems::default()).await?;
-    found.pop().ok_or_else(|| bug("a source was not found"))
+/// Finds and inspects the files of a source of the configuration at `out`.
+async fn found_source(out: &Path, source: &SourceConfig, problems: Problems) -> Result<Source> {
+    sources::find_source(out.parent().unwrap_or(Path::new("")), PROBED, source, problems).await
 }
 
 /// Reads the first rows of a source. Values that do not have the type inferred from the first rows are null.
@@ -138,10 +127,9 @@ async fn first_rows(
     rows: usize,
     options: &EngineOptions,
 ) -> Result<(SchemaRef, Vec<RecordBatch>)> {
-    let config = probe(out, source)?;
-    let context = engine::context(&config, options)?;
-    let found = sources::find(&config, &Problems::collected()).await?;
-    sources::register(&context, &found).await?;
+    let context = engine::context(options, false)?;
+    let found = found_source(out, source, Problems::collected()).await?;
+    sources::register(&context, &[found]).await?;
     let table = context.table(PROBED).await?.limit(0, Some(rows))?;
     let columns = SchemaRef::from(table.schema().as_arrow().clone());
     Ok((columns, table.collect().await?))
@@ -156,10 +144,10 @@ async fn first_rows(
 async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Source, SourceConfig)> {
     if sources::is_table(&out.parent().unwrap_or(Path::new("")).join(path)) {
         let table = SourceConfig::delta(path, DeltaVersion::Newest);
-        return Ok((found_source(out, &table).await?, table));
+        return Ok((found_source(out, &table, Problems::default()).await?, table));
     }
     let plain = SourceConfig::new(path);
-    let first = found_source(out, &plain).await;
+    let first = found_source(out, &plain, Problems::default()).await;
     let is_csv = |source: &Source| source.format() == Format::Csv;
     let is_narrow =
         |source: &Source| source.columns_of_files().all(|(_, columns)| columns.fields().len() < 2);
@@ -171,7 +159,7 @@ async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Sour
         _ => {}
     }
     for other in other_ways(path) {
-        if let Ok(source) = found_source(out, &other).await
+        if let Ok(source) = found_source(out, &other, Problems::default()).await
             && (!is_csv(&source) || !is_narrow(&source))
         {
             return with_header(out, source, other, options).await;
@@ -231,7 +219,7 @@ async fn with_header(
     let fields = columns.fields().iter().enumerate().filter(of_files);
     let are_values = fields.map(is_value).collect::<Result<Vec<bool>>>()?;
     if are_values.contains(&true) {
-        return Ok((found_source(out, &bare).await?, bare));
+        return Ok((found_source(out, &bare, Problems::default()).await?, bare));
     }
     Ok((source, config))
 }
@@ -260,10 +248,10 @@ fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<
 /// Reads the first rows of a log. `others` are the logs that already have names.
 async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &EngineOptions) -> Result<Log> {
     let mut source = source;
-    let mut found = found_source(out, &source).await?;
+    let mut found = found_source(out, &source, Problems::default()).await?;
     if found.format() == Format::Json {
         source.missing_columns = MissingColumns::Null;
-        found = found_source(out, &source).await?;
+        found = found_source(out, &source, Problems::default()).await?;
     }
     let (fields, batches) = first_rows(out, &source, ROWS, options).await?;
     let rows = batches.iter().map(RecordBatch::num_rows).sum();

@@ -7,10 +7,8 @@ use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
 use super::columns::{Column, Type, in_comment, tokens};
 use crate::clock::parse_with_format;
 use crate::config::EpochUnit;
-use crate::times::shown;
+use crate::times::{FIRST_PLAUSIBLE, shown};
 
-/// 1990-01-01T00:00 UTC, the earliest time that builds accept by default.
-const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
 /// The formats of times in texts. The first format that fits is used.
 const FORMATS: [&str; 17] = [
     "%m/%d/%Y %I:%M:%S %p",

@@ -78,11 +78,11 @@ pub(crate) struct Merge<'a> {
     /// The partition indices and ranges of buckets of the dataset in which sessions of late samples could be.
     near: BTreeSet<(usize, u32)>,
     /// The partitions and ranges of buckets that are rewritten.
-    changed: BTreeSet<(PartitionKey, u32)>,
+    pub(crate) changed: BTreeSet<(PartitionKey, u32)>,
     /// The partitions and ranges of buckets to which sessions of the dataset move, with the indices of the partitions
     /// from which they move.
     moved: BTreeSet<((PartitionKey, u32), usize)>,
-    summary: MergeSummary,
+    pub(crate) summary: MergeSummary,
 }
 
 /// Checks that samples of `config` can be merged into the dataset of a snapshot.
@@ -119,10 +119,6 @@ pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
 
 impl<'a> Merge<'a> {
     /// Prepares a merge of the samples of `reading` into the dataset at `root` with this snapshot.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`sessionize::samples`].
     pub(crate) fn new(
         config: &'a Config,
         reading: &Reading<'_>,
@@ -211,11 +207,6 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Returns the partitions and ranges of buckets that are rewritten.
-    pub(crate) fn changed(&self) -> &BTreeSet<(PartitionKey, u32)> {
-        &self.changed
-    }
-
     /// Returns the features that the files of rewritten ranges lack: those that the files lack from which samples are
     /// taken. If the new files had the missing values, no command would compute the values later.
     pub(crate) fn lacks(&self) -> Lacks {
@@ -230,16 +221,7 @@ impl<'a> Merge<'a> {
         lacking.map(|(place, features)| (place.clone(), features.into_iter().cloned().collect())).collect()
     }
 
-    /// Returns the summary of the merge.
-    pub(crate) fn summary(&self) -> MergeSummary {
-        self.summary
-    }
-
     /// Plans the clustering of the late samples together with the samples of the ranges that change.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine, and [`Error::Dataset`] if the dataset cannot be read.
     pub(crate) async fn cluster(
         &mut self,
         late: LateSamples,

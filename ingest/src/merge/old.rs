@@ -110,10 +110,6 @@ impl OldDataset {
 
     /// Returns the plan that reads the columns of [`Read::Places`] from some file sets, each given with the index of
     /// its partition. Samples are numbered from 0 in the order of `sets`.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`files`](Self::files) and of the engine.
     pub(crate) fn places(
         &self,
         config: &Config,

@@ -69,10 +69,6 @@ pub(crate) struct OldFile {
 
 impl OldFile {
     /// Returns rows that name files.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be serialized.
     pub(crate) fn rows(files: &[Self]) -> EngineResult<RecordBatch> {
         let texts: Vec<String> =
             files.iter().map(serde_json::to_string).collect::<Result<_, _>>().map_err(json)?;
@@ -80,10 +76,6 @@ impl OldFile {
     }
 
     /// Returns a scan of rows that name files. Each batch becomes a partition of the scan.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the engine.
     pub(crate) fn scan(rows: Vec<RecordBatch>) -> EngineResult<Arc<dyn ExecutionPlan>> {
         let parts: Vec<_> = rows.into_iter().map(|rows| vec![rows]).collect();
         Ok(MemorySourceConfig::try_new_exec(&parts, Arc::clone(&FILES), None)?)

@@ -41,10 +41,6 @@ pub(super) fn column_type(config: &Config, name: &str) -> DataType {
 
 impl Computing {
     /// Creates the empty temporary file. `config` is the configuration reduced to the columns of the plan.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if the temporary file cannot be created.
     pub(super) fn new(context: &SessionContext, config: &Config, plan: &Plan<'_>) -> Result<Self> {
         let integer = |name: &str| Field::new(name, DataType::Int64, false);
         let mut fields: Vec<Field> = [KEY, TIME, HIGH].map(integer).into();

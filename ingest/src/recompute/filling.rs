@@ -91,10 +91,6 @@ impl Filling {
     }
 
     /// Checks that no rows are left.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`row_group`](Self::row_group).
     pub(super) async fn end(&mut self) -> Result<()> {
         match self.next_rows().await? {
             None => Ok(()),

@@ -88,17 +88,17 @@ pub struct ColumnsSummary {
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// The kind of the computed columns.
+/// The columns to compute for the samples of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Task {
-    /// Features that samples lack.
+pub enum Task {
+    /// The features of the configuration that samples lack.
     Features,
-    /// Labels and weights.
+    /// The labels and weights, from the current logs. Only changed ones are written.
     Labels,
 }
 
-/// Computes the features of `config` that samples of the dataset at `out` lack, and writes them to new files beside the
-/// existing ones.
+/// Computes columns of `config` for the samples of the dataset at `out`, and writes them to new files beside the existing
+/// ones.
 ///
 /// # Errors
 ///
@@ -106,28 +106,14 @@ enum Task {
 /// some, samples of the dataset are missing in the logs, or another writer changed the same partitions meanwhile;
 /// [`Error::Dataset`] if the dataset cannot be read or written; otherwise the errors of [`build`](crate::build()). An
 /// error leaves the dataset unchanged.
-pub async fn add_features(
+pub async fn compute_columns(
+    task: Task,
     config: &Config,
     out: &Path,
     options: &ColumnsOptions,
     reporter: &dyn Reporter,
 ) -> Result<ColumnsSummary> {
-    Recomputing { task: Task::Features, config, out, options, reporter }.run().await
-}
-
-/// Recomputes the labels and weights of the dataset at `out` from the current logs of `config`, and writes the changed
-/// ones to new files beside the existing ones.
-///
-/// # Errors
-///
-/// The errors of [`add_features`].
-pub async fn relabel(
-    config: &Config,
-    out: &Path,
-    options: &ColumnsOptions,
-    reporter: &dyn Reporter,
-) -> Result<ColumnsSummary> {
-    Recomputing { task: Task::Labels, config, out, options, reporter }.run().await
+    Recomputing { task, config, out, options, reporter }.run().await
 }
 
 /// A computation of columns for the samples of a dataset.

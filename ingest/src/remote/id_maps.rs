@@ -58,10 +58,6 @@ impl Contents {
 
 impl IdMapFile {
     /// Writes a map to the work folder. A map without ids has no file.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the storage.
     pub(crate) fn write(folder: &Path, map: &IdMap) -> Result<Self> {
         let spec = WorkRowsSpec { folder: folder.to_owned(), name: "vocabulary".to_owned() };
         let mut file = WorkFile::create(&spec, Arc::clone(&SCHEMA))?;

@@ -5,7 +5,7 @@
 //!                             exchange               the last rule    (ingest/cluster)
 //! ```
 //!
-//! A session with a [`Cluster`] plans queries like any other session. The last rule of its optimizer, `RunOnCluster`,
+//! A session with a [`Cluster`] plans queries like any other session. The last rule of its optimizer, `run_on_cluster`,
 //! wraps the plan of a query in an `OnCluster`, which executes it on the cluster. The code that collects the rows of a
 //! query therefore does not depend on where it runs.
 //!
@@ -23,10 +23,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::config::ConfigOptions;
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::enforce_sorting::{PlanWithCorrespondingSort, ensure_sorting};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::limit::GlobalLimitExec;
@@ -79,22 +77,12 @@ pub(crate) fn cluster_of(config: &SessionConfig) -> Option<Arc<dyn Cluster>> {
     config.get_extension::<SessionCluster>().map(|cluster| Arc::clone(&cluster.0))
 }
 
-/// Makes each plan run on a cluster. This must be the last rule.
-#[derive(Debug)]
-pub(crate) struct RunOnCluster(pub(crate) Arc<dyn Cluster>);
-
-impl PhysicalOptimizerRule for RunOnCluster {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(OnCluster::new(Arc::clone(&self.0), sorted_again(check_exchanges(plan)?)?)))
-    }
-
-    fn name(&self) -> &str {
-        "run_on_cluster"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+/// Makes a plan run on a cluster. This must be the last rule.
+pub(crate) fn run_on_cluster(
+    plan: Arc<dyn ExecutionPlan>,
+    cluster: &Arc<dyn Cluster>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    Ok(Arc::new(OnCluster::new(Arc::clone(cluster), sorted_again(check_exchanges(plan)?)?)))
 }
 
 /// Adds checks to each exchange of a plan. Replaces exchanges that keep an order by exchanges without order and a sort,
@@ -103,7 +91,7 @@ fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan
     let check = |plan: Arc<dyn ExecutionPlan>| {
         if let Some(planned) = plan.downcast_ref::<PlannedExec>() {
             // The exchanges of this plan already have checks.
-            return Ok(Transformed::yes(Arc::clone(planned.plan())));
+            return Ok(Transformed::yes(Arc::clone(&planned.plan)));
         }
         if let Some(merge) = plan.downcast_ref::<SortPreservingMergeExec>() {
             let gathered: Arc<dyn ExecutionPlan> =

@@ -52,10 +52,6 @@ pub(crate) struct WrittenRows {
 
 impl WrittenRows {
     /// Makes an empty list of files in the work folder.
-    ///
-    /// # Errors
-    ///
-    /// If the folder cannot be opened.
     pub(crate) fn none_in(folder: &Path) -> crate::Result<Self> {
         Ok(Self { storage: Storage::open(folder)?, files: Vec::new() })
     }
@@ -67,10 +63,6 @@ impl WrittenRows {
 
     /// Returns a scan of the rows of the files, in no order, to be executed on the cluster. The rows have the columns
     /// of `schema`.
-    ///
-    /// # Errors
-    ///
-    /// If a file does not exist.
     pub(crate) async fn scan(
         &self,
         context: &SessionContext,
@@ -80,10 +72,6 @@ impl WrittenRows {
     }
 
     /// Returns the rows of the files, in no order, with the columns of `schema`.
-    ///
-    /// # Errors
-    ///
-    /// If a file does not exist.
     pub(crate) async fn rows(
         &self,
         context: &SessionContext,
@@ -108,10 +96,6 @@ impl Drop for WrittenRows {
 }
 
 /// Writes the rows of `plan` to files in the work folder, one file per partition.
-///
-/// # Errors
-///
-/// The errors of the plan and of the storage.
 pub(crate) async fn write_rows(
     cluster: &Arc<dyn Cluster>,
     context: &SessionContext,
@@ -134,7 +118,7 @@ pub(crate) async fn write_rows(
 /// Writes the partitions of its input to files in the work folder, and returns a row about each file.
 #[derive(Debug)]
 pub(crate) struct WorkRowsExec {
-    spec: WorkRowsSpec,
+    pub(crate) spec: WorkRowsSpec,
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
 }
@@ -143,10 +127,6 @@ impl WorkRowsExec {
     pub(crate) fn new(spec: WorkRowsSpec, input: Arc<dyn ExecutionPlan>) -> Self {
         let properties = plan_properties(&SCHEMA, input.output_partitioning().partition_count());
         Self { spec, input, properties }
-    }
-
-    pub(crate) fn spec(&self) -> &WorkRowsSpec {
-        &self.spec
     }
 }
 
@@ -207,10 +187,6 @@ pub(crate) struct WorkFile {
 
 impl WorkFile {
     /// Creates a file with a unique name for rows of `schema`.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the storage.
     pub(crate) fn create(spec: &WorkRowsSpec, schema: SchemaRef) -> Result<Self> {
         let failed = |error: onefold_storage::Error| external(error.into());
         let storage = Storage::open(&spec.folder).map_err(failed)?;
@@ -222,10 +198,6 @@ impl WorkFile {
     }
 
     /// Writes rows.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the storage.
     pub(crate) fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         self.rows += batch.num_rows();
         self.writer.write(batch).map_err(|error| external(unwritten(error)))?;
@@ -236,10 +208,6 @@ impl WorkFile {
     }
 
     /// Completes the file, and returns its name and the number of its rows. A file without rows is not created.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the storage.
     pub(crate) fn finish(self) -> Result<(String, i64)> {
         let upload = self.writer.into_inner().map_err(|error| external(unwritten(error)))?;
         if self.rows > 0 {

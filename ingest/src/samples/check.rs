@@ -171,12 +171,10 @@ impl<'a> StepColumns<'a> {
         for (feature, column) in &timeline.columns {
             let data_type = self.in_source(&format!("{place}: `columns`"), source, column)?;
             let made = self.config.schema.sparse_features().find(|made| made.name == *feature);
-            if let Some(wrong) = made.and_then(|made| wrong_item_type(made, column, data_type)) {
-                let message = format!(
-                    "{place}: `{feature}` takes the column `{column}` of `{source}`, {}",
-                    wrong.message
-                );
-                return Err(self.wrong(message, &wrong.hint));
+            if let Some((why, hint)) = made.and_then(|made| wrong_item_type(made, column, data_type)) {
+                let message =
+                    format!("{place}: `{feature}` takes the column `{column}` of `{source}`, {why}");
+                return Err(self.wrong(message, &hint));
             }
         }
         match &timeline.condition {

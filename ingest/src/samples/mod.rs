@@ -51,7 +51,6 @@ use crate::times::{self, TimeLimits, shown};
 use crate::{Config, Error, Result, timeline};
 
 /// The samples of a configuration, planned but not yet read.
-#[derive(Debug)]
 pub(crate) struct Samples {
     /// One row per sample, with all columns that features, session, order and partitions need.
     pub(crate) wide: DataFrame,

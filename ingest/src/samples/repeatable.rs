@@ -27,10 +27,6 @@ const OF_ORDER: [&str; 9] = [
 
 /// Returns why a query may return different rows each time, and a hint; `None` if no part of the query is known to
 /// vary.
-///
-/// # Errors
-///
-/// The engine's errors from walking the plan.
 pub(super) fn why_plan_varies(plan: &LogicalPlan) -> Result<Option<MessageAndHint>> {
     let mut found = None;
     plan.apply_with_subqueries(|node| {
@@ -47,10 +43,6 @@ pub(super) fn why_plan_varies(plan: &LogicalPlan) -> Result<Option<MessageAndHin
 }
 
 /// Returns why an expression may have a different value each time, and a hint.
-///
-/// # Errors
-///
-/// The engine's errors from walking the expression.
 pub(super) fn why_varies(expression: &Expr) -> Result<Option<MessageAndHint>> {
     let mut found = None;
     expression.apply(|part| {

@@ -11,14 +11,15 @@ use onefold_storage::{Created, Error, Storage, Upload};
 
 use super::ShardOptions;
 use crate::Result;
-use crate::sources::SEGMENTS_FILE;
+use crate::sources::{SEGMENTS_FILE, segment_name, segment_of};
 
 /// The folder of the segments while they are written. Dropping it before [`commit`](Self::commit) removes what was
 /// written.
 #[derive(Debug)]
 pub(super) struct Output {
     place: Place,
-    names: Vec<String>,
+    /// The names of the segments.
+    pub(super) names: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -45,9 +46,7 @@ impl Output {
     /// If `out` is occupied by something else, or by segments that `options` does not allow to replace.
     pub(super) fn create(out: &Path, options: &ShardOptions) -> Result<Self> {
         let (count, overwrite) = (options.segments.max(1), options.overwrite);
-        // The numbers are padded with zeros, so that the order of the names is the order of the numbers.
-        let names = (0..count).map(|number| format!("segment-{number:05}-of-{count:05}.parquet"));
-        let names: Vec<String> = names.collect();
+        let names: Vec<String> = (0..count).map(|number| segment_name(number, count)).collect();
         let storage = Storage::open(out)?;
         let place = if storage.has_latency() {
             Place::Store(Box::new(Objects::new(storage, names.clone(), overwrite)?))
@@ -57,11 +56,6 @@ impl Output {
             Place::Disk(StagedDirectory::create(&folder, SEGMENTS_FILE, overwrite)?)
         };
         Ok(Self { place, names })
-    }
-
-    /// Returns the names of the segments.
-    pub(super) fn names(&self) -> &[String] {
-        &self.names
     }
 
     /// Returns the path or URL of a file.
@@ -89,7 +83,7 @@ impl Output {
             // Without this file, what is left after a failure is not a set of segments.
             objects.storage.delete(vec![SEGMENTS_FILE.to_owned()])?;
             let old = objects.storage.list("", None)?.into_iter().map(|object| object.path);
-            objects.storage.delete(old.filter(|path| is_segment(path)).collect())?;
+            objects.storage.delete(old.filter(|path| segment_of(path).is_some()).collect())?;
         }
         objects.begun.store(true, Relaxed);
         Ok(())
@@ -117,13 +111,6 @@ impl Output {
             }
         }
     }
-}
-
-/// Returns whether a file has the name of a segment.
-fn is_segment(path: &str) -> bool {
-    let numbers = path.strip_prefix("segment-").and_then(|rest| rest.strip_suffix(".parquet"));
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    numbers.and_then(|numbers| numbers.split_once("-of-")).is_some_and(|(a, b)| is_number(a) && is_number(b))
 }
 
 impl Objects {

@@ -93,7 +93,7 @@ impl<'a> Segments<'a> {
         Self {
             output,
             schema: Arc::clone(schema),
-            segments: output.names().iter().map(segment).collect(),
+            segments: output.names.iter().map(segment).collect(),
             waiting_bytes: 0,
             most_waiting_bytes: options.memory_limit / 2,
             row_group_bytes: ROW_GROUP_BYTES.min(share).max(1),

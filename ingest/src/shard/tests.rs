@@ -363,7 +363,7 @@ fn a_lost_row_and_a_misplaced_one_are_found() {
     let digest = RowDigester::new(&log.schema()).unwrap().digest(&log).unwrap();
     let split = Split { rows: 700, null_key_rows: 0, digest };
     let output = Output::create(&directory.path().join("out"), &options(2)).unwrap();
-    let [first, second] = [0, 1].map(|number| PathBuf::from(output.path(&output.names()[number])));
+    let [first, second] = [0, 1].map(|number| PathBuf::from(output.path(&output.names[number])));
     let routes = router.route(&log).unwrap().rows_by_segment;
     let [rows, others] = [0, 1].map(|number| take_record_batch(&log, &routes[number]).unwrap());
     write(&second, &others);

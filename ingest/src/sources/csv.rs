@@ -6,8 +6,7 @@
 //! line ends with LF, CRLF or CR) and refuses rows that can be read in several ways. Complete rows are passed on
 //! unchanged, except that a byte order mark is removed, and that [`Ragged`] rows are completed or left out.
 
-use std::fmt;
-
+use arrow::csv::reader::Format as CsvFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Quote, Ragged};
@@ -15,14 +14,16 @@ use crate::config::{Quote, Ragged};
 /// The maximum size of a row in bytes. A longer row is assumed to be the rest of a file with an unclosed quote.
 const ROW_BYTES: usize = 64 << 20;
 /// The quote character that the engine gets for files without quotes: a byte that never occurs in UTF-8.
-pub(super) const NO_QUOTE: u8 = 0xff;
+const NO_QUOTE: u8 = 0xff;
 /// The byte order mark of UTF-8.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Rules for checking a CSV file.
+/// Rules for checking and decoding a CSV file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CsvRules {
     pub(super) delimiter: u8,
+    /// Whether the first row has the names of the columns.
+    pub(super) header: bool,
     pub(super) quote: Quote,
     pub(super) escape: Option<u8>,
     pub(super) ragged: Ragged,
@@ -30,20 +31,22 @@ pub(super) struct CsvRules {
     pub(super) columns: Option<usize>,
 }
 
+impl CsvRules {
+    /// Returns the format of the engine's decoder.
+    pub(super) fn format(&self) -> CsvFormat {
+        let format = CsvFormat::default().with_header(self.header).with_delimiter(self.delimiter);
+        let format = format.with_quote(self.quote.character().unwrap_or(NO_QUOTE));
+        self.escape.into_iter().fold(format, CsvFormat::with_escape)
+    }
+}
+
 /// A row that cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub(super) struct RowError {
     pub(super) message: String,
     pub(super) hint: String,
 }
-
-impl fmt::Display for RowError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for RowError {}
 
 /// The position of the next byte within a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,19 +138,7 @@ impl Checker {
             if !self.ends_row(*byte)? {
                 continue;
             }
-            match self.end_row()? {
-                Row::Whole => {
-                    out.append(&mut self.begun);
-                    out.extend_from_slice(&chunk[passed..=at]);
-                }
-                Row::Short { missing } => {
-                    out.append(&mut self.begun);
-                    out.extend_from_slice(&chunk[passed..at]);
-                    out.extend(std::iter::repeat_n(self.rules.delimiter, missing));
-                    out.push(*byte);
-                }
-                Row::Skipped => self.begun.clear(),
-            }
+            self.pass_row(&chunk[passed..at], &chunk[at..=at], out)?;
             passed = at + 1;
         }
         self.begun.extend_from_slice(&chunk[passed..]);
@@ -176,14 +167,19 @@ impl Checker {
             out.append(&mut self.begun);
             return Ok(());
         }
-        match self.end_row()? {
-            Row::Whole => out.append(&mut self.begun),
-            Row::Short { missing } => {
-                out.append(&mut self.begun);
-                out.extend(std::iter::repeat_n(self.rules.delimiter, missing));
-            }
-            Row::Skipped => self.begun.clear(),
-        }
+        self.pass_row(&[], &[], out)
+    }
+
+    /// Ends a row whose last bytes are `rest` and `line_end`, and appends it to `out` unless it is left out.
+    fn pass_row(&mut self, rest: &[u8], line_end: &[u8], out: &mut Vec<u8>) -> Result<(), RowError> {
+        let Some(missing) = self.end_row()? else {
+            self.begun.clear();
+            return Ok(());
+        };
+        out.append(&mut self.begun);
+        out.extend_from_slice(rest);
+        out.extend(std::iter::repeat_n(self.rules.delimiter, missing));
+        out.extend_from_slice(line_end);
         Ok(())
     }
 
@@ -255,8 +251,8 @@ impl Checker {
         self.line += 1;
     }
 
-    /// Ends a row. Returns how to handle it.
-    fn end_row(&mut self) -> Result<Row, RowError> {
+    /// Ends a row. Returns the number of empty values to add to it, or `None` if it is left out.
+    fn end_row(&mut self) -> Result<Option<usize>, RowError> {
         let (values, first) = (self.values + 1, self.row_line);
         let lines = self.line - first + 1;
         self.end_line();
@@ -268,17 +264,17 @@ impl Checker {
         if lines > 1 && lines_are_rows && self.rules.quote == Quote::Guarded {
             return Err(self.unclear(first, lines));
         }
-        let row = match self.rules.ragged {
-            _ if values == columns => Row::Whole,
+        let missing = match self.rules.ragged {
+            _ if values == columns => 0,
             Ragged::Skip => {
                 self.skipped += 1;
-                return Ok(Row::Skipped);
+                return Ok(None);
             }
-            Ragged::Null if values < columns => Row::Short { missing: columns - values },
+            Ragged::Null if values < columns => columns - values,
             ragged => return Err(ragged_row(first, values, columns, ragged)),
         };
         self.rows += 1;
-        Ok(row)
+        Ok(Some(missing))
     }
 
     fn unclosed(&self) -> RowError {
@@ -340,16 +336,6 @@ impl Checker {
     }
 }
 
-/// How a row is handled.
-enum Row {
-    Whole,
-    /// The row is completed with empty values.
-    Short {
-        missing: usize,
-    },
-    Skipped,
-}
-
 fn ragged_row(line: u64, values: usize, columns: usize, ragged: Ragged) -> RowError {
     let hint = match ragged {
         Ragged::Null => "correct the line, or set the source's `ragged = \"skip\"` to leave such rows out",
@@ -376,6 +362,7 @@ mod tests {
 
     const RULES: CsvRules = CsvRules {
         delimiter: b',',
+        header: true,
         quote: Quote::Guarded,
         escape: None,
         ragged: Ragged::Error,

@@ -67,10 +67,6 @@ pub(super) fn exact(texts: &ArrayRef, to: &DataType, guessed: bool) -> Result<Ar
 
 /// Converts like [`exact`], but replaces wrong values with null. Returns also the number of wrong values and the
 /// first of them.
-///
-/// # Errors
-///
-/// Arrow's errors.
 pub(super) fn exact_or_null(
     texts: &ArrayRef,
     to: &DataType,

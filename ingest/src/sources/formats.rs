@@ -65,8 +65,8 @@ impl Dialect {
 
     /// Returns the rules for CSV files whose rows have `columns` columns.
     pub(super) fn csv_rules(&self, columns: Option<usize>) -> CsvRules {
-        let Self { delimiter, quote, escape, ragged, .. } = *self;
-        CsvRules { delimiter, quote, escape, ragged, columns }
+        let Self { delimiter, header, quote, escape, ragged, .. } = *self;
+        CsvRules { delimiter, header, quote, escape, ragged, columns }
     }
 }
 

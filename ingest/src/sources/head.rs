@@ -4,13 +4,12 @@ use std::io::Cursor;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::csv::reader::Format as CsvFormat;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use arrow::json::reader::infer_json_schema;
 use futures::{Stream, StreamExt};
 
-use super::csv::{Checker, NO_QUOTE};
+use super::csv::Checker;
 use super::exact::{as_text, exact};
 use super::formats::{Dialect, not_text};
 use crate::config::Format;
@@ -183,7 +182,8 @@ impl Head {
         let (columns, bytes) = (Arc::clone(columns), Cursor::new(&self.bytes));
         match dialect.format {
             Format::Csv => {
-                let reader = arrow::csv::ReaderBuilder::new(columns).with_format(csv_format(dialect));
+                let reader =
+                    arrow::csv::ReaderBuilder::new(columns).with_format(dialect.csv_rules(None).format());
                 reader.with_batch_size(ROWS).build(bytes)?.next().transpose()
             }
             _ => {
@@ -198,7 +198,7 @@ impl Head {
             let hint = "write at least its header, or delete the file";
             return Err(("it has no rows, not even a header".to_owned(), hint.to_owned()));
         }
-        let format = csv_format(dialect);
+        let format = dialect.csv_rules(None).format();
         let (schema, _) = format.infer_schema(Cursor::new(&self.bytes), Some(ROWS)).map_err(|error| {
             let hint = "correct the row, or set the source's `delimiter`, `header` or `format`";
             (format!("it is not CSV: {error}"), hint.to_owned())
@@ -246,12 +246,6 @@ impl Head {
             self.bytes.iter().filter(|byte| **byte == dialect.delimiter || **byte == b',').count();
         (8 * (separators + self.rows)).max(self.bytes.len()) as u64
     }
-}
-
-fn csv_format(dialect: Dialect) -> CsvFormat {
-    let format = CsvFormat::default().with_header(dialect.header).with_delimiter(dialect.delimiter);
-    let format = format.with_quote(dialect.quote.character().unwrap_or(NO_QUOTE));
-    dialect.escape.into_iter().fold(format, CsvFormat::with_escape)
 }
 
 #[cfg(test)]

@@ -142,7 +142,7 @@ async fn read_footer(
         let hint = "the file is truncated, damaged or of another format; write it again";
         (format!("not a whole Parquet file: {error}"), hint.to_owned())
     };
-    let store = VersionedStore(Arc::clone(source_store));
+    let store = VersionedStore::new(source_store);
     let metadata = DFParquetMetadata::new(&store, &found.meta).with_metadata_size_hint(Some(FOOTER_BYTES));
     let metadata = metadata.fetch_metadata().await.map_err(|error| match error.find_root() {
         DataFusionError::ObjectStore(cause) => source_store.explain(cause),
@@ -208,7 +208,7 @@ async fn first_bytes(
     if size == 0 {
         return Ok(Vec::new());
     }
-    let bytes = VersionedStore(Arc::clone(source_store)).get_range(location, 0..size.min(4)).await;
+    let bytes = VersionedStore::new(source_store).get_range(location, 0..size.min(4)).await;
     bytes.map(|bytes| bytes.to_vec()).map_err(|error| source_store.explain(&error))
 }
 

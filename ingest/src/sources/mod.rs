@@ -45,7 +45,7 @@ use datafusion::datasource::table_schema::TableSchema;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use object_store::{ObjectMeta, ObjectStoreExt};
+use object_store::ObjectMeta;
 use onefold_base::fault::{Explain as _, Fault, Kind};
 use onefold_datasets::TableVersion;
 use xxhash_rust::xxh3::xxh3_64;
@@ -56,9 +56,9 @@ use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
 use self::refused::refused_column;
-pub(crate) use self::refused::{function as refused_function, report_refused_columns};
+pub(crate) use self::refused::{function as refused_function, planned};
 use self::schema::{FileColumns, Refused};
-pub(crate) use self::segments::{SEGMENTS_FILE, check_segments};
+pub(crate) use self::segments::{SEGMENTS_FILE, check_segments, segment_name, segment_of};
 pub(crate) use self::sent::SentScan;
 use self::stores::{SourceStore, Stores, VersionedStore};
 use self::table::FileTable;
@@ -152,15 +152,24 @@ pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Sou
 
 /// Finds the files at `paths` (files, directories, glob patterns, or URLs of these) and reads their footers or first
 /// rows, as the files of a source `name` with default settings.
-///
-/// # Errors
-///
-/// The first error of [`find`].
 pub(crate) async fn find_paths(name: &str, paths: &[String]) -> Result<Source> {
     let source = SourceConfig { paths: paths.to_vec(), ..SourceConfig::new("") };
+    find_source(Path::new(""), name, &source, Problems::default()).await
+}
+
+/// Finds the files of one source, whose relative paths start at `base`, like [`find`].
+pub(crate) async fn find_source(
+    base: &Path,
+    name: &str,
+    source: &SourceConfig,
+    problems: Problems,
+) -> Result<Source> {
     let stores = (&mut Stores::default(), &ObjectStores::default());
-    // There is at least one error if the source is not found.
-    find_one(Path::new(""), name, &source, stores).await.map_err(|mut errors| errors.swap_remove(0))
+    match find_one(base, name, source, stores).await {
+        Ok(source) => Ok(Source { problems, ..source }),
+        // There is at least one error if the source is not found.
+        Err(mut errors) => Err(errors.swap_remove(0)),
+    }
 }
 
 /// Finds the files of one source, whose relative paths start at `base`, and inspects them. Returns all errors.
@@ -346,7 +355,7 @@ pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Re
     for source in sources {
         let tables = source.tables(&source.files);
         for file in &source.files {
-            let store = VersionedStore(Arc::clone(&file.store));
+            let store = VersionedStore::new(&file.store);
             context.runtime_env().register_object_store(file.store.engine_url.as_ref(), Arc::new(store));
         }
         let whole = source.schema();
@@ -540,10 +549,6 @@ pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
 
 /// Counts the CSV rows that other machines have left out. They read files several times, and tasks are retried, so this
 /// reads the files that they have read once more. Call it after all plans that read the sources have run.
-///
-/// # Errors
-///
-/// [`Error::Fault`] if a file cannot be read.
 pub(crate) async fn count_skipped(sources: &[Source]) -> Result<()> {
     let files = sources.iter().flat_map(|source| {
         let files =

@@ -11,6 +11,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
 };
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::DataFrame;
 use onefold_base::fault::Fault;
 
@@ -36,15 +37,17 @@ pub(super) fn refused_column(fault: Fault, problems: &Problems) -> Expr {
     function_of(problems.clone()).call(vec![lit(ScalarValue::from(fault))])
 }
 
-/// Reports columns that the query reads although they cannot be read from some files. This happens before the query
-/// runs, because a value of another file may fail first.
+/// Plans a query, and reports columns that it reads although they cannot be read from some files. This happens before
+/// the query runs, because a value of another file may fail first.
 ///
 /// # Errors
 ///
 /// The engine's errors from planning, and the first such column unless problems are collected.
-pub(crate) fn report_refused_columns(query: &DataFrame, problems: &Problems) -> crate::Result<()> {
+pub(crate) async fn planned(query: DataFrame, problems: &Problems) -> crate::Result<Arc<dyn ExecutionPlan>> {
     let mut faults = Vec::new();
-    query.clone().into_optimized_plan()?.apply_with_subqueries(|node| {
+    let (state, query) = query.into_parts();
+    let query = state.optimize(&query)?;
+    query.apply_with_subqueries(|node| {
         node.apply_expressions(|expression| {
             expression.apply(|part| {
                 faults.extend(fault_of(part));
@@ -52,7 +55,8 @@ pub(crate) fn report_refused_columns(query: &DataFrame, problems: &Problems) -> 
             })
         })
     })?;
-    faults.into_iter().try_for_each(|fault| problems.report(fault.into()))
+    faults.into_iter().try_for_each(|fault| problems.report(fault.into()))?;
+    Ok(state.query_planner().create_physical_plan(&query, &state).await?)
 }
 
 /// Returns the fault in a call of the function.

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -102,8 +101,14 @@ fn some_segments(sources: &[Source]) -> Vec<SomeSegments<'_>> {
     folders.into_values().collect()
 }
 
+/// Returns the file name of segment `number` of `all`. The numbers are padded with zeros, so that the order of the names
+/// is the order of the numbers.
+pub(crate) fn segment_name(number: usize, all: usize) -> String {
+    format!("segment-{number:05}-of-{all:05}.parquet")
+}
+
 /// Parses the index of a segment and the total number of segments from a file name.
-fn segment_of(name: &str) -> Option<(u32, u32)> {
+pub(crate) fn segment_of(name: &str) -> Option<(u32, u32)> {
     let (number, all) = name.strip_prefix("segment-")?.strip_suffix(".parquet")?.split_once("-of-")?;
     let (number, all) = (number.parse().ok()?, all.parse().ok()?);
     (number < all).then_some((number, all))
@@ -124,7 +129,7 @@ async fn divided_by(file: &SourceFile) -> Option<Vec<String>> {
     let location = file.found.meta.location.as_ref();
     let folder = location.rsplit_once('/').map_or("", |(folder, _)| folder);
     let list = Path::parse(format!("{folder}/{SEGMENTS_FILE}").trim_start_matches('/')).ok()?;
-    let bytes = VersionedStore(Arc::clone(&file.store)).get(&list).await.ok()?.bytes().await.ok()?;
+    let bytes = VersionedStore::new(&file.store).get(&list).await.ok()?.bytes().await.ok()?;
     let segments: SegmentsOf = serde_json::from_slice(&bytes).ok()?;
     Some(segments.by)
 }

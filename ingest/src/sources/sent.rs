@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chrono::DateTime;
-use datafusion::common::config::CsvOptions;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::datasource::physical_plan::parquet::CachedParquetFileReaderFactory;
 use datafusion::datasource::physical_plan::{
-    CsvSource, FileGroup, FileScanConfig, FileScanConfigBuilder, FileSource, ParquetSource,
+    FileGroup, FileScanConfig, FileScanConfigBuilder, FileSource, ParquetSource,
 };
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::datasource::table_schema::TableSchema;
@@ -20,7 +19,7 @@ use object_store::ObjectMeta;
 use parquet::arrow::RowNumber;
 use serde::{Deserialize, Serialize};
 
-use super::csv::{CsvRules, NO_QUOTE};
+use super::csv::CsvRules;
 use super::files::FileName;
 use super::formats::engine_compression;
 use super::naming::{NamedFiles, NamingSource};
@@ -61,10 +60,6 @@ struct SentFile {
 impl SentScan {
     /// Splits a scan of source files into the added data and DataFusion's own scan; `None` if `plan` is not such a
     /// scan. Rows that another machine leaves out are not known here; `count_skipped` counts them.
-    ///
-    /// # Errors
-    ///
-    /// None for scans of source files.
     pub(crate) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<(Self, Arc<dyn ExecutionPlan>)>> {
         let scan = plan.downcast_ref::<DataSourceExec>();
         let Some((scan, naming)) = scan.and_then(|scan| scan.downcast_to_file_source::<NamingSource>())
@@ -99,8 +94,7 @@ impl SentScan {
             compression: compression_of(scan.file_compression_type),
             files,
         };
-        // DataFusion cannot send a quote that is not text, so a valid one replaces it.
-        let inner = with_quote(&naming.inner, b'"');
+        let inner = Arc::clone(&naming.inner);
         let inner = if numbered { with_numbers_made(&inner, false)? } else { inner };
         let own = FileScanConfigBuilder::from(scan.clone()).with_source(inner).build();
         Ok(Some((sent, DataSourceExec::from_data_source(own))))
@@ -148,15 +142,12 @@ impl SentScan {
     /// Returns the format of the scan. It reads the versions of files that `store` knows.
     fn format(&self, scan: &FileScanConfig, store: &Arc<SourceStore>) -> Result<Arc<dyn FileSource>> {
         let own = Arc::clone(&scan.file_source);
-        if let Some(rules) = &self.csv {
-            return Ok(with_quote(&own, rules.quote.character().unwrap_or(NO_QUOTE)));
-        }
         let own = if self.numbered { with_numbers_made(&own, true)? } else { own };
         let Some(parquet) = (own.as_ref() as &dyn std::any::Any).downcast_ref::<ParquetSource>() else {
             return Ok(own);
         };
         let cache = CacheManager::try_new(&CacheManagerConfig::default())?.get_file_metadata_cache();
-        let store = Arc::new(VersionedStore(Arc::clone(store)));
+        let store = Arc::new(VersionedStore::new(store));
         let factory = Arc::new(CachedParquetFileReaderFactory::new(store, cache));
         Ok(Arc::new(parquet.clone().with_parquet_file_reader_factory(factory)))
     }
@@ -171,22 +162,6 @@ impl SentScan {
         });
         FileGroup::new(files.collect())
     }
-}
-
-/// Returns a CSV format with another quote character; other formats are unchanged.
-fn with_quote(format: &Arc<dyn FileSource>, quote: u8) -> Arc<dyn FileSource> {
-    let Some(csv) = (format.as_ref() as &dyn std::any::Any).downcast_ref::<CsvSource>() else {
-        return Arc::clone(format);
-    };
-    let options = CsvOptions {
-        has_header: Some(csv.has_header()),
-        delimiter: csv.delimiter(),
-        quote,
-        escape: csv.escape(),
-        newlines_in_values: Some(csv.newlines_in_values()),
-        ..CsvOptions::default()
-    };
-    Arc::new(csv.clone().with_csv_options(options))
 }
 
 /// Changes the last column of a Parquet format, which has the row numbers. If `made` is `true`, the reader makes

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use datafusion::execution::object_store::ObjectStoreUrl;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    CopyOptions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload,
     OBJECT_STORE_COALESCE_DEFAULT, ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions,
     PutPayload, PutResult, Result, coalesce_ranges,
 };
@@ -294,24 +294,34 @@ fn s3_settings_hint(has_endpoint: bool) -> String {
 
 /// The object store through which the engine reads a [`SourceStore`]. Bodies of responses keep a reference to it.
 #[derive(Debug, Clone)]
-pub(super) struct VersionedStore(pub(super) Arc<SourceStore>);
-
-impl fmt::Display for SourceStore {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "source files of {}", self.inner)
-    }
+pub(super) struct VersionedStore {
+    store: Arc<SourceStore>,
+    /// Whether a remote object is read in several requests.
+    divides: bool,
 }
 
-impl fmt::Display for VersionedStore {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(formatter)
-    }
-}
+/// The size in bytes of the first request for a text, which is enough for the rows from which columns are inferred.
+const FIRST_REQUEST: u64 = 256 << 10;
+/// The size in bytes of each further request. One request is made ahead of decoding.
+const REQUEST: u64 = 4 << 20;
 
-#[async_trait]
-impl ObjectStore for VersionedStore {
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let store = &self.0;
+impl VersionedStore {
+    pub(super) fn new(store: &Arc<SourceStore>) -> Self {
+        Self { store: Arc::clone(store), divides: false }
+    }
+
+    /// Returns the store for texts, which reads remote objects in requests of a few MiB.
+    ///
+    /// Rows are taken from a response only as fast as the query runs, so reading an object of many GiB in one response
+    /// could keep that response open for hours. Requests of a few MiB end within their time limit, can be repeated, and
+    /// are refused by the store if the object has changed since the first request.
+    pub(super) fn of_text(store: &Arc<SourceStore>) -> Self {
+        Self { divides: true, ..Self::new(store) }
+    }
+
+    /// Returns the response to one request. The object has the version that was found.
+    async fn response(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let store = &self.store;
         let first_tag = store.objects().get(location).and_then(|object| object.e_tag.clone());
         let options = GetOptions { if_match: options.if_match.clone().or(first_tag), ..options };
         let result = store.inner.get_opts(location, options).await;
@@ -325,15 +335,68 @@ impl ObjectStore for VersionedStore {
         Ok(result)
     }
 
+    /// Opens an object. Remote objects are requested in parts: the first part now, the others as they are read.
+    async fn in_parts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let (start, end) = match &options.range {
+            None => (0, u64::MAX),
+            Some(GetRange::Bounded(range)) => (range.start, range.end),
+            Some(GetRange::Offset(start)) => (*start, u64::MAX),
+            Some(GetRange::Suffix(_)) => return self.response(location, options).await,
+        };
+        let some = GetRange::Bounded(start..end.min(start.saturating_add(FIRST_REQUEST)));
+        let first = self.response(location, GetOptions { range: Some(some), ..options.clone() }).await?;
+        if matches!(first.payload, GetResultPayload::File(..)) {
+            return self.response(location, options).await;
+        }
+        let (meta, attributes) = (first.meta.clone(), first.attributes.clone());
+        let end = end.min(meta.size);
+        let options = GetOptions { if_match: meta.e_tag.clone(), ..options };
+        let rest = requests(first.range.end..end).map(move |range| {
+            let (store, location) = (self.clone(), location.clone());
+            let options = GetOptions { range: Some(GetRange::Bounded(range)), ..options.clone() };
+            async move { store.response(&location, options).await?.bytes().await }
+        });
+        let rest: Vec<_> = rest.collect();
+        let payload = stream::once(first.bytes()).chain(stream::iter(rest).buffered(2));
+        Ok(GetResult {
+            payload: GetResultPayload::Stream(payload.boxed()),
+            meta,
+            range: start..end,
+            attributes,
+        })
+    }
+}
+
+/// Divides `range` into requests.
+fn requests(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let starts = (range.start..range.end).step_by(REQUEST as usize);
+    starts.map(move |start| start..range.end.min(start + REQUEST))
+}
+
+impl fmt::Display for VersionedStore {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "source files of {}", self.store.inner)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for VersionedStore {
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        match self.divides && !options.head {
+            true => self.in_parts(location, options).await,
+            false => self.response(location, options).await,
+        }
+    }
+
     /// Uses [`get_opts`](Self::get_opts), which checks the version; the stores' own range requests do not check it.
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         // Seeking on a disk is free, but a request costs more than the transfer of a MiB.
-        let gap = if self.0.is_local() { 0 } else { OBJECT_STORE_COALESCE_DEFAULT };
+        let gap = if self.store.is_local() { 0 } else { OBJECT_STORE_COALESCE_DEFAULT };
         coalesce_ranges(ranges, |range| self.get_range(location, range), gap).await
     }
 
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        self.0.inner.put_opts(location, payload, options).await
+        self.store.inner.put_opts(location, payload, options).await
     }
 
     async fn put_multipart_opts(
@@ -341,23 +404,23 @@ impl ObjectStore for VersionedStore {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.0.inner.put_multipart_opts(location, options).await
+        self.store.inner.put_multipart_opts(location, options).await
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.0.inner.delete_stream(locations)
+        self.store.inner.delete_stream(locations)
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.0.inner.list(prefix)
+        self.store.inner.list(prefix)
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.0.inner.list_with_delimiter(prefix).await
+        self.store.inner.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.0.inner.copy_opts(from, to, options).await
+        self.store.inner.copy_opts(from, to, options).await
     }
 }
 
@@ -389,10 +452,10 @@ mod tests {
         let (memory, path) = (Arc::new(InMemory::new()), Path::from("a.csv"));
         futures::executor::block_on(async {
             memory.put(&path, "one".into()).await.unwrap();
-            let store = VersionedStore(Arc::new(SourceStore::of_tests(memory.clone())));
+            let store = VersionedStore::new(&Arc::new(SourceStore::of_tests(memory.clone())));
             let mut meta = memory.head(&path).await.unwrap();
             meta.e_tag = meta.e_tag.filter(|_| listed_tag);
-            store.0.found(&meta);
+            store.store.found(&meta);
             if read_before {
                 assert_eq!(store.get_range(&path, 0..1).await.unwrap(), "o");
             }
@@ -401,8 +464,28 @@ mod tests {
             }
             let wanted = std::slice::from_ref(&(0..3));
             let ranges = store.get_ranges(&path, wanted).await.map(|mut ranges| ranges.remove(0));
-            (ranges, store.0.failure(&path))
+            (ranges, store.store.failure(&path))
         })
+    }
+
+    #[test]
+    fn a_remote_text_is_not_read_whole_for_its_first_rows() {
+        let path = Path::from("object");
+        let lengths: Vec<usize> = futures::executor::block_on(async {
+            let memory = InMemory::new();
+            memory.put(&path, vec![7; 5 << 20].into()).await.unwrap();
+            let store = VersionedStore::of_text(&Arc::new(SourceStore::of_tests(Arc::new(memory))));
+            let chunks = store.get(&path).await.unwrap().into_stream();
+            chunks.map(|chunk| chunk.unwrap().len()).collect().await
+        });
+        assert_eq!(lengths, [FIRST_REQUEST as usize, REQUEST as usize, (1 << 20) - FIRST_REQUEST as usize]);
+    }
+
+    #[test]
+    fn requests_cover_the_range() {
+        let cut: Vec<_> = requests(5..(2 * REQUEST + 6)).collect();
+        assert_eq!(cut, [5..REQUEST + 5, REQUEST + 5..2 * REQUEST + 5, 2 * REQUEST + 5..2 * REQUEST + 6]);
+        assert_eq!(requests(7..7).count(), 0);
     }
 
     #[test]

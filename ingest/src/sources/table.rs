@@ -25,7 +25,6 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::empty::EmptyExec;
 use parquet::arrow::RowNumber;
 
-use super::csv::NO_QUOTE;
 use super::formats::Dialect;
 use super::naming::{NamedFiles, NamingSource};
 use super::stores::{SourceStore, VersionedStore};
@@ -123,9 +122,6 @@ impl FileTable {
                 let rules = self.dialect.csv_rules(Some(columns));
                 let options = CsvOptions {
                     has_header: Some(self.dialect.header),
-                    delimiter: rules.delimiter,
-                    quote: rules.quote.character().unwrap_or(NO_QUOTE),
-                    escape: rules.escape,
                     // A CSV file must be read from its first byte, because any other cut could be within quotes.
                     newlines_in_values: Some(true),
                     ..CsvOptions::default()
@@ -149,7 +145,7 @@ impl FileTable {
         options.global.coerce_int96 = Some("us".to_owned());
         let size_hint = options.global.metadata_size_hint;
         let cache = state.runtime_env().cache_manager.get_file_metadata_cache();
-        let store = Arc::new(VersionedStore(Arc::clone(&self.store)));
+        let store = Arc::new(VersionedStore::new(&self.store));
         let source = ParquetSource::new(self.schema.clone())
             .with_table_parquet_options(options)
             .with_parquet_file_reader_factory(Arc::new(CachedParquetFileReaderFactory::new(store, cache)));

@@ -1,6 +1,5 @@
 //! Rows of text files: decodes and converts them [exactly](super::exact), and locates wrong ones.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
@@ -14,7 +13,7 @@ use bytes::Bytes;
 use datafusion::datasource::file_format::csv::CsvDecoder;
 use datafusion::datasource::file_format::json::JsonDecoder;
 use datafusion::datasource::listing::PartitionedFile;
-use datafusion::datasource::physical_plan::{CsvSource, FileOpener, FileSource};
+use datafusion::datasource::physical_plan::{FileOpener, FileSource};
 use datafusion::error::{DataFusionError, Result};
 use datafusion_datasource::boundary_stream::AlignedBoundaryStream;
 use datafusion_datasource::decoder::{DecoderDeserializer, deserialize_stream};
@@ -23,7 +22,7 @@ use datafusion_datasource::morsel::{Morsel, MorselPlan, MorselPlanner, Morselize
 use datafusion_datasource::projection::{ProjectionOpener, SplitProjection};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
-use object_store::{GetOptions, GetResultPayload, ObjectStore, ObjectStoreExt};
+use object_store::GetResultPayload;
 
 use super::csv::{Checker, CsvRules, RowError};
 use super::exact::{as_text, exact, exact_or_null};
@@ -73,15 +72,10 @@ struct RowReader {
     wrong: Arc<Mutex<BTreeMap<String, u64>>>,
     /// The CSV format; `None` for JSON lines.
     csv: Option<CsvFormat>,
-    header: bool,
     batch_rows: usize,
 }
 
 /// Creates a morselizer that reads files like the engine's text `format`, but with a [`RowReader`].
-///
-/// # Errors
-///
-/// The engine's errors.
 pub(super) fn morselizer(
     format: &Arc<dyn FileSource>,
     source: &str,
@@ -100,12 +94,6 @@ pub(super) fn morselizer(
     // The indices are in ascending order.
     let number = read.pop_if(|place| *place == in_files).map(|place| Arc::clone(&columns.fields()[place]));
     let in_files: Vec<usize> = (0..in_files).collect();
-    let csv = (format.as_ref() as &dyn Any).downcast_ref::<CsvSource>();
-    let header = csv.is_some_and(CsvSource::has_header);
-    let csv = csv.map(|csv| {
-        let format = CsvFormat::default().with_header(csv.has_header()).with_delimiter(csv.delimiter());
-        csv.escape().into_iter().fold(format.with_quote(csv.quote()), CsvFormat::with_escape)
-    });
     let reader = RowReader {
         source: source.to_owned(),
         store: Arc::new(store),
@@ -116,8 +104,7 @@ pub(super) fn morselizer(
         number,
         problems: text.problems.clone(),
         wrong: Arc::default(),
-        csv,
-        header,
+        csv: text.csv.as_ref().map(|(rules, _)| rules.format()),
         batch_rows: batch_rows.unwrap_or(ROWS),
     };
     Ok(Box::new(TextFiles(ProjectionOpener::try_new(projection, Arc::new(reader), columns)?)))
@@ -255,13 +242,13 @@ impl RowReader {
     async fn bytes(&self, file: &PartitionedFile) -> Result<BoxStream<'static, Result<Bytes>>> {
         let location = &file.object_meta.location;
         if let Some(range) = &file.range {
-            let store = Arc::clone(&self.store) as Arc<dyn ObjectStore>;
+            let store = self.store.parts()?;
             let (start, end) = (range.start.unsigned_abs(), range.end.unsigned_abs());
             let size = file.object_meta.size;
             let lines = AlignedBoundaryStream::new(store, location.clone(), start, end, size, b'\n').await?;
             return Ok(lines.map_err(DataFusionError::from).boxed());
         }
-        let whole = self.store.get_opts(location, GetOptions::default()).await?;
+        let whole = self.store.get(location).await?;
         Ok(match whole.payload {
             GetResultPayload::File(file, _) => stream::iter(chunks(file)).boxed(),
             GetResultPayload::Stream(chunks) => chunks.map_err(DataFusionError::from).boxed(),
@@ -350,7 +337,7 @@ impl RowReader {
         let whole = self.store.unchecked().get(&file.object_meta.location).await.ok()?;
         let start = file.range.as_ref().map_or(0, |range| range.start.unsigned_abs());
         let mut lines = match self.store.csv_rules() {
-            Some(rules) => Lines::Csv { checker: Checker::new(rules), row: row + u64::from(self.header) },
+            Some(rules) => Lines::Csv { checker: Checker::new(rules), row: row + u64::from(rules.header) },
             None => Lines::Json { offset: 0, line: 1, begins: 0, blank: true, start, rows: row },
         };
         let mut chunks = whole.into_stream();

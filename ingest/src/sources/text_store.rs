@@ -1,36 +1,20 @@
-//! Reads the bytes of text files: decompresses them, splits reads from remote stores into requests of a few MiB,
-//! and checks CSV.
-//!
-//! Rows are taken from a response only as fast as the query runs, so reading an object of many GiB in one response
-//! could keep that response open for hours. Requests of a few MiB end within their time limit, can be repeated, and
-//! are refused by the store if the object has changed since the first request.
+//! Reads the bytes of text files: decompresses them, and checks CSV.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, Read};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use async_trait::async_trait;
 use bytes::{Buf, Bytes};
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use futures::stream::{self, BoxStream};
 use futures::{SinkExt, StreamExt};
 use object_store::path::Path;
-use object_store::{
-    CopyOptions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
-};
+use object_store::{GetResult, GetResultPayload, ObjectStore, ObjectStoreExt, Result};
 use tokio::runtime::Handle;
 
 use super::csv::{Checker, CsvRules};
 use super::stores::{SourceStore, VersionedStore};
 
-/// The size in bytes of the first request for an object, which is enough for the rows from which columns are
-/// inferred.
-const FIRST_REQUEST: u64 = 256 << 10;
-/// The size in bytes of each further request. One request is made ahead of decoding.
-const REQUEST: u64 = 4 << 20;
 /// The number of decompressed bytes that are passed on at once.
 const CHUNK: usize = 256 << 10;
 
@@ -66,17 +50,17 @@ impl SkippedRows {
     }
 }
 
-/// A store that decompresses its objects and checks CSV.
+/// Reads the text objects of a store: decompresses them and checks CSV.
 #[derive(Debug, Clone)]
 pub(super) struct TextStore {
-    inner: VersionedStore,
+    store: Arc<SourceStore>,
     compression: FileCompressionType,
     csv: Option<(CsvRules, Arc<SkippedRows>)>,
 }
 
 impl TextStore {
     pub(super) fn new(store: Arc<SourceStore>, compression: FileCompressionType) -> Self {
-        Self { inner: VersionedStore(store), compression, csv: None }
+        Self { store, compression, csv: None }
     }
 
     /// Enables the check that all objects follow `rules`.
@@ -94,56 +78,18 @@ impl TextStore {
         self.csv.as_ref().map(|(rules, _)| *rules)
     }
 
-    /// Opens an object. Remote objects are requested in parts: the first part now, the others as they are read.
-    async fn open(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let (start, end) = match &options.range {
-            None => (0, u64::MAX),
-            Some(GetRange::Bounded(range)) => (range.start, range.end),
-            Some(GetRange::Offset(start)) => (*start, u64::MAX),
-            Some(GetRange::Suffix(_)) => return self.inner.get_opts(location, options).await,
-        };
-        let some = GetRange::Bounded(start..end.min(start.saturating_add(FIRST_REQUEST)));
-        let first =
-            self.inner.get_opts(location, GetOptions { range: Some(some), ..options.clone() }).await?;
-        if matches!(first.payload, GetResultPayload::File(..)) {
-            return self.inner.get_opts(location, options).await;
-        }
-        let (meta, attributes) = (first.meta.clone(), first.attributes.clone());
-        let end = end.min(meta.size);
-        let options = GetOptions { if_match: meta.e_tag.clone(), ..options };
-        let rest = requests(first.range.end..end).map(move |range| {
-            let (inner, location) = (self.inner.clone(), location.clone());
-            let options = GetOptions { range: Some(GetRange::Bounded(range)), ..options.clone() };
-            async move { inner.get_opts(&location, options).await?.bytes().await }
-        });
-        let rest: Vec<_> = rest.collect();
-        let payload = stream::once(first.bytes()).chain(stream::iter(rest).buffered(2));
-        Ok(GetResult {
-            payload: GetResultPayload::Stream(payload.boxed()),
-            meta,
-            range: start..end,
-            attributes,
-        })
-    }
-}
-
-/// Divides `range` into requests.
-fn requests(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let starts = (range.start..range.end).step_by(REQUEST as usize);
-    starts.map(move |start| start..range.end.min(start + REQUEST))
-}
-
-#[async_trait]
-impl ObjectStore for TextStore {
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        if options.head {
-            return self.inner.get_opts(location, options).await;
-        }
-        if self.csv.is_some() && options.range.is_some() {
+    /// Returns the store for parts of objects that are neither compressed nor CSV.
+    pub(super) fn parts(&self) -> Result<Arc<dyn ObjectStore>> {
+        if self.csv.is_some() {
             let source = "a part of a CSV file cannot be checked".into();
             return Err(object_store::Error::NotSupported { source });
         }
-        let result = self.open(location, options).await?;
+        Ok(Arc::new(VersionedStore::of_text(&self.store)))
+    }
+
+    /// Opens an object.
+    pub(super) async fn get(&self, location: &Path) -> Result<GetResult> {
+        let result = VersionedStore::of_text(&self.store).get(location).await?;
         if !self.compression.is_compressed() && self.csv.is_none() {
             return Ok(result);
         }
@@ -155,45 +101,11 @@ impl ObjectStore for TextStore {
         let checking = self.csv.as_ref().map(|(rules, skipped)| Checking {
             checker: Checker::new(*rules),
             skipped: Arc::clone(skipped),
-            store: Arc::clone(&self.inner.0),
+            store: Arc::clone(&self.store),
             location: location.clone(),
         });
         let chunks = unpack(input, self.compression, checking).map(|chunk| chunk.map_err(generic)).boxed();
         Ok(GetResult { payload: GetResultPayload::Stream(chunks), meta, range, attributes })
-    }
-
-    async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        self.inner.put_opts(location, payload, options).await
-    }
-
-    async fn put_multipart_opts(
-        &self,
-        location: &Path,
-        options: PutMultipartOptions,
-    ) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(location, options).await
-    }
-
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
-    }
-}
-
-impl fmt::Display for TextStore {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "text of {}", self.inner)
     }
 }
 
@@ -307,7 +219,6 @@ impl Read for StreamReader {
 mod tests {
     use std::io::Write;
 
-    use object_store::ObjectStoreExt;
     use object_store::memory::InMemory;
 
     use super::*;
@@ -392,25 +303,12 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_object_is_not_read_whole_for_its_first_rows() {
-        let path = Path::from("object");
-        let lengths: Vec<usize> = runtime().block_on(async {
-            let inner = InMemory::new();
-            inner.put(&path, noise(5 << 20).into()).await.unwrap();
-            let inner = Arc::new(SourceStore::of_tests(Arc::new(inner)));
-            let store = TextStore::new(inner, FileCompressionType::UNCOMPRESSED);
-            let chunks = store.get(&path).await.unwrap().into_stream();
-            chunks.map(|chunk| chunk.unwrap().len()).collect().await
-        });
-        assert_eq!(lengths, [FIRST_REQUEST as usize, REQUEST as usize, (1 << 20) - FIRST_REQUEST as usize]);
-    }
-
-    #[test]
     fn csv_is_checked_in_every_compression() {
         use crate::config::{Quote, Ragged};
 
         let rules = CsvRules {
             delimiter: b',',
+            header: false,
             quote: Quote::Guarded,
             escape: None,
             ragged: Ragged::Skip,
@@ -448,12 +346,5 @@ mod tests {
             let (found, _, failure) = read(b"1,\"x\n".to_vec(), FileCompressionType::UNCOMPRESSED).await;
             assert!(found.is_err() && failure.unwrap().0.starts_with("line 1: a quote opens"));
         });
-    }
-
-    #[test]
-    fn requests_cover_the_range() {
-        let cut: Vec<_> = requests(5..(2 * REQUEST + 6)).collect();
-        assert_eq!(cut, [5..REQUEST + 5, REQUEST + 5..2 * REQUEST + 5, 2 * REQUEST + 5..2 * REQUEST + 6]);
-        assert_eq!(requests(7..7).count(), 0);
     }
 }

@@ -26,9 +26,7 @@ use datafusion::arrow::datatypes::{DataType, Float64Type, Int64Type, TimeUnit, U
 use datafusion::arrow::util::display::array_value_to_string;
 use datafusion::common::Result as EngineResult;
 use datafusion::error::DataFusionError;
-use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
-};
+use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Signature, SimpleScalarUDF, Volatility};
 
 use crate::Error;
 use crate::clock::{ClockChange, Instant, Zone, local_instant, local_midnight, parse_with_format};
@@ -131,51 +129,30 @@ impl Reading {
 
 /// Returns the function, to be registered with the engine.
 pub(crate) fn function() -> ScalarUDF {
-    ScalarUDF::new_from_impl(Micros { name: NAME, signature: Signature::any(2, Volatility::Immutable) })
+    of_column(NAME, to_micros)
 }
 
 /// Returns the function that detects clock changes.
 pub(crate) fn change_function() -> ScalarUDF {
-    ScalarUDF::new_from_impl(Micros {
-        name: CHANGE_NAME,
-        signature: Signature::any(2, Volatility::Immutable),
-    })
+    of_column(CHANGE_NAME, to_changes)
 }
 
-/// One of the two functions, which read the same values.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Micros {
+/// Makes an SQL function that computes integers from a time column and its settings.
+fn of_column(
     name: &'static str,
-    signature: Signature,
-}
-
-impl ScalarUDFImpl for Micros {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, _: &[DataType]) -> EngineResult<DataType> {
-        Ok(DataType::Int64)
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> EngineResult<ColumnarValue> {
-        let [values, ColumnarValue::Scalar(time)] = args.args.as_slice() else {
-            return Err(DataFusionError::Execution(format!("{} takes a column and a literal", self.name)));
+    compute: fn(&TimeConfig, &ArrayRef) -> EngineResult<Int64Array>,
+) -> ScalarUDF {
+    let invoke = move |arguments: &[ColumnarValue]| -> EngineResult<ColumnarValue> {
+        let [values, ColumnarValue::Scalar(time)] = arguments else {
+            return Err(DataFusionError::Execution(format!("{name} takes a column and a literal")));
         };
         let time = time.try_as_str().flatten().unwrap_or_default();
         let time: TimeConfig =
             serde_json::from_str(time).map_err(|error| DataFusionError::External(Box::new(error)))?;
-        let values = values.clone().into_array(args.number_rows)?;
-        let result = match self.name {
-            NAME => to_micros(&time, &values)?,
-            _ => to_changes(&time, &values)?,
-        };
-        Ok(ColumnarValue::Array(Arc::new(result)))
-    }
+        Ok(ColumnarValue::Array(Arc::new(compute(&time, &values.to_array(1)?)?)))
+    };
+    let signature = Signature::any(2, Volatility::Immutable);
+    ScalarUDF::from(SimpleScalarUDF::new_with_signature(name, signature, DataType::Int64, Arc::new(invoke)))
 }
 
 /// Returns the values of a column in microseconds since 1970.

@@ -23,7 +23,7 @@ use crate::sql::quote;
 use crate::{Config, Error, Result};
 
 /// 1990-01-01T00:00 UTC. Earlier times are refused unless the configuration allows them.
-const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
+pub(crate) const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
 /// A number larger than the number of rows of any file. If rows have no times, the time of a row is this number of
 /// microseconds for each file before its own, plus one microsecond for each row before it.
 const ROWS_OF_FILE: i64 = 1 << 40;

@@ -8,7 +8,7 @@ use arrow::array::{ArrayRef, Int64Array, StringArray, TimestampMicrosecondArray}
 use onefold_base::progress::Silent;
 use onefold_datasets::verify::{VerifyOptions, verify};
 use onefold_datasets::{Commit, PartitionFilter, Snapshot, hash_id};
-use onefold_ingest::{ColumnsOptions, ColumnsSummary, Config, add_features, relabel};
+use onefold_ingest::{ColumnsOptions, ColumnsSummary, ColumnsTask, Config, compute_columns};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -31,12 +31,8 @@ fn compute(
     let options = ColumnsOptions { engine, partitions, allow_missing };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let out = dir.path(out);
-    runtime.block_on(async {
-        match labels {
-            true => relabel(&config, &out, &options, &Silent).await,
-            false => add_features(&config, &out, &options, &Silent).await,
-        }
-    })
+    let task = if labels { ColumnsTask::Labels } else { ColumnsTask::Features };
+    runtime.block_on(compute_columns(task, &config, &out, &options, &Silent))
 }
 
 /// Returns the configuration without the features `lacking`.
