@@ -54,5 +54,6 @@ def test_torchrecs_dlrm_learns(dataset):
 
 @pytest.mark.torch
 def test_a_plain_model_learns(dataset):
-    found = losses(example("pytorch.py", dataset, "--table-rows", 200_000, "--steps", 6, "--dim", 4))
-    assert len(found) == 6 and found[-1] < found[0]
+    # The losses of single batches differ by more than what the model learns, so means of four batches are compared.
+    found = losses(example("pytorch.py", dataset, "--table-rows", 200_000, "--dim", 4))
+    assert len(found) == 12 and sum(found[-4:]) < sum(found[:4]) - 0.2
