@@ -208,10 +208,6 @@ impl Bucket {
     }
 
     /// Starts the summation of the current gradients.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all collective operations.
     pub(crate) fn start(&mut self, collectives: &dyn Collectives) -> Result<()> {
         if collectives.size() == 1 || self.parameters.is_empty() {
             return Ok(());
@@ -230,10 +226,6 @@ impl Bucket {
     }
 
     /// Waits for the sums, and replaces the gradients by them.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all collective operations.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let Some((pending, flat)) = self.under_way.take() else { return Ok(()) };
         pending.wait()?;

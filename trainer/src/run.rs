@@ -179,10 +179,6 @@ impl Run {
     /// in `directory` as complete. Every rank must call it. A rank that has all tables as a whole writes them
     /// directly. Otherwise the lowest rank merges the shards of all ranks, a few rows at a time, so that no
     /// process needs memory for all tables.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Dataset`] if a file cannot be written; an error of another rank.
     pub(crate) fn complete(
         &mut self,
         model: &Model,
@@ -329,10 +325,6 @@ impl Run {
     }
 
     /// Loads the description of the run in `storage`, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`load`](Self::load).
     pub(crate) fn find(storage: &Storage) -> Result<Option<Self>> {
         let Some(text) = storage.read(RUN_FILE)? else { return Ok(None) };
         let hint = "train again, or use the program that wrote it";

@@ -147,20 +147,12 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     }
 
     /// Starts an operation. Callers use the methods below, which check the arguments.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn start(&self, operation: Operation) -> Result<Pending>;
 
     /// Sends rows (along the first dimension) of `sent` to the ranks: the first `sent_splits[0]` rows to rank
     /// 0, the next `sent_splits[1]` rows to rank 1, and so on. Receives `received_splits[r]` rows from rank r
     /// into `received`, in the order of ranks. Tensors may have any type. The splits have W elements, and their
     /// sums are the numbers of rows.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn all_to_all(
         &self,
         received: &Tensor,
@@ -196,20 +188,12 @@ pub trait Collectives: fmt::Debug + Send + Sync {
 
     /// Replaces every rank's `tensor` by the sum or the maximum over the ranks. The result is bit-identical on
     /// all ranks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn all_reduce(&self, tensor: &Tensor, reduce: Reduce) -> Result<Pending> {
         check_tensor("all_reduce", "tensor", tensor, self.device_of(tensor.device()))?;
         self.start(Operation::AllReduce { tensor: flat(tensor)?, reduce })
     }
 
     /// Fills `gathered` (W·n elements) with every rank's `tensor` (n elements), in the order of ranks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
         const NAME: &str = "all_gather";
         let (size, device) = (self.size(), self.device_of(tensor.device()));
@@ -226,10 +210,6 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     }
 
     /// Replaces every rank's `tensor` by the tensor of rank `root`.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
         check_tensor("broadcast", "tensor", tensor, self.device_of(tensor.device()))?;
         if root >= self.size() {
@@ -240,10 +220,6 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     }
 
     /// Waits until every rank has called it.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn barrier(&self) -> Result<()> {
         self.start(Operation::Barrier)?.wait()
     }
@@ -256,10 +232,6 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     fn abort(&self, _message: &str) {}
 
     /// Returns every rank's bytes, in the order of ranks. For small messages, which may have different lengths.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let length = Tensor::f_from_slice(&[bytes.len() as i64])?;
         let lengths = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, Device::Cpu))?;
@@ -283,10 +255,6 @@ pub trait Collectives: fmt::Debug + Send + Sync {
 
     /// Returns the bytes of rank `root` on every rank; the bytes of the other ranks are ignored. For small
     /// messages.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn broadcast_bytes(&self, bytes: &[u8], root: u32) -> Result<Vec<u8>> {
         let length = Tensor::f_from_slice(&[bytes.len() as i64])?;
         self.broadcast(&length, root)?.wait()?;
