@@ -136,16 +136,6 @@ impl Model {
         self.profile.measure(Stage::Exchange, || self.embeddings.statuses(&mut input.0))
     }
 
-    /// Computes the logits of a batch that was not requested before.
-    ///
-    /// # Errors
-    ///
-    /// See [`request`](Self::request).
-    pub fn predict(&self, batch: &Batch) -> Result<Forward> {
-        let input = self.request(Some(batch), Status::default())?;
-        self.forward(batch, input)
-    }
-
     /// Computes the logits of a batch; `input` is its request.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use super::*;
 use crate::embedding::{Placement, RowSet, Status};
 use crate::optimizer::DenseOptimizer;
 
+pub(super) mod lists;
 pub(crate) mod on_device;
 mod pytorch;
 
@@ -119,6 +120,14 @@ fn shared_tables() -> Vec<FeatureConfig> {
         FeatureConfig { table, ..config }
     };
     tables().into_iter().map(table).collect()
+}
+
+impl Model {
+    /// Computes the logits of a batch that was not requested before.
+    pub(crate) fn predict(&self, batch: &Batch) -> Result<Forward> {
+        let input = self.request(Some(batch), Status::default())?;
+        self.forward(batch, input)
+    }
 }
 
 /// Returns the weights of every table, `[ROWS, DIM]`.
