@@ -43,21 +43,10 @@ impl<'a> Bags<'a> {
     }
 }
 
-/// Returns `[U, F, D]`: for every row and feature the sum (or mean) of the vectors of the row's ids, or zeros if
-/// the row is empty.
-///
-/// # Panics
-///
-/// If the features differ in U, or a row is outside its table.
-pub fn pool(features: &[Bags<'_>], dim: usize) -> Vec<f32> {
-    let rows = features.first().map_or(0, |bags| bags.sizes.len());
-    let placed: Vec<_> = features.iter().copied().enumerate().collect();
-    pool_some(&placed, features.len(), dim, rows, |_, _| ())
-}
-
-/// Returns `[U, F, D]`, where F is `features` and U is `rows`. Pools only the features in `placed`, each written at
-/// its index. `others` fills the other features: it receives a range of rows, and the part of the result for these
-/// rows, which contains zeros.
+/// Returns `[U, F, D]`, where F is `features` and U is `rows`: for every row and feature the sum (or mean) of the
+/// vectors of the row's ids, or zeros if the row is empty. Pools only the features in `placed`, each written at its
+/// index. `others` fills the other features: it receives a range of rows, and the part of the result for these rows,
+/// which contains zeros.
 ///
 /// # Panics
 ///
@@ -281,7 +270,8 @@ mod tests {
             let bags = Bags { table: stored, rows: &rows, offsets: &offsets, sizes: &sizes, mean };
             // Two features over the same ids; the second one is summed.
             let features = [bags, Bags { mean: false, ..bags }];
-            let output = pool(&features, dim);
+            let placed: Vec<_> = features.iter().copied().enumerate().collect();
+            let output = pool_some(&placed, features.len(), dim, sizes.len(), |_, _| ());
             prop_assert_eq!(output.len(), 2 * dim * sizes.len());
             let gradient: Vec<f32> = (0..output.len()).map(|i| (i % 7) as f32 - 3.0).collect();
             for (f, bags) in features.iter().enumerate() {
