@@ -39,8 +39,13 @@ fn lookup_and_update(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("table");
     group.throughput(Throughput::Elements(rows.len() as u64));
     group.bench_function("lookup_pool", |bencher| {
-        let bags =
-            Bags { table: (&table).into(), rows: &rows, offsets: &offsets, sizes: &sizes, mean: false };
+        let bags = Bags {
+            table: Elements::Fp32(&table),
+            rows: &rows,
+            offsets: &offsets,
+            sizes: &sizes,
+            mean: false,
+        };
         bencher.iter(|| pool(black_box(bags)));
     });
     let narrow = |narrow: fn(f32) -> u16| table.iter().map(|weight| narrow(*weight)).collect::<Vec<_>>();
@@ -67,7 +72,8 @@ fn lookup_and_update(criterion: &mut Criterion) {
         bencher.iter(|| {
             let sources = Sources { values: &gradient, stride: DIM, scales: None };
             let update = Update::new(Rule::RowWiseAdagrad { eps: 1e-8 }, 1e-3);
-            for mut piece in pieces(&places, &[sources], DIM, &mut table, &mut state) {
+            let elements = ElementsMut::Fp32(&mut table);
+            for mut piece in pieces(&places, &[sources], DIM, elements, &mut state) {
                 piece.run(&update);
             }
         });
@@ -98,7 +104,8 @@ fn attention(criterion: &mut Criterion) {
     let places = (0..sessions * windows).map(|w| (w / windows * length + w % windows / 3) as i32);
     let (offsets, sizes): (Vec<i32>, Vec<i32>) = places.map(|offset| (offset, 100)).unzip();
     let weights = QueryKey::new(&numbers(2 * DIM * DIM), &numbers(DIM), 2);
-    let sequences = [Sequence { table: (&table).into(), rows: &rows, offsets: &offsets, sizes: &sizes }];
+    let sequences =
+        [Sequence { table: Elements::Fp32(&table), rows: &rows, offsets: &offsets, sizes: &sizes }];
     let upstream = numbers(sizes.len() * 2 * DIM);
     let mut group = criterion.benchmark_group("attention");
     group.throughput(Throughput::Elements(sizes.len() as u64));

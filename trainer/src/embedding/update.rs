@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use onefold_kernels::element::Noise;
+use onefold_kernels::element::{ElementsMut, Noise};
 use onefold_kernels::pool::unpool;
 use onefold_kernels::update::{self, Place, Rule, Sources, Update, place, sort_places};
 use rayon::prelude::*;
@@ -70,7 +70,8 @@ pub(super) fn summed(contributions: Vec<Contribution<'_>>, table: &Table) -> (Ve
     // SGD with a rate of -1 adds the gradients to zeros.
     let update = Update { noise: Noise::new(0, 0, 0), ..Update::new(Rule::Sgd, -1.0) };
     let sources = gradient.sources();
-    let pieces = update::pieces(&gradient.places, &sources, table.dim(), &mut sums[..], &mut []);
+    let weights = ElementsMut::Fp32(&mut sums);
+    let pieces = update::pieces(&gradient.places, &sources, table.dim(), weights, &mut []);
     pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
     (rows, sums)
 }
