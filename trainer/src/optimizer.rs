@@ -67,7 +67,7 @@ impl Norm {
     pub(crate) fn permit(&self) -> Option<&Tensor> {
         match self {
             Self::InMemory(_) => None,
-            Self::OnDevice(verdict) => Some(verdict.permit()),
+            Self::OnDevice(verdict) => Some(&verdict.permit),
         }
     }
 }
@@ -205,7 +205,7 @@ impl DenseOptimizer {
                 fused_step(&optimizer, self.steps, &own, divisor.as_ref(), None)?;
             }
             Norm::OnDevice(verdict) => {
-                fused_step(&optimizer, self.steps, &own, Some(verdict.divisor()), Some(verdict.refused()))?;
+                fused_step(&optimizer, self.steps, &own, Some(&verdict.divisor), Some(&verdict.refused))?;
             }
         }
         // Without a stored gradient, libtorch stores the next one directly instead of adding it to zeros.

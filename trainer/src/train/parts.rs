@@ -87,7 +87,7 @@ impl Day {
 /// The parts of a run.
 #[derive(Debug)]
 pub(super) struct Parts<'a> {
-    dataset: &'a Path,
+    pub(super) dataset: &'a Path,
     all: &'a Arc<Reader>,
     progressive: Option<&'a Progressive>,
     /// The current part of a run that follows its dataset, and the snapshot that the part is read from.
@@ -109,11 +109,6 @@ impl<'a> Parts<'a> {
     /// Returns the current part of a run that follows its dataset, and its snapshot.
     pub(super) fn followed(&self) -> Option<(&Snapshot, &Day)> {
         self.followed.as_ref().map(|(snapshot, day)| (&**snapshot, day))
-    }
-
-    /// Returns the dataset's location.
-    pub(super) fn dataset(&self) -> &'a Path {
-        self.dataset
     }
 
     /// Returns the number of parts, at least 1.

@@ -27,14 +27,15 @@ pub enum Existing {
 /// [`give_back`](Self::give_back) does.
 #[derive(Debug)]
 pub(super) struct RunDirectory {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// The location of the old run until this one is complete.
     replaced: PathBuf,
     /// The parent directories that were created for this run.
     created: Vec<PathBuf>,
     /// The folder of the checkpoints, if it is a different folder and a run has begun there.
     begun: Option<Storage>,
-    resumed: bool,
+    /// Whether an existing run is resumed.
+    pub(super) resumed: bool,
     kept: bool,
     lock: Option<DirectoryLock>,
 }
@@ -73,16 +74,6 @@ impl RunDirectory {
             kept: false,
             lock: Some(lock),
         })
-    }
-
-    /// Returns the path of the directory.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Returns whether an existing run is resumed.
-    pub(super) fn is_resumed(&self) -> bool {
-        self.resumed
     }
 
     /// Records that a run has begun in `files`, the folder of its checkpoints.

@@ -24,7 +24,8 @@ use super::machine::Clock;
 /// the slowest one before every exchange.
 #[derive(Debug)]
 pub(super) struct Turns {
-    inner: Arc<dyn Collectives>,
+    /// The collectives without turns.
+    pub(super) inner: Arc<dyn Collectives>,
     threads: usize,
     baton: Baton,
     state: Mutex<State>,
@@ -157,11 +158,6 @@ impl Turns {
         // No rank may leave, and remove the sockets, before all ranks know that the turns are over.
         self.inner.barrier()?;
         Ok(std::mem::take(&mut self.lock().step))
-    }
-
-    /// Returns the collectives without turns.
-    pub(super) fn inner(&self) -> &dyn Collectives {
-        self.inner.as_ref()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
