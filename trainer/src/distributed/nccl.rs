@@ -211,8 +211,8 @@ mod tests {
     use tch::Tensor;
 
     use super::super::c10d::{Interface, Store};
+    use super::super::check_collectives;
     use super::super::loss::Watch;
-    use super::super::{Reduce, check_collectives};
     use super::*;
 
     /// The time limit for connecting, long enough for a busy machine.
@@ -272,13 +272,13 @@ mod tests {
                 receiver.lock().unwrap().recv().unwrap();
                 return None;
             }
-            let pending = ranks.all_reduce(&sum, Reduce::Sum).unwrap();
+            let pending = ranks.all_reduce(&sum).unwrap();
             let deadline = Instant::now() + Duration::from_secs(120);
             while !ranks.shared.job.watch.has_failed() || !ranks.shared.lock().under_way.is_empty() {
                 assert!(Instant::now() < deadline, "nobody looks after the operation");
                 std::thread::sleep(POLL);
             }
-            let error = ranks.all_reduce(&sum, Reduce::Sum).unwrap_err();
+            let error = ranks.all_reduce(&sum).unwrap_err();
             drop(pending);
             sender.send(()).unwrap();
             Some(error.to_string())

@@ -129,7 +129,7 @@ pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Re
         return Ok(());
     }
     let word = format!("{:016x}", rand::random::<u64>());
-    let word = collectives.broadcast_bytes(word.as_bytes(), 0)?;
+    let word = collectives.gather_bytes(word.as_bytes())?.swap_remove(0);
     let path = format!("{SHARDS}/{}", String::from_utf8_lossy(&word));
     let (rank, bytes) = (collectives.rank(), word.clone());
     collectives
