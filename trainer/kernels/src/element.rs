@@ -314,11 +314,7 @@ impl<'a> Elements<'a> {
     #[inline]
     pub fn widen(&self, values: &mut [f32]) {
         assert_eq!(self.len(), values.len(), "as many values are written as there are");
-        match self {
-            Self::Fp32(stored) => values.copy_from_slice(stored),
-            Self::Bf16(stored) => widen_bf16s(stored, values),
-            Self::Fp16(stored) => widen_fp16s(stored, values),
-        }
+        widen(*self, values);
     }
 
     /// Returns a copy of the weights as 32-bit floats.
@@ -352,20 +348,16 @@ impl<'a> Elements<'a> {
 }
 
 dispatched! {
-    fn widen_bf16s(stored: &[u16], values: &mut [f32]) = widen_bf16s_with
-}
-dispatched! {
-    fn widen_fp16s(stored: &[u16], values: &mut [f32]) = widen_fp16s_with
+    fn widen(stored: Elements<'_>, values: &mut [f32]) = widen_with
 }
 
 #[inline(always)]
-fn widen_bf16s_with<L: Lanes>(stored: &[u16], values: &mut [f32]) {
-    widen_row::<L, Bf16>(stored, values);
-}
-
-#[inline(always)]
-fn widen_fp16s_with<L: Lanes>(stored: &[u16], values: &mut [f32]) {
-    widen_row::<L, Fp16>(stored, values);
+fn widen_with<L: Lanes>(stored: Elements<'_>, values: &mut [f32]) {
+    match stored {
+        Elements::Fp32(stored) => values.copy_from_slice(stored),
+        Elements::Bf16(stored) => widen_row::<L, Bf16>(stored, values),
+        Elements::Fp16(stored) => widen_row::<L, Fp16>(stored, values),
+    }
 }
 
 impl<'a> ElementsMut<'a> {

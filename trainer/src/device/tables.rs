@@ -70,7 +70,7 @@ impl DeviceTables {
 
     /// Returns the number of columns.
     pub(crate) fn width(&self) -> usize {
-        self.weights.dim() as usize
+        self.weights.dim as usize
     }
 
     /// Returns the first row of a table (an index in `stored`) in the array of all local tables.
@@ -121,7 +121,7 @@ impl DeviceTables {
         let [pooled, sequences] = &served.rows;
         let pooled = match &served.bags {
             Some(bags) => self.accelerator.pool(&self.weights, pooled, bags)?,
-            None => self.accelerator.empty(&[0, self.weights.dim()], Kind::Float)?,
+            None => self.accelerator.empty(&[0, self.weights.dim], Kind::Float)?,
         };
         Ok([pooled, self.accelerator.gather(&self.weights, sequences)?])
     }
@@ -131,7 +131,7 @@ impl DeviceTables {
     pub(crate) fn unpooled(&self, batch: &Staged, gradient: Option<&Tensor>) -> Result<Tensor> {
         match (&batch.bags, gradient) {
             (Some(bags), Some(gradient)) => self.accelerator.unpool(gradient, bags, batch.pooled_elements),
-            _ => self.accelerator.empty(&[0, self.weights.dim()], Kind::Float),
+            _ => self.accelerator.empty(&[0, self.weights.dim], Kind::Float),
         }
     }
 

@@ -24,7 +24,8 @@ pub(super) struct Progressive {
 pub(super) struct Day {
     /// The key of the partition; for several partitions, the common part of their keys, which is the time.
     pub(super) name: String,
-    keys: Vec<PartitionKey>,
+    /// The keys of the partitions.
+    pub(super) keys: Vec<PartitionKey>,
 }
 
 /// The values of a partition's time columns, which compare in the order of time. Each value is a number, or
@@ -61,11 +62,6 @@ impl Day {
     /// Returns the time of the day's partitions.
     pub(super) fn time(&self) -> Time {
         self.keys.first().map(Self::time_of).unwrap_or_default()
-    }
-
-    /// Returns the keys of the day's partitions.
-    pub(super) fn keys(&self) -> &[PartitionKey] {
-        &self.keys
     }
 
     /// Returns the filter for the day's partitions.
