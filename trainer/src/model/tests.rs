@@ -375,7 +375,8 @@ fn loss_and_gradients_of_several_tasks_equal_plain_libtorch() {
 fn weights_of_samples_weigh_every_task() {
     let mut config = config("sgd");
     config.data.label = None;
-    let task = |label: &str, weight| crate::TaskConfig { weight, ..crate::TaskConfig::new(label) };
+    let task =
+        |label: &str, weight| crate::config::TaskConfig { weight, ..crate::config::TaskConfig::new(label) };
     (config.tasks, config.model.top_mlp) = (vec![task("label", 1.0), task("like", 0.5)], vec![2]);
     let model = model(&config, 1);
     let plain = batch(1);
