@@ -51,31 +51,30 @@ impl<'a> Bags<'a> {
 /// If the features differ in U, or a row is outside its table.
 pub fn pool(features: &[Bags<'_>], dim: usize) -> Vec<f32> {
     let rows = features.first().map_or(0, |bags| bags.sizes.len());
-    let placed: Vec<_> = features.iter().copied().enumerate().collect();
-    pool_some(&placed, features.len(), dim, rows, |_, _| ())
+    let placed: Vec<_> =
+        features.iter().enumerate().map(|(i, bags)| (i * dim..(i + 1) * dim, *bags)).collect();
+    pool_some(&placed, features.len() * dim, rows, |_, _| ())
 }
 
-/// Returns `[U, F, D]`, where F is `features` and U is `rows`. Pools only the features in `placed`, each written at
-/// its index. `others` fills the other features: it receives a range of rows, and the part of the result for these
-/// rows, which contains zeros.
+/// Returns `[U, W]`, where W is `width` and U is `rows`. Pools only the features in `placed`, each written to its
+/// columns. `others` fills other columns: it receives a range of rows, and the part of the result for these rows, which
+/// contains zeros.
 ///
 /// # Panics
 ///
-/// If a feature has another number of rows, or a row is outside its table.
+/// If a feature has another number of rows or columns beyond `width`, or a row is outside its table.
 pub fn pool_some(
-    placed: &[(usize, Bags<'_>)],
-    features: usize,
-    dim: usize,
+    placed: &[(Range<usize>, Bags<'_>)],
+    width: usize,
     rows: usize,
     others: impl Fn(Range<usize>, &mut [f32]) + Send + Sync,
 ) -> Vec<f32> {
-    let width = features * dim;
     assert!(placed.iter().all(|(_, bags)| bags.sizes.len() == rows), "features of a group have as many rows");
     filled_chunks(rows * width, BLOCK * width, Vec::new, |gathered, block, output| {
         let first = block * BLOCK;
         others(first..first + output.len() / width, output);
-        for (i, bags) in placed {
-            pool_block(bags, dim, first, &mut output[i * dim..], width, gathered);
+        for (columns, bags) in placed {
+            pool_block(bags, columns.len(), first, &mut output[columns.start..], width, gathered);
         }
     })
 }
