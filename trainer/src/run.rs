@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::tables::{self, StoredTables};
 use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
 use crate::checkpoint::{CheckpointChoice, Checkpoints, DenseFile, dense_entries, sha256};
-use crate::device::{Accelerator, guarded};
+use crate::device::{Accelerator, check_dims, guarded};
 use crate::distributed::Collectives;
 use crate::embedding::{Buffer, Embeddings, Placement, Shard};
 use crate::model::Model;
@@ -429,6 +429,7 @@ impl Run {
         let embeddings = match device {
             None => Embeddings::new(&self.tables, placement, optimizer, seed, threads)?,
             Some(device) => {
+                check_dims(&self.config, &self.tables, device)?;
                 Embeddings::on_accelerator(device, &self.tables, placement, optimizer, seed, threads)?
             }
         };

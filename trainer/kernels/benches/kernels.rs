@@ -28,7 +28,7 @@ fn numbers(count: usize) -> Vec<f32> {
 }
 
 fn pool(bags: Bags<'_>) -> Vec<f32> {
-    pool_some(&[(0, bags)], 1, DIM, SAMPLES, |_, _| ())
+    pool_some(&[(0..DIM, bags)], DIM, SAMPLES, |_, _| ())
 }
 
 /// Benchmarks one feature with 2,048 lists of 20 ids.

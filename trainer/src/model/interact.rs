@@ -38,6 +38,6 @@ impl Model {
             Some(_) => Form::Concat,
         };
         let rounded = self.compute.is_bf16() && self.crosses.is_none();
-        Interaction { sources, dim: self.embeddings.dim(), form, rounded }
+        Interaction { sources, dim: self.dim as usize, form, rounded }
     }
 }

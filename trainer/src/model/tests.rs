@@ -130,11 +130,33 @@ impl Model {
     }
 }
 
-/// Returns the weights of every table, `[ROWS, DIM]`.
+/// Returns the same features with narrow tables: one that two features share, and one beside features of the common
+/// dimension in its group.
+fn mixed_tables() -> Vec<FeatureConfig> {
+    let narrow = |config: FeatureConfig| match config.feature.as_str() {
+        "user_sum" | "user_mean" => FeatureConfig { table: Some("users".to_owned()), dim: 5, ..config },
+        "liked" => FeatureConfig { dim: 8, pooling: Pooling::Mean, ..config },
+        _ => config,
+    };
+    tables().into_iter().map(narrow).collect()
+}
+
+/// Returns features of which no table has the common dimension.
+fn projected_tables() -> Vec<FeatureConfig> {
+    let narrow = |(number, config): (usize, FeatureConfig)| {
+        let pooling = if number % 2 == 0 { Pooling::Sum } else { Pooling::Mean };
+        FeatureConfig { dim: 1 + number as u64 % 9, pooling, target: None, ..config }
+    };
+    tables().into_iter().enumerate().map(narrow).collect()
+}
+
+/// Returns the weights of every table, `[ROWS, dim]`.
 fn weights(model: &Model) -> Vec<Tensor> {
     let weights = |table| model.embeddings.weights(table).unwrap().unwrap();
-    let tables = 0..model.embeddings.tables().len();
-    tables.map(|table| Tensor::from_slice(&weights(table)).reshape([ROWS, DIM])).collect()
+    let tables = model.embeddings.tables().iter().enumerate();
+    tables
+        .map(|(number, table)| Tensor::from_slice(&weights(number)).reshape([ROWS, table.dim as i64]))
+        .collect()
 }
 
 /// Returns 24 samples in sessions of six with sliding histories; the first histories of a session are empty.
@@ -232,7 +254,7 @@ fn vectors(
         .zip(features.iter().zip(tables_of(features).1))
         .map(|(ids, (feature, table))| {
             let vectors = weights[table].index_select(0, &Tensor::from_slice(ids));
-            (feature.feature.as_str(), feature.pooling, vectors)
+            (feature.feature.as_str(), feature.pooling, plain.project(table, vectors))
         })
         .collect();
     let pooled = |vectors: &Tensor, pooling: Pooling| {
@@ -267,6 +289,15 @@ struct Plain(std::collections::BTreeMap<String, Tensor>);
 impl Plain {
     fn linear(&self, name: &str, x: &Tensor) -> Tensor {
         x.matmul(&self.0[&format!("{name}.weight")].tr()) + &self.0[&format!("{name}.bias")]
+    }
+
+    /// Projects the vectors of a table to the common dimension, if the table is narrow. It is linear, so the sum of
+    /// projected vectors is the projected sum.
+    fn project(&self, table: usize, x: Tensor) -> Tensor {
+        match self.0.get(&format!("projection.{table}.weight")) {
+            Some(weights) => x.matmul(&weights.tr()),
+            None => x,
+        }
     }
 
     /// Computes multi-head attention from concatenated queries, keys and values, `[L, 3 D]`.
@@ -361,6 +392,21 @@ fn loss_and_gradients_of_cross_layers_equal_plain_libtorch() {
     config.model.interaction = Interaction::Dcn;
     (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
     compare_with_plain_libtorch(&config, &tables());
+}
+
+#[test]
+fn loss_and_gradients_of_narrow_tables_equal_plain_libtorch() {
+    let mut config = config("sgd");
+    (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
+    for interaction in [Interaction::Dot, Interaction::Dcn] {
+        config.model.interaction = interaction;
+        for features in [mixed_tables(), projected_tables()] {
+            compare_with_plain_libtorch(&config, &features);
+            let model = model_of(&config, &features, 1);
+            let parameters: usize = model.dense_parameters().iter().map(Tensor::numel).sum();
+            assert_eq!(parameters as u64, config.parameters(&features, 2).dense);
+        }
+    }
 }
 
 #[test]

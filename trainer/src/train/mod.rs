@@ -46,7 +46,7 @@ use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
 use self::warm_start::Earlier;
 use crate::config::BiasInit;
-use crate::device::Accelerator;
+use crate::device::{Accelerator, check_dims};
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, Shard};
 use crate::evaluate::{Evaluation, checks, rank_of};
@@ -213,6 +213,7 @@ impl<'a> Prepared<'a> {
         check_streams(config, options, snapshot.buckets)?;
         let torch_device = options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch);
         check_precision(config, torch_device)?;
+        options.device.as_ref().map_or(Ok(()), |device| check_dims(config, &features, device))?;
         let placement = placement(config, options, &features)?;
         let size = ModelSize::within(config, parameters, &features, &placement, options.memory_limit)?;
         // A run that follows its dataset evaluates on each partition before training on it, so it has no
