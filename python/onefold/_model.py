@@ -23,7 +23,7 @@ functional = torch.nn.functional
 
 __all__ = ["Core", "Model", "load"]
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """The version of `export.json`."""
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -227,8 +227,11 @@ class Core(torch.nn.Module):
         if pooling in ("sum", "mean"):
             places = torch.arange(ids.shape[0], device=ids.device)
             rows = torch.searchsorted(sizes.cumsum(0), places, right=True)
-            sums = vectors.new_zeros(sizes.shape[0], vectors.shape[1]).index_add(0, rows, vectors)
-            return sums if pooling == "sum" else sums / sizes.clamp(min=1).unsqueeze(1)
+            pooled = vectors.new_zeros(sizes.shape[0], vectors.shape[1]).index_add(0, rows, vectors)
+            if pooling == "mean":
+                pooled = pooled / sizes.clamp(min=1).unsqueeze(1)
+            projection = self._tables[name].get("projection")
+            return pooled if projection is None else functional.linear(pooled, self.get_parameter(projection))
         valid = _valid(ids, sizes)
         if pooling == "attention":
             projected = self._linear("attention.qkv", vectors)

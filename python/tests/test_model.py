@@ -113,6 +113,14 @@ KINDS = {
             city='table = "my.table"',
         )
     },
+    "narrow tables": {
+        "tables": tables(
+            user_id="dim = 3",
+            city='dim = 5\ntable = "my.places"',
+            tags='pooling = "mean"\ntable = "my.places"',
+            history='pooling = "attention"',
+        )
+    },
     "dcn": {"model": MLP + 'interaction = "dcn"\ndcn_num_layers = 2\ndcn_low_rank_dim = 5'},
     "half precision": {"embedding": 'dtype = "fp16"'},
     "bfloat16 tables": {"embedding": 'dtype = "bf16"'},
@@ -380,5 +388,5 @@ def test_inputs_that_do_not_fit_are_refused(trained, tmp_path):
     with pytest.raises(onefold.DataError, match="no `export.json`"):
         onefold.torch.load(tmp_path)
     (tmp_path / "export.json").write_text('{"format_version": 4}')
-    with pytest.raises(onefold.DataError, match="version 4, and this package reads version 5"):
+    with pytest.raises(onefold.DataError, match="version 4, and this package reads version 6"):
         onefold.torch.load(tmp_path)

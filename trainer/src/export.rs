@@ -28,7 +28,7 @@ use crate::run::Run;
 const EXPORT_FILE: &str = "export.json";
 const MODEL_FILE: &str = "model.safetensors";
 /// The version of the format of `export.json`.
-const FORMAT_VERSION: u32 = 5;
+const FORMAT_VERSION: u32 = 6;
 /// The name of the bottom MLP's output in the list of interacting vectors.
 const DENSE_VECTOR: &str = "dense";
 
@@ -77,6 +77,10 @@ struct ExportedTable {
     ids: IdPolicy,
     /// The name of the tensor with the weights.
     tensor: String,
+    /// The name of the tensor, `[D, dim]`, that projects the pooled vectors to the common dimension D; absent if the
+    /// table has that dimension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    projection: Option<String>,
 }
 
 /// A feature of a table in `export.json`.
@@ -151,6 +155,8 @@ fn describe(run: &Run) -> Export {
         // Features that share a table have the same policy.
         ids: features[0].ids,
         tensor: tensor_of(table, features),
+        projection: (table.dim != run.config.embedding.dim)
+            .then(|| format!("{}.weight", projection_of(table))),
     };
     let name = |(_, feature): (usize, Option<&FeatureConfig>)| {
         feature.map_or(DENSE_VECTOR, |feature| &feature.feature).to_owned()
@@ -215,6 +221,11 @@ fn tensor_of(table: &TableConfig, features: &[&FeatureConfig]) -> String {
     format!("sparse_arch.{kind}.{}.weight", torchrec::table_name(&table.name))
 }
 
+/// Returns the name of the layer that projects a narrow table's vectors, which TorchRec does not have.
+fn projection_of(table: &TableConfig) -> String {
+    format!("sparse_arch.projections.{}", torchrec::table_name(&table.name))
+}
+
 fn entries<'a>(
     run: &Run,
     tables: &'a [(TableConfig, Vec<&FeatureConfig>)],
@@ -229,7 +240,7 @@ fn entries<'a>(
         } else {
             parameter
         };
-        Entry::tensor(torchrec_name(name, layers), &parameter)
+        Entry::tensor(torchrec_name(name, layers, tables), &parameter)
     });
     let tables = tables.iter().map(|(config, features)| {
         let (rows, dim) = (config.rows, config.dim);
@@ -240,9 +251,11 @@ fn entries<'a>(
     tables.chain(dense).collect()
 }
 
-/// Returns TorchRec's name of a parameter of the dense part, for a model with `top_layers` layers in the top
-/// MLP.
-fn torchrec_name(name: &str, top_layers: usize) -> String {
+/// Returns TorchRec's name of a parameter of the dense part, for a model with these tables and `top_layers` layers in
+/// the top MLP.
+fn torchrec_name(name: &str, top_layers: usize, tables: &[(TableConfig, Vec<&FeatureConfig>)]) -> String {
+    let projection =
+        |number: &str| tables.get(number.parse::<usize>().ok()?).map(|(table, _)| projection_of(table));
     let parts: Vec<_> = name.split('.').collect();
     match parts[..] {
         ["bottom", layer, parameter] => format!("dense_arch.model._mlp.{layer}._linear.{parameter}"),
@@ -250,6 +263,10 @@ fn torchrec_name(name: &str, top_layers: usize) -> String {
             format!("over_arch.model.1.{parameter}")
         }
         ["top", layer, parameter] => format!("over_arch.model.0._mlp.{layer}._linear.{parameter}"),
+        ["projection", table, parameter] => match projection(table) {
+            Some(layer) => format!("{layer}.{parameter}"),
+            None => name.to_owned(),
+        },
         _ => name.to_owned(),
     }
 }

@@ -53,12 +53,7 @@ pub mod trace;
 mod train;
 mod vocabularies;
 
-pub use config::{
-    BiasInit, CheckpointConfig, DataConfig, DenseConfig, DenseOptimizerConfig, DenseOptimizerKind,
-    EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, Interaction, LoopConfig, Loss, ModelConfig,
-    Normalization, OptimizerConfig, ParameterCount, Precision, Schedule, ScheduleConfig, ScheduleKind,
-    TableOptimizer, TableOptimizerConfig, TaskConfig, TrainConfig, WatchedMetric,
-};
+pub use config::{Precision, TableOptimizerConfig, TrainConfig, name_of};
 pub use error::{Error, Result};
 pub use evaluate::{EvaluateOptions, EvaluationSummary, evaluate};
 pub use export::{ExportSummary, export};

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
 
-use crate::distributed::{Collectives, Pending, Reduce};
+use crate::distributed::{Collectives, Pending};
 use crate::embedding::Status;
 use crate::{Error, Result, shim};
 
@@ -20,9 +20,9 @@ pub(crate) const STOP: i64 = 1;
 pub(crate) const CHECKPOINT: i64 = 4;
 
 /// The states of a rank's work.
-const WORKING: i64 = 0;
-const SUCCEEDED: i64 = 1;
-const BROKEN: i64 = 2;
+const WORKING: f64 = 0.0;
+const SUCCEEDED: f64 = 1.0;
+const BROKEN: f64 = 2.0;
 /// The interval at which ranks exchange their states while at least one of them is working.
 pub(crate) const BEAT: Duration = Duration::from_millis(500);
 
@@ -37,11 +37,8 @@ impl dyn Collectives + '_ {
         if self.size() == 1 {
             return result;
         }
-        let failed = Tensor::f_from_slice(&[i64::from(result.is_err())])?;
-        let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
-        self.all_gather(&all, &failed)?.wait()?;
-        let failed = Vec::<i64>::try_from(&all)?.into_iter().position(|failed| failed != 0);
-        self.reported(failed, result)
+        let all = self.gather(&[f64::from(result.is_err())])?;
+        self.reported(all.iter().position(|failed| failed[0] != 0.0), result)
     }
 
     /// Returns `result` if no rank has failed; otherwise the error of this rank if it is the one that `failed`, or
@@ -83,18 +80,16 @@ impl dyn Collectives + '_ {
 
     /// Sends this rank's state to the other ranks until all are done. Returns the lowest rank that failed, if
     /// any.
-    fn watch(&self, (state, changed): &(Mutex<i64>, Condvar)) -> Result<Option<usize>> {
+    fn watch(&self, (state, changed): &(Mutex<f64>, Condvar)) -> Result<Option<usize>> {
         loop {
             let own = {
                 let state = state.lock().unwrap_or_else(PoisonError::into_inner);
                 let wait = changed.wait_timeout_while(state, BEAT, |state| *state == WORKING);
                 *wait.unwrap_or_else(PoisonError::into_inner).0
             };
-            let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
-            self.all_gather(&all, &Tensor::f_from_slice(&[own])?)?.wait()?;
-            let states = Vec::<i64>::try_from(&all)?;
-            if states.iter().all(|state| *state != WORKING) {
-                return Ok(states.iter().position(|state| *state == BROKEN));
+            let states = self.gather(&[own])?;
+            if states.iter().all(|state| state[0] != WORKING) {
+                return Ok(states.iter().position(|state| state[0] == BROKEN));
             }
         }
     }
@@ -119,8 +114,8 @@ impl dyn Collectives + '_ {
     pub fn of_lowest<T: Serialize + DeserializeOwned>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let own = self.agree_on(|| if self.rank() == 0 { work().map(Some) } else { Ok(None) })?;
         let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
-        let bytes = self.broadcast_bytes(&bytes, 0)?;
-        Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
+        let of_lowest = self.gather_bytes(&bytes)?.swap_remove(0);
+        Ok(serde_json::from_slice(&of_lowest).map_err(std::io::Error::other)?)
     }
 
     /// Checks that every rank has the same values, such as options, by name; the lowest rank reports a
@@ -208,10 +203,6 @@ impl Bucket {
     }
 
     /// Starts the summation of the current gradients.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all collective operations.
     pub(crate) fn start(&mut self, collectives: &dyn Collectives) -> Result<()> {
         if collectives.size() == 1 || self.parameters.is_empty() {
             return Ok(());
@@ -225,15 +216,11 @@ impl Bucket {
         let flat = Tensor::f_cat(&gradients.collect::<Result<Vec<_>, _>>()?, 0)?;
         let ranks = u64::from(collectives.size());
         self.sent_bytes += 2 * (ranks - 1) * 4 * flat.numel() as u64 / ranks;
-        self.under_way = Some((collectives.all_reduce(&flat, Reduce::Sum)?, flat));
+        self.under_way = Some((collectives.all_reduce(&flat)?, flat));
         Ok(())
     }
 
     /// Waits for the sums, and replaces the gradients by them.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all collective operations.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let Some((pending, flat)) = self.under_way.take() else { return Ok(()) };
         pending.wait()?;

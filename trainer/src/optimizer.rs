@@ -67,7 +67,7 @@ impl Norm {
     pub(crate) fn permit(&self) -> Option<&Tensor> {
         match self {
             Self::InMemory(_) => None,
-            Self::OnDevice(verdict) => Some(verdict.permit()),
+            Self::OnDevice(verdict) => Some(&verdict.permit),
         }
     }
 }
@@ -162,10 +162,6 @@ impl DenseOptimizer {
     /// Returns the L2 norm of the gradient that `backward` computed, over all parameters. A device computes it
     /// asynchronously, and applies the next step only if the norm, `loss`, and `others`, the sum of squares of the
     /// other gradients (a double, `[1]`), are finite. The tensors are on the device.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
     pub(crate) fn judge(&self, loss: Option<&Tensor>, others: Option<&Tensor>) -> Result<Norm> {
         let gradients = self.parameters.iter().filter_map(Parameter::gradient).collect::<Vec<_>>();
         let Some(device) = &self.device else {
@@ -190,10 +186,6 @@ impl DenseOptimizer {
     ///
     /// The algorithms equal those of `torch.optim`, with PyTorch's defaults for all settings that the
     /// configuration lacks.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Torch`](crate::Error::Torch) if libtorch fails.
     pub(crate) fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
         self.steps += 1;
         let mut own = FusedTensors::default();
@@ -213,7 +205,7 @@ impl DenseOptimizer {
                 fused_step(&optimizer, self.steps, &own, divisor.as_ref(), None)?;
             }
             Norm::OnDevice(verdict) => {
-                fused_step(&optimizer, self.steps, &own, Some(verdict.divisor()), Some(verdict.refused()))?;
+                fused_step(&optimizer, self.steps, &own, Some(&verdict.divisor), Some(&verdict.refused))?;
             }
         }
         // Without a stored gradient, libtorch stores the next one directly instead of adding it to zeros.

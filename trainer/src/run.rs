@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::tables::{self, StoredTables};
 use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
 use crate::checkpoint::{CheckpointChoice, Checkpoints, DenseFile, dense_entries, sha256};
-use crate::device::{Accelerator, guarded};
+use crate::device::{Accelerator, check_dims, guarded};
 use crate::distributed::Collectives;
 use crate::embedding::{Buffer, Embeddings, Placement, Shard};
 use crate::model::Model;
@@ -179,10 +179,6 @@ impl Run {
     /// in `directory` as complete. Every rank must call it. A rank that has all tables as a whole writes them
     /// directly. Otherwise the lowest rank merges the shards of all ranks, a few rows at a time, so that no
     /// process needs memory for all tables.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Dataset`] if a file cannot be written; an error of another rank.
     pub(crate) fn complete(
         &mut self,
         model: &Model,
@@ -329,10 +325,6 @@ impl Run {
     }
 
     /// Loads the description of the run in `storage`, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`load`](Self::load).
     pub(crate) fn find(storage: &Storage) -> Result<Option<Self>> {
         let Some(text) = storage.read(RUN_FILE)? else { return Ok(None) };
         let hint = "train again, or use the program that wrote it";
@@ -437,6 +429,7 @@ impl Run {
         let embeddings = match device {
             None => Embeddings::new(&self.tables, placement, optimizer, seed, threads)?,
             Some(device) => {
+                check_dims(&self.config, &self.tables, device)?;
                 Embeddings::on_accelerator(device, &self.tables, placement, optimizer, seed, threads)?
             }
         };

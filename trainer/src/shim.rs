@@ -151,10 +151,6 @@ pub(crate) struct FusedTensors {
 
 /// Takes the step with number `steps`, counted from 1, in place. Gradients are first divided by `divisor`; if
 /// `refused` is 1, nothing changes. Both are single floats on the device of the parameters.
-///
-/// # Errors
-///
-/// [`TchError::Torch`] if libtorch fails.
 pub(crate) fn fused_step(
     optimizer: &FusedOptimizer,
     steps: u64,

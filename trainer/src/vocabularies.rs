@@ -27,10 +27,6 @@ pub struct VocabularyIdentity {
 }
 
 /// Returns the vocabularies of a snapshot of `dataset`, by name.
-///
-/// # Errors
-///
-/// [`Error::Dataset`] if a vocabulary cannot be read.
 pub(crate) fn of_snapshot(
     dataset: &Path,
     snapshot: &Snapshot,

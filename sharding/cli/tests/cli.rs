@@ -468,6 +468,13 @@ fn tables_come_from_the_configuration_and_the_statistics() {
             .check(&file.tables, &Topology::h100(1, 1 << 20).unwrap(), 512)
             .is_ok()
     );
+
+    // A table may be narrower than the others.
+    let narrow = "[tables.item_id]\ndim = 4\n[optimizer.tables]";
+    dir.write("train.toml", &TRAIN.replace("[optimizer.tables]", narrow));
+    dir.run(&format!("{TABLES} --overwrite")).succeeded();
+    let dims = TableFile::load(&dir.path("tables.json")).unwrap().tables.into_iter().map(|table| table.dim);
+    assert_eq!(dims.collect::<Vec<_>>(), [16, 4]);
 }
 
 #[test]

@@ -22,14 +22,17 @@ impl TrainConfig {
         let width = self.model.interaction.width(vectors, dim, dense_vectors > 0);
         let top = mlp_parameters(width, &self.model.top_mlp);
         let blocks = self.model.block_parameters(features, dim);
+        let tables = tables_of(features).0;
+        let widths = tables.iter().map(|table| table.dim as i64);
+        let projections: i64 = widths.filter(|width| *width != dim).map(|width| width * dim).sum();
         let count = ParameterCount {
-            dense: (bottom + top + blocks + crosses) as u64,
+            dense: (bottom + top + blocks + crosses + projections) as u64,
             embedding: 0,
             table_bytes: 0,
             table_state: 0,
             dense_state: self.optimizer.dense.state_values(),
         };
-        count.with_tables(self, &tables_of(features).0)
+        count.with_tables(self, &tables)
     }
 }
 
@@ -42,7 +45,8 @@ pub(super) fn mlp_parameters(input: i64, widths: &[i64]) -> i64 {
 /// The number of parameters of a model, and what is needed to compute its size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ParameterCount {
-    /// The number of parameters of the MLPs, the cross layers and the blocks that pool sequences.
+    /// The number of parameters of the MLPs, the cross layers, the blocks that pool sequences and the projections
+    /// of narrow tables.
     pub dense: u64,
     /// The number of parameters of the tables.
     pub embedding: u64,

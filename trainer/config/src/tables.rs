@@ -21,7 +21,8 @@ type Result<T, E = Fault> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmbeddingConfig {
-    /// The embedding dimension of all tables; 0 for [the width of the bottom MLP's last layer](Self::with_dim).
+    /// The common embedding dimension, of all tables without their own; 0 for [the width of the bottom MLP's last
+    /// layer](Self::with_dim).
     pub dim: u64,
     /// The number of rows of a table. If `None`: [`Rows::Vocabulary`] if a vocabulary numbers the ids or there
     /// are at most [`MOST_ROWS`] ids; otherwise [`HASHED_ROWS`], with hashed ids.
@@ -86,6 +87,10 @@ pub struct TableOverride {
     /// The number of rows of this table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<Rows>,
+    /// The embedding dimension of this table, at most the common one. The model projects the pooled vectors of a
+    /// narrower table to the common dimension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dim: Option<u64>,
     /// How the vectors of a list are pooled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
@@ -220,6 +225,7 @@ fn wrong_section(section: impl fmt::Display, message: String, hint: impl Into<Te
 /// A fault if
 /// * an override names an unknown sparse feature;
 /// * rows or dimension are zero, or so large that the table's `f32` weights are not addressable;
+/// * a table is wider than the common dimension, or narrower and read by a pooling for sequences;
 /// * a feature that is not a sequence has a pooling for sequences;
 /// * a feature that pools by `din` has no target, or a target that is not pooled by sum or mean, or a feature
 ///   with another pooling has a target;
@@ -290,11 +296,12 @@ fn with_shared_settings(
     let mut complete = overrides.clone();
     for (table, features) in shared {
         let rows = agreed(table, &features, "rows", |feature| overrides[feature].rows)?;
+        let dim = agreed(table, &features, "dim", |feature| overrides[feature].dim)?;
         let ids = agreed(table, &features, "ids", |feature| overrides[feature].ids)?;
         let dtype = agreed(table, &features, "dtype", |feature| overrides[feature].dtype)?;
         for feature in features {
             let own = overrides[feature].clone();
-            complete.insert(feature.clone(), TableOverride { rows, ids, dtype, ..own });
+            complete.insert(feature.clone(), TableOverride { rows, dim, ids, dtype, ..own });
         }
     }
     Ok(complete)
@@ -356,6 +363,15 @@ fn check_targets(tables: &[FeatureConfig], overrides: &BTreeMap<String, TableOve
             let hint = "name a feature that pools by sum or mean: its vector is the query".to_owned();
             return wrong(message, hint);
         }
+        if found.dim != table.dim {
+            let message = format!(
+                "the target of `{feature}` is `{target}`, whose table has `dim = {}`, and din needs vectors of \
+                 `[embedding].dim`, {}",
+                found.dim, table.dim
+            );
+            let hint = format!("leave out `dim` for the table of `{target}`, or name another target");
+            return wrong(message, hint);
+        }
     }
     Ok(())
 }
@@ -386,14 +402,14 @@ fn resolve_table(
         feature: name.clone(),
         table: own.table.clone().filter(|table| table != name),
         rows,
-        dim: embedding.dim,
+        dim: own.dim.unwrap_or(embedding.dim),
         pooling,
         target: target.filter(|_| pooling == Pooling::Din).cloned(),
         ids,
         dtype: own.dtype.unwrap_or(embedding.dtype),
     };
     if let Err(message) = check_size(table.rows, table.dim) {
-        let overridden = own.rows.is_some() && embedding.dim > 0;
+        let overridden = own.dim.is_some() || own.rows.is_some() && embedding.dim > 0;
         let hint = "give `rows` and `dim` the size that the table of this feature should have";
         let message = format!("table of feature `{name}`: {message}");
         return Err(wrong_section(section(overridden), message, hint));
@@ -410,7 +426,29 @@ fn resolve_table(
         );
         return Err(wrong_section(section(own.pooling.is_some()), message, hint));
     }
+    check_dim(&table, embedding.dim)?;
     Ok(table)
+}
+
+/// Checks that a table with its own dimension is narrower than the common one, `common`, and that its vectors can be
+/// projected: the blocks that pool sequences read the vectors of a table as they are.
+fn check_dim(table: &FeatureConfig, common: u64) -> Result<()> {
+    let FeatureConfig { feature, dim, pooling, .. } = table;
+    let section = || format!("tables.{feature}");
+    if *dim > common {
+        let message = format!("`dim` is {dim}, but `[embedding].dim`, the common dimension, is {common}");
+        let hint = "give a table at most the common dimension, or raise that";
+        return Err(wrong_section(section(), message, hint));
+    }
+    if *dim < common && pooling.is_sequence() {
+        let message = format!(
+            "`dim` is {dim}, but the feature pools by {}, which needs vectors of `[embedding].dim`, {common}",
+            name_of(pooling)
+        );
+        let hint = "leave out `dim`, or set `pooling = \"sum\"` or `\"mean\"` for all features of the table";
+        return Err(wrong_section(section(), message, hint));
+    }
+    Ok(())
 }
 
 /// Checks that a table of `f32` weights can have this shape: both sides are at least 1, and its bytes are

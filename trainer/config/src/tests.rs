@@ -204,6 +204,11 @@ fn parameters_are_counted() {
     let narrow = FeatureConfig { dtype: crate::DataType::Bf16, ..table(Pooling::Sum) };
     let count = config.parameters(&[narrow, other(Pooling::Mean)], 3);
     assert_eq!((count.embedding, count.bytes()), (800, 4 * (141 + 400 + 200) + 2 * 400));
+    // A table of dimension 3 is projected to 4 values, once for all features that share it.
+    let narrow = FeatureConfig { dim: 3, ..table(Pooling::Sum) };
+    let shared = FeatureConfig { table: Some("x".into()), dim: 3, ..other(Pooling::Mean) };
+    let count = config.parameters(&[narrow, shared], 3);
+    assert_eq!((count.dense, count.embedding), (32 + 36 + 64 + 9 + 12, 300));
     let mut adam = config.clone();
     adam.optimizer.tables.kind = TableOptimizer::Adam;
     assert_eq!(adam.parameters(&[table(Pooling::Sum)], 3).bytes(), 4 * (125 + 400 + 800));

@@ -7,7 +7,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use onefold_kernels::attention::{self, QueryKey, Sequence};
 use onefold_kernels::element::{Elements, ElementsMut, nearest_bf16, nearest_fp16};
 use onefold_kernels::interaction::{Form, Interaction, Source};
-use onefold_kernels::pool::{self, Bags};
+use onefold_kernels::pool::{Bags, pool_some};
 use onefold_kernels::update::{Place, Rule, Sources, Update, pieces, place, sort_places};
 
 const DIM: usize = 64;
@@ -27,6 +27,10 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i * 7 % 101) as f32 / 101.0 - 0.5).collect()
 }
 
+fn pool(bags: Bags<'_>) -> Vec<f32> {
+    pool_some(&[(0..DIM, bags)], DIM, SAMPLES, |_, _| ())
+}
+
 /// Benchmarks one feature with 2,048 lists of 20 ids.
 fn lookup_and_update(criterion: &mut Criterion) {
     let (mut table, rows) = (numbers(ROWS * DIM), table_rows(SAMPLES * 20));
@@ -35,16 +39,21 @@ fn lookup_and_update(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("table");
     group.throughput(Throughput::Elements(rows.len() as u64));
     group.bench_function("lookup_pool", |bencher| {
-        let bags =
-            [Bags { table: (&table).into(), rows: &rows, offsets: &offsets, sizes: &sizes, mean: false }];
-        bencher.iter(|| pool::pool(black_box(&bags), DIM));
+        let bags = Bags {
+            table: Elements::Fp32(&table),
+            rows: &rows,
+            offsets: &offsets,
+            sizes: &sizes,
+            mean: false,
+        };
+        bencher.iter(|| pool(black_box(bags)));
     });
     let narrow = |narrow: fn(f32) -> u16| table.iter().map(|weight| narrow(*weight)).collect::<Vec<_>>();
     let (mut bf16, mut fp16) = (narrow(nearest_bf16), narrow(nearest_fp16));
     for (name, table) in [("bf16", Elements::Bf16(&bf16)), ("fp16", Elements::Fp16(&fp16))] {
         group.bench_function(format!("lookup_pool/{name}"), |bencher| {
-            let bags = [Bags { table, rows: &rows, offsets: &offsets, sizes: &sizes, mean: false }];
-            bencher.iter(|| pool::pool(black_box(&bags), DIM));
+            let bags = Bags { table, rows: &rows, offsets: &offsets, sizes: &sizes, mean: false };
+            bencher.iter(|| pool(black_box(bags)));
         });
     }
     let unsorted: Vec<Place> = rows.iter().enumerate().map(|(i, row)| place(*row, i as u32 / 20)).collect();
@@ -63,7 +72,8 @@ fn lookup_and_update(criterion: &mut Criterion) {
         bencher.iter(|| {
             let sources = Sources { values: &gradient, stride: DIM, scales: None };
             let update = Update::new(Rule::RowWiseAdagrad { eps: 1e-8 }, 1e-3);
-            for mut piece in pieces(&places, &[sources], DIM, &mut table, &mut state) {
+            let elements = ElementsMut::Fp32(&mut table);
+            for mut piece in pieces(&places, &[sources], DIM, elements, &mut state) {
                 piece.run(&update);
             }
         });
@@ -94,7 +104,8 @@ fn attention(criterion: &mut Criterion) {
     let places = (0..sessions * windows).map(|w| (w / windows * length + w % windows / 3) as i32);
     let (offsets, sizes): (Vec<i32>, Vec<i32>) = places.map(|offset| (offset, 100)).unzip();
     let weights = QueryKey::new(&numbers(2 * DIM * DIM), &numbers(DIM), 2);
-    let sequences = [Sequence { table: (&table).into(), rows: &rows, offsets: &offsets, sizes: &sizes }];
+    let sequences =
+        [Sequence { table: Elements::Fp32(&table), rows: &rows, offsets: &offsets, sizes: &sizes }];
     let upstream = numbers(sizes.len() * 2 * DIM);
     let mut group = criterion.benchmark_group("attention");
     group.throughput(Throughput::Elements(sizes.len() as u64));
@@ -123,9 +134,18 @@ fn interaction(criterion: &mut Criterion) {
         Interaction { sources: &sources, dim: DIM, form: Form::Dot { keep_first: true }, rounded: false };
     let mut group = criterion.benchmark_group("interaction");
     group.throughput(Throughput::Elements(SAMPLES as u64));
-    group.bench_function("forward", |bencher| bencher.iter(|| interaction.forward(black_box(SAMPLES))));
-    let output = interaction.forward(SAMPLES);
-    group.bench_function("backward", |bencher| bencher.iter(|| interaction.backward(black_box(&output))));
+    let size = black_box(SAMPLES) * interaction.width();
+    group.bench_function("forward", |bencher| {
+        bencher.iter(|| {
+            let mut output = Vec::<f32>::with_capacity(size);
+            interaction.forward(&mut output.spare_capacity_mut()[..size]);
+            output
+        });
+    });
+    let output = numbers(size);
+    group.bench_function("backward", |bencher| {
+        bencher.iter(|| interaction.backward(black_box(Elements::Fp32(&output))));
+    });
     group.finish();
 }
 

@@ -236,29 +236,29 @@ pub(crate) fn widen_row<L: Lanes, E: Element>(stored: &[E::Stored], values: &mut
 }
 
 /// Stored weights, row-major.
-#[derive(Debug, Clone, Copy)]
-pub enum Elements<'a> {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Weights<F, H> {
     /// 32-bit floats.
-    Fp32(&'a [f32]),
+    Fp32(F),
     /// The upper halves of 32-bit floats.
-    Bf16(&'a [u16]),
+    Bf16(H),
     /// IEEE 754's 16-bit floats, by their bits.
-    Fp16(&'a [u16]),
+    Fp16(H),
 }
 
-impl<'a, T: AsRef<[f32]> + ?Sized> From<&'a T> for Elements<'a> {
-    fn from(values: &'a T) -> Self {
-        Self::Fp32(values.as_ref())
-    }
-}
+/// Borrowed weights.
+pub type Elements<'a> = Weights<&'a [f32], &'a [u16]>;
 
-impl<'a> Elements<'a> {
+/// Borrowed weights that can be changed.
+pub type ElementsMut<'a> = Weights<&'a mut [f32], &'a mut [u16]>;
+
+impl<F: AsRef<[f32]>, H: AsRef<[u16]>> Weights<F, H> {
     /// Returns the number of weights.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
-            Self::Fp32(values) => values.len(),
-            Self::Bf16(values) | Self::Fp16(values) => values.len(),
+            Self::Fp32(values) => values.as_ref().len(),
+            Self::Bf16(values) | Self::Fp16(values) => values.as_ref().len(),
         }
     }
 
@@ -268,6 +268,30 @@ impl<'a> Elements<'a> {
         self.len() == 0
     }
 
+    /// Borrows the weights.
+    #[inline]
+    pub fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::Fp32(values) => Weights::Fp32(values.as_ref()),
+            Self::Bf16(values) => Weights::Bf16(values.as_ref()),
+            Self::Fp16(values) => Weights::Fp16(values.as_ref()),
+        }
+    }
+}
+
+impl<F: AsMut<[f32]>, H: AsMut<[u16]>> Weights<F, H> {
+    /// Borrows the weights to change them.
+    #[inline]
+    pub fn elements_mut(&mut self) -> ElementsMut<'_> {
+        match self {
+            Self::Fp32(values) => Weights::Fp32(values.as_mut()),
+            Self::Bf16(values) => Weights::Bf16(values.as_mut()),
+            Self::Fp16(values) => Weights::Fp16(values.as_mut()),
+        }
+    }
+}
+
+impl<'a> Elements<'a> {
     /// Returns `length` weights, from `start` on.
     ///
     /// # Panics
@@ -290,11 +314,7 @@ impl<'a> Elements<'a> {
     #[inline]
     pub fn widen(&self, values: &mut [f32]) {
         assert_eq!(self.len(), values.len(), "as many values are written as there are");
-        match self {
-            Self::Fp32(stored) => values.copy_from_slice(stored),
-            Self::Bf16(stored) => widen_bf16s(stored, values),
-            Self::Fp16(stored) => widen_fp16s(stored, values),
-        }
+        widen(*self, values);
     }
 
     /// Returns a copy of the weights as 32-bit floats.
@@ -328,53 +348,25 @@ impl<'a> Elements<'a> {
 }
 
 dispatched! {
-    fn widen_bf16s(stored: &[u16], values: &mut [f32]) = widen_bf16s_with
-}
-dispatched! {
-    fn widen_fp16s(stored: &[u16], values: &mut [f32]) = widen_fp16s_with
+    fn widen(stored: Elements<'_>, values: &mut [f32]) = widen_with
 }
 
 #[inline(always)]
-fn widen_bf16s_with<L: Lanes>(stored: &[u16], values: &mut [f32]) {
-    widen_row::<L, Bf16>(stored, values);
-}
-
-#[inline(always)]
-fn widen_fp16s_with<L: Lanes>(stored: &[u16], values: &mut [f32]) {
-    widen_row::<L, Fp16>(stored, values);
-}
-
-/// Stored weights that can be changed, row-major.
-#[derive(Debug)]
-pub enum ElementsMut<'a> {
-    /// 32-bit floats.
-    Fp32(&'a mut [f32]),
-    /// The upper halves of 32-bit floats.
-    Bf16(&'a mut [u16]),
-    /// IEEE 754's 16-bit floats, by their bits.
-    Fp16(&'a mut [u16]),
-}
-
-impl<'a, T: AsMut<[f32]> + ?Sized> From<&'a mut T> for ElementsMut<'a> {
-    fn from(values: &'a mut T) -> Self {
-        Self::Fp32(values.as_mut())
+fn widen_with<L: Lanes>(stored: Elements<'_>, values: &mut [f32]) {
+    match stored {
+        Elements::Fp32(stored) => values.copy_from_slice(stored),
+        Elements::Bf16(stored) => widen_row::<L, Bf16>(stored, values),
+        Elements::Fp16(stored) => widen_row::<L, Fp16>(stored, values),
     }
 }
 
 impl<'a> ElementsMut<'a> {
-    /// Returns the number of weights.
-    #[inline]
-    pub fn len(&self) -> usize {
+    /// Returns the bytes of the weights.
+    pub fn bytes_mut(self) -> &'a mut [u8] {
         match self {
-            Self::Fp32(values) => values.len(),
-            Self::Bf16(values) | Self::Fp16(values) => values.len(),
+            Self::Fp32(values) => bytemuck::cast_slice_mut(values),
+            Self::Bf16(values) | Self::Fp16(values) => bytemuck::cast_slice_mut(values),
         }
-    }
-
-    /// Returns whether there are no weights.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Returns the first `length` weights, and the rest.

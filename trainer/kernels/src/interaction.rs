@@ -11,7 +11,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::element::{Elements, nearest_bf16};
-use super::fresh::{Fresh, Piece, fill_chunks, written};
+use super::fresh::{Fresh, Piece, fill_chunks};
 use super::gemm::{ROWS, Strided, gemm, transpose};
 use super::simd::{Lanes, WIDE, dispatched};
 
@@ -121,22 +121,13 @@ impl Interaction<'_> {
         }
     }
 
-    /// Returns the result of all samples, `[B, width]`.
+    /// Writes the result of all samples, `[B, width]`, as 32-bit floats or rounded to bfloat16, to all of `output`,
+    /// and returns it.
     ///
     /// # Panics
     ///
     /// If an inverse index refers to a row outside its source, or has fewer samples.
-    pub fn forward(&self, samples: usize) -> Vec<f32> {
-        written(samples * self.width(), |output| self.forward_into(output))
-    }
-
-    /// Writes the result of [`forward`](Self::forward), `[B, width]`, as 32-bit floats or rounded to bfloat16, to
-    /// all of `output`, and returns it.
-    ///
-    /// # Panics
-    ///
-    /// See [`forward`](Self::forward).
-    pub fn forward_into<'m, O: Output>(&self, output: &'m mut [MaybeUninit<O>]) -> &'m mut [O] {
+    pub fn forward<'m, O: Output>(&self, output: &'m mut [MaybeUninit<O>]) -> &'m mut [O] {
         let width = self.width();
         fill_chunks(output, BLOCK * width, Buffers::default, |buffers, block, output| {
             for (i, output) in output.chunks_exact_mut(width).enumerate() {
@@ -196,12 +187,7 @@ impl Interaction<'_> {
     /// # Panics
     ///
     /// If an inverse index has fewer samples than `gradient`.
-    pub fn backward<'g>(&self, gradient: impl Into<Elements<'g>>) -> Vec<Vec<f32>> {
-        self.backward_of(gradient.into())
-    }
-
-    /// Not generic, so that it is compiled in this crate.
-    fn backward_of(&self, gradient: Elements<'_>) -> Vec<Vec<f32>> {
+    pub fn backward(&self, gradient: Elements<'_>) -> Vec<Vec<f32>> {
         let width = self.width();
         let samples = gradient.len().checked_div(width).unwrap_or(0);
         let runs: Vec<Runs> = self.sources.iter().map(|source| Runs::new(source, samples)).collect();
@@ -393,6 +379,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::fresh::written;
+
+    fn forward(interaction: &Interaction<'_>, samples: usize) -> Vec<f32> {
+        written(samples * interaction.width(), |output| interaction.forward(output))
+    }
 
     fn numbers(length: usize) -> impl Strategy<Value = Vec<f32>> {
         prop::collection::vec(-2.0_f32..2.0, length)
@@ -481,17 +472,18 @@ mod tests {
             let width = interaction.width();
             let gradient: Vec<f32> = (0..samples * width).map(|i| ((i + seed) % 9) as f32 / 4.0 - 1.0).collect();
             let (expected, expected_gradients) = naive(&interaction, samples, &gradient);
-            let output = interaction.forward(samples);
+            let output = forward(&interaction, samples);
+            let floats = Elements::Fp32(&gradient);
             prop_assert!(close(&output, &expected));
-            for (found, expected) in interaction.backward(&gradient).iter().zip(&expected_gradients) {
+            for (found, expected) in interaction.backward(floats).iter().zip(&expected_gradients) {
                 prop_assert!(close(found, expected));
             }
             // The bfloat16 output is the float output, rounded once. The upstream gradients are exact in bfloat16.
             let mut halves = vec![MaybeUninit::new(0_u16); samples * width];
             let expected: Vec<u16> = output.iter().map(|value| u16::from_f32(*value)).collect();
-            prop_assert_eq!(&*interaction.forward_into(&mut halves), &expected[..]);
+            prop_assert_eq!(&*interaction.forward(&mut halves), &expected[..]);
             let halves: Vec<u16> = gradient.iter().map(|value| u16::from_f32(*value)).collect();
-            prop_assert_eq!(interaction.backward(Elements::Bf16(&halves)), interaction.backward(&gradient));
+            prop_assert_eq!(interaction.backward(Elements::Bf16(&halves)), interaction.backward(floats));
             // `rounded` is equivalent to rounding the vectors beforehand.
             let rounded: Vec<Vec<f32>> = parts.iter().map(|(values, ..)| {
                 let mut rounded = values.clone();
@@ -503,8 +495,8 @@ mod tests {
                 .collect();
             let found = Interaction { rounded: true, ..interaction };
             let expected = Interaction { sources: &of_rounded, ..interaction };
-            prop_assert_eq!(found.forward(samples), expected.forward(samples));
-            prop_assert_eq!(found.backward(&gradient), expected.backward(&gradient));
+            prop_assert_eq!(forward(&found, samples), forward(&expected, samples));
+            prop_assert_eq!(found.backward(floats), expected.backward(floats));
         }
     }
 }

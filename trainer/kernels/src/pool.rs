@@ -43,39 +43,26 @@ impl<'a> Bags<'a> {
     }
 }
 
-/// Returns `[U, F, D]`: for every row and feature the sum (or mean) of the vectors of the row's ids, or zeros if
-/// the row is empty.
+/// Returns `[U, W]`, where W is `width` and U is `rows`: for every row and feature the sum (or mean) of the vectors of
+/// the row's ids, or zeros if the row is empty. Pools only the features in `placed`, each written to its columns.
+/// `others` fills other columns: it receives a range of rows, and the part of the result for these rows, which contains
+/// zeros.
 ///
 /// # Panics
 ///
-/// If the features differ in U, or a row is outside its table.
-pub fn pool(features: &[Bags<'_>], dim: usize) -> Vec<f32> {
-    let rows = features.first().map_or(0, |bags| bags.sizes.len());
-    let placed: Vec<_> = features.iter().copied().enumerate().collect();
-    pool_some(&placed, features.len(), dim, rows, |_, _| ())
-}
-
-/// Returns `[U, F, D]`, where F is `features` and U is `rows`. Pools only the features in `placed`, each written at
-/// its index. `others` fills the other features: it receives a range of rows, and the part of the result for these
-/// rows, which contains zeros.
-///
-/// # Panics
-///
-/// If a feature has another number of rows, or a row is outside its table.
+/// If a feature has another number of rows or columns beyond `width`, or a row is outside its table.
 pub fn pool_some(
-    placed: &[(usize, Bags<'_>)],
-    features: usize,
-    dim: usize,
+    placed: &[(Range<usize>, Bags<'_>)],
+    width: usize,
     rows: usize,
     others: impl Fn(Range<usize>, &mut [f32]) + Send + Sync,
 ) -> Vec<f32> {
-    let width = features * dim;
     assert!(placed.iter().all(|(_, bags)| bags.sizes.len() == rows), "features of a group have as many rows");
     filled_chunks(rows * width, BLOCK * width, Vec::new, |gathered, block, output| {
         let first = block * BLOCK;
         others(first..first + output.len() / width, output);
-        for (i, bags) in placed {
-            pool_block(bags, dim, first, &mut output[i * dim..], width, gathered);
+        for (columns, bags) in placed {
+            pool_block(bags, columns.len(), first, &mut output[columns.start..], width, gathered);
         }
     })
 }
@@ -281,7 +268,8 @@ mod tests {
             let bags = Bags { table: stored, rows: &rows, offsets: &offsets, sizes: &sizes, mean };
             // Two features over the same ids; the second one is summed.
             let features = [bags, Bags { mean: false, ..bags }];
-            let output = pool(&features, dim);
+            let placed = [(0..dim, features[0]), (dim..2 * dim, features[1])];
+            let output = pool_some(&placed, 2 * dim, sizes.len(), |_, _| ());
             prop_assert_eq!(output.len(), 2 * dim * sizes.len());
             let gradient: Vec<f32> = (0..output.len()).map(|i| (i % 7) as f32 - 3.0).collect();
             for (f, bags) in features.iter().enumerate() {

@@ -193,10 +193,9 @@ pub fn pieces<'a>(
     places: &'a [Place],
     sources: &'a [Sources<'a>],
     dim: usize,
-    weights: impl Into<ElementsMut<'a>>,
+    weights: ElementsMut<'a>,
     state: &'a mut [f32],
 ) -> Vec<Piece<'a>> {
-    let weights = weights.into();
     let width = state.len() * dim / weights.len().max(1);
     let (mut places, mut weights, mut state, mut first_row) = (places, weights, state, 0);
     let mut pieces = Vec::new();
@@ -424,7 +423,7 @@ mod tests {
                     rule => rule,
                 };
                 let update = Update { max_norm, ..Update::new(rule, 0.1) };
-                for mut piece in pieces(&places, &[sources], dim, &mut weights, &mut state) {
+                for mut piece in pieces(&places, &[sources], dim, ElementsMut::Fp32(&mut weights), &mut state) {
                     piece.run(&update);
                 }
                 naive(&rule, f64::from(0.1_f32), &gradients, &mut expected, &mut expected_state);
@@ -444,7 +443,8 @@ mod tests {
             let gradient: Vec<f32> = weights.iter().map(|w| 2.0 * w).collect();
             let sources = Sources { values: &gradient, stride: 2, scales: None };
             let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, step };
-            for mut piece in pieces(&[place(0, 0)], &[sources], 2, &mut weights, &mut state) {
+            let elements = ElementsMut::Fp32(&mut weights);
+            for mut piece in pieces(&[place(0, 0)], &[sources], 2, elements, &mut state) {
                 piece.run(&Update::new(rule, 0.1));
             }
         }

@@ -29,10 +29,6 @@ pub(crate) fn dense_entries(model: &Model) -> Vec<Entry<'static>> {
 
 impl DenseFile {
     /// Opens a file.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`](crate::Error::Run) if the file is damaged.
     pub(crate) fn open(storage: &Storage, name: &str) -> Result<Self> {
         Ok(Self { path: storage.shown(name), file: tables::open(storage, name)? })
     }
@@ -63,10 +59,6 @@ impl DenseFile {
     }
 
     /// Returns all parameters by name.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`](crate::Error::Run) if the file is damaged.
     pub(crate) fn parameters(&self) -> Result<Vec<(String, Tensor)>> {
         let infos = self.file.infos().filter_map(|(name, info)| Some((name.strip_prefix(DENSE)?, info)));
         let shapes: Vec<(String, Vec<i64>)> = infos

@@ -304,10 +304,6 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
     }
 
     /// Returns the checkpoint of a step, if there is one. Every rank must call it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`], as for [`newest`](Self::newest).
     pub(crate) fn of_step(&self, step: u64, collectives: &dyn Collectives) -> Result<Option<Checkpoint<P>>> {
         let names = self.agreed_names(collectives)?;
         let found = names.iter().find(|name| step_of(name) == Some(step));
@@ -412,19 +408,11 @@ impl<P> Checkpoint<P> {
     }
 
     /// Opens the file of the dense part and its optimizer's state.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the file is damaged.
     pub(crate) fn dense(&self) -> Result<DenseFile> {
         DenseFile::open(&self.storage, &self.path(DENSE_FILE))
     }
 
     /// Opens the files of the tables.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if a file is damaged.
     pub(crate) fn tables(&self) -> Result<StoredTables> {
         let own = paths_of_tables(&self.name, &self.file);
         match &self.base {
@@ -434,10 +422,6 @@ impl<P> Checkpoint<P> {
     }
 
     /// Opens the file with the sums of the metrics.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if the file is damaged.
     pub(crate) fn state(&self) -> Result<TensorFile> {
         tables::open(&self.storage, &self.path(STATE_FILE))
     }

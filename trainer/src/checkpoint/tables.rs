@@ -113,10 +113,6 @@ struct Wanted<'a> {
 impl StoredTables {
     /// Opens `whole`, the files in `storage` with all rows of all tables, and `deltas`, the files with newer
     /// values of some rows of the same shards.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] if a file is damaged.
     pub(crate) fn open(storage: &Storage, whole: &[String], deltas: &[String]) -> Result<Self> {
         let mut stored = Self { paths: Vec::new(), files: Vec::new(), shards: Vec::new() };
         for name in whole {
@@ -169,10 +165,6 @@ impl StoredTables {
 
     /// Restores all buffers of tables that may have more rows than were stored; the additional rows keep their
     /// values.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`restore`](Self::restore).
     pub(crate) fn restore_grown(&self, embeddings: &mut Embeddings) -> Result<()> {
         let stored = |table: &str| {
             let own = self.shards.iter().filter(|shard| shard.feature == table);

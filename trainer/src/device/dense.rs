@@ -25,12 +25,12 @@ const SUMS_OF_SUMS: i64 = 256;
 pub(crate) struct Verdict {
     /// `[3]`, doubles: the loss, the norm of the dense gradient, the sum of the squares of the tables' gradients.
     found: Tensor,
-    /// `[1]`: the divisor of the dense gradient, at least 1.
-    divisor: Tensor,
-    /// `[1]`, `float`: 1 if a value of `found` is not finite, 0 otherwise.
-    refused: Tensor,
-    /// `[1]`, `int`: the opposite of `refused`.
-    permit: Tensor,
+    /// `[1]`: the divisor of the dense gradient, at least 1, for libtorch's optimizers.
+    pub(crate) divisor: Tensor,
+    /// `[1]`, `float`: 1 if a value of `found` is not finite, 0 otherwise, for libtorch's optimizers.
+    pub(crate) refused: Tensor,
+    /// `[1]`, `int`: the opposite of `refused`, for our kernels.
+    pub(crate) permit: Tensor,
 }
 
 /// The results of a step that the host reads.
@@ -45,21 +45,6 @@ pub(crate) struct Learned {
 }
 
 impl Verdict {
-    /// Returns whether the step may be taken, for our kernels.
-    pub(crate) fn permit(&self) -> &Tensor {
-        &self.permit
-    }
-
-    /// Returns the divisor of the dense gradient, for libtorch's optimizers.
-    pub(crate) fn divisor(&self) -> &Tensor {
-        &self.divisor
-    }
-
-    /// Returns whether the step is refused, for libtorch's optimizers.
-    pub(crate) fn refused(&self) -> &Tensor {
-        &self.refused
-    }
-
     /// Returns all tensors: `[3]`, then three of `[1]`.
     pub(super) fn tensors(&self) -> [&Tensor; 4] {
         [&self.found, &self.divisor, &self.refused, &self.permit]

@@ -117,7 +117,7 @@ impl Accelerator {
 
     /// Returns the weights of table rows as 32-bit floats, `[rows, D]`; zeros for row -1.
     pub(super) fn gather(&self, weights: &Weights, rows: &Tensor) -> Result<Tensor> {
-        let (dim, count) = (weights.dim(), rows.numel() as i64);
+        let (dim, count) = (weights.dim, rows.numel() as i64);
         check(rows, Kind::Int, count, "rows");
         let output = self.empty(&[count, dim], Kind::Float)?;
         let own = arguments![dim as i32, rows, count, &output];
@@ -130,7 +130,7 @@ impl Accelerator {
 
     /// Pools the weights of the elements of each bag, `[bags, D]`.
     pub(super) fn pool(&self, weights: &Weights, rows: &Tensor, bags: &Bags) -> Result<Tensor> {
-        let (dim, count) = (weights.dim(), bags.jagged.rows);
+        let (dim, count) = (weights.dim, bags.jagged.rows);
         check(rows, Kind::Int, 0, "rows");
         bags.check();
         let output = self.empty(&[count, dim], Kind::Float)?;

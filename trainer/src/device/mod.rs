@@ -53,6 +53,7 @@ use std::sync::Arc;
 
 use onefold_base::fault::{Fault, Text, exhausted, option, text};
 use onefold_base::process::panic_text;
+use onefold_sharding::FeatureConfig;
 use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
@@ -65,7 +66,7 @@ pub(crate) use self::tables::{DeviceTables, LookedUp, concatenated};
 pub(crate) use self::travel::{Merged, ReducedRows, Routes, RoutesParts, ServedParts, ServedRows};
 pub(crate) use self::update::Update;
 pub(crate) use self::weights::Stored;
-use crate::{Error, Result};
+use crate::{Error, Result, TrainConfig};
 
 /// The source code of the kernels.
 const KERNELS: &str = include_str!("kernels.cu");
@@ -341,6 +342,26 @@ fn graph_failed(device: Device, message: &str) -> Error {
         format!("a CUDA graph: {message}"),
         "unset ONEFOLD_CUDA to train without graphs, and report this",
     )
+}
+
+/// Checks that all tables have the common dimension: a device has no projections of narrow tables.
+///
+/// # Errors
+///
+/// [`Error::Fault`] that names the first narrow table.
+pub(crate) fn check_dims(
+    config: &TrainConfig,
+    features: &[FeatureConfig],
+    accelerator: &Accelerator,
+) -> Result<()> {
+    let common = config.embedding.dim;
+    let Some(narrow) = features.iter().find(|feature| feature.dim != common) else { return Ok(()) };
+    let FeatureConfig { feature, dim, .. } = narrow;
+    let message = format!(
+        "`[tables.{feature}].dim` is {dim}, and on a GPU all tables need `[embedding].dim`, which is {common}"
+    );
+    let hint = text!["leave out `dim` under `[tables.…]`, or choose ", option("device").set_to("cpu")];
+    Err(failed(accelerator.torch(), message, hint))
 }
 
 /// Returns an error about a device.

@@ -41,10 +41,6 @@ impl Slots {
     }
 
     /// Starts copying a parcel to the device.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated.
     pub(super) fn send(&self, parcel: &Parcel<'_>) -> Result<Delivery> {
         let mut slot = self.slot(parcel.words)?;
         parcel.write(slot.host()?);

@@ -26,7 +26,7 @@ const BLOCKS: [Pooling; 3] = [Pooling::Attention, Pooling::Encoder, Pooling::Din
 #[derive(Debug)]
 pub(crate) struct Staged {
     /// The number of samples.
-    size: i64,
+    pub(crate) size: i64,
     delivery: Delivery,
     /// The ids of all elements, `[T]`.
     pub(super) ids: Tensor,
@@ -96,11 +96,6 @@ impl Staged {
     /// Makes all work that is enqueued from now on wait for the batch.
     pub(crate) fn arrive(&mut self) -> Result<()> {
         self.delivery.arrive()
-    }
-
-    /// Returns the number of samples.
-    pub(crate) fn size(&self) -> i64 {
-        self.size
     }
 }
 

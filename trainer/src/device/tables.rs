@@ -70,7 +70,7 @@ impl DeviceTables {
 
     /// Returns the number of columns.
     pub(crate) fn width(&self) -> usize {
-        self.weights.dim() as usize
+        self.weights.dim as usize
     }
 
     /// Returns the first row of a table (an index in `stored`) in the array of all local tables.
@@ -105,10 +105,6 @@ impl DeviceTables {
     }
 
     /// Looks up and pools a batch that has [arrived](Staged::arrive).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn look_up(&self, batch: &Staged) -> Result<LookedUp> {
         let rows = self.accelerator.table_rows(&batch.ids, &batch.starts, &batch.tables)?;
         let pooled = batch.bags.as_ref().map(|bags| self.accelerator.pool(&self.weights, &rows, bags));
@@ -121,38 +117,26 @@ impl DeviceTables {
 
     /// Computes the answers to the requests of other ranks: pooled lists, `[bags, width]`, and the vectors of
     /// single rows, `[n, width]`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn serve(&self, served: &ServedRows) -> Result<[Tensor; 2]> {
         let [pooled, sequences] = &served.rows;
         let pooled = match &served.bags {
             Some(bags) => self.accelerator.pool(&self.weights, pooled, bags)?,
-            None => self.accelerator.empty(&[0, self.weights.dim()], Kind::Float)?,
+            None => self.accelerator.empty(&[0, self.weights.dim], Kind::Float)?,
         };
         Ok([pooled, self.accelerator.gather(&self.weights, sequences)?])
     }
 
     /// Returns the gradient of every element of pooled rows, `[elements, D]`, given the gradient of the rows,
     /// `[bags, D]`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn unpooled(&self, batch: &Staged, gradient: Option<&Tensor>) -> Result<Tensor> {
         match (&batch.bags, gradient) {
             (Some(bags), Some(gradient)) => self.accelerator.unpool(gradient, bags, batch.pooled_elements),
-            _ => self.accelerator.empty(&[0, self.weights.dim()], Kind::Float),
+            _ => self.accelerator.empty(&[0, self.weights.dim], Kind::Float),
         }
     }
 
     /// Returns the rows that other ranks looked up, and their gradients, given the gradients of the results of
     /// [`serve`](Self::serve).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn gradients_of(
         &self,
         served: &ServedRows,
@@ -169,10 +153,6 @@ impl DeviceTables {
     /// Updates every row that was looked up, once. `rows` contains the table row of every element; `gradients[0]`
     /// contains the gradients of the first elements, `gradients[1]` those of the rest. If `marked`,
     /// [`take_touched`](Self::take_touched) will return the updated rows.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated or a kernel cannot be launched.
     pub(crate) fn update(
         &mut self,
         rows: &Tensor,

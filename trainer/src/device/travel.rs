@@ -138,10 +138,6 @@ pub(crate) struct RoutesParts {
 impl RoutesParts {
     /// Starts copying the routes to the device. The batch has `bags` pooled rows and `elements` elements of
     /// sequences.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated.
     pub(crate) fn send(self, slots: &Slots, bags: usize, elements: usize) -> Result<Routes> {
         let mut parcel = Parcel::default();
         let pooled = self.pooled.pack(&mut parcel, bags);
@@ -187,10 +183,6 @@ pub(crate) struct ReducedRows {
 
 impl ReducedRows {
     /// Copies the rows to the device.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated.
     pub(crate) fn send(arriving: Merged, rows: Vec<i32>, slots: &Slots) -> Result<Self> {
         let mut parcel = Parcel::default();
         let rows = parcel.ints(rows);
@@ -231,10 +223,6 @@ impl ServedParts {
     }
 
     /// Copies the rows to the device.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be allocated.
     pub(crate) fn send(self, slots: &Slots) -> Result<ServedRows> {
         let mut parcel = Parcel::default();
         let rows = self.rows.map(|rows| parcel.ints(rows));

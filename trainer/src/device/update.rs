@@ -54,7 +54,7 @@ impl Accelerator {
         state: &Tensor,
         marks: Option<&Tensor>,
     ) -> Result<()> {
-        let (count, dim, rows) = (places.count, weights.dim(), weights.rows());
+        let (count, dim, rows) = (places.count, weights.dim, weights.rows());
         check(&places.keys, Kind::Int, count, "keys");
         check(&places.order, Kind::Int64, count, "order");
         check(state, Kind::Float, rows * update.rule.state_width(dim as usize) as i64, "state");

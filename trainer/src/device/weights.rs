@@ -16,7 +16,8 @@ const TYPES: [DataType; 3] = [DataType::Fp32, DataType::Bf16, DataType::Fp16];
 /// table are contiguous.
 #[derive(Debug)]
 pub(super) struct Weights {
-    dim: i64,
+    /// The number of columns, D.
+    pub(super) dim: i64,
     /// One array `[rows, D]` for each of [`TYPES`].
     arrays: [Tensor; 3],
     /// The first row of each type, and the end.
@@ -86,11 +87,6 @@ impl Weights {
             tables: ranges,
             numbers: Tensor::from_slice(&numbers).to_device(accelerator.torch()),
         })
-    }
-
-    /// Returns the number of columns, D.
-    pub(super) fn dim(&self) -> i64 {
-        self.dim
     }
 
     /// Returns the number of rows of all tables.

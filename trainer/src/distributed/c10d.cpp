@@ -189,12 +189,11 @@ char* onefold_group_all_to_all(
   });
 }
 
-char* onefold_group_all_reduce(void* group, void* tensor, int maximum, int64_t timeout, void** work) {
+// Sums.
+char* onefold_group_all_reduce(void* group, void* tensor, int64_t timeout, void** work) {
   return started(group, work, [&](c10d::Backend& backend) {
-    auto options = with_timeout<c10d::AllreduceOptions>(timeout);
-    options.reduceOp = maximum != 0 ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     std::vector<at::Tensor> tensors{tensor_of(tensor)};
-    return backend.allreduce(tensors, options);
+    return backend.allreduce(tensors, with_timeout<c10d::AllreduceOptions>(timeout));
   });
 }
 
@@ -202,15 +201,6 @@ char* onefold_group_all_gather(void* group, void* gathered, void* tensor, int64_
   return started(group, work, [&](c10d::Backend& backend) {
     return backend._allgather_base(
         tensor_of(gathered), tensor_of(tensor), with_timeout<c10d::AllgatherOptions>(timeout));
-  });
-}
-
-char* onefold_group_broadcast(void* group, void* tensor, int root, int64_t timeout, void** work) {
-  return started(group, work, [&](c10d::Backend& backend) {
-    auto options = with_timeout<c10d::BroadcastOptions>(timeout);
-    options.rootRank = root;
-    std::vector<at::Tensor> tensors{tensor_of(tensor)};
-    return backend.broadcast(tensors, options);
   });
 }
 

@@ -9,7 +9,7 @@ use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{Operation, Reduce};
+use super::Operation;
 use crate::shim::said;
 use libloading::os::unix::Library;
 
@@ -70,7 +70,6 @@ unsafe extern "C" {
     fn onefold_group_all_reduce(
         group: *mut c_void,
         tensor: TensorPointer,
-        maximum: c_int,
         timeout: i64,
         work: *mut *mut c_void,
     ) -> *mut c_char;
@@ -78,13 +77,6 @@ unsafe extern "C" {
         group: *mut c_void,
         gathered: TensorPointer,
         tensor: TensorPointer,
-        timeout: i64,
-        work: *mut *mut c_void,
-    ) -> *mut c_char;
-    fn onefold_group_broadcast(
-        group: *mut c_void,
-        tensor: TensorPointer,
-        root: c_int,
         timeout: i64,
         work: *mut *mut c_void,
     ) -> *mut c_char;
@@ -325,15 +317,11 @@ impl Group {
                     let (received, sent) = (received.as_ptr(), sent.as_ptr());
                     onefold_group_all_to_all(group, received, from, sent, to, ranks, timeout, work)
                 }
-                Operation::AllReduce { tensor, reduce } => {
-                    let maximum = c_int::from(*reduce == Reduce::Max);
-                    onefold_group_all_reduce(group, tensor.as_ptr(), maximum, timeout, work)
+                Operation::AllReduce { tensor } => {
+                    onefold_group_all_reduce(group, tensor.as_ptr(), timeout, work)
                 }
                 Operation::AllGather { gathered, tensor } => {
                     onefold_group_all_gather(group, gathered.as_ptr(), tensor.as_ptr(), timeout, work)
-                }
-                Operation::Broadcast { tensor, root } => {
-                    onefold_group_broadcast(group, tensor.as_ptr(), *root as c_int, timeout, work)
                 }
                 Operation::Barrier => onefold_group_barrier(group, timeout, work),
             }

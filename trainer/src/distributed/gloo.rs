@@ -18,7 +18,7 @@ const SLICE: Duration = Duration::from_millis(100);
 pub struct Gloo {
     rank: u32,
     size: u32,
-    job: Arc<Job>,
+    pub(super) job: Arc<Job>,
 }
 
 /// The state that pending operations share.
@@ -26,20 +26,15 @@ pub struct Gloo {
 pub(super) struct Job {
     /// The process group; present until drop.
     group: Option<Group>,
-    watch: Watch,
+    pub(super) watch: Watch,
     /// The maximum time of an operation.
-    timeout: Duration,
+    pub(super) timeout: Duration,
 }
 
 impl Gloo {
     /// Creates the collectives of a group whose ranks are connected.
     pub(super) fn new(group: Group, watch: Watch, (rank, size): (u32, u32), timeout: Duration) -> Self {
         Self { rank, size, job: Arc::new(Job { group: Some(group), watch, timeout }) }
-    }
-
-    /// Returns the state that other collectives of the same ranks share with these.
-    pub(super) fn job(&self) -> &Arc<Job> {
-        &self.job
     }
 }
 
@@ -56,16 +51,6 @@ impl Job {
                 Err(message) => return Err(self.failed(operation, &message)),
             }
         }
-    }
-
-    /// Returns the watch over the ranks.
-    pub(super) fn watch(&self) -> &Watch {
-        &self.watch
-    }
-
-    /// Returns the maximum time of an operation.
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     /// Tells the other ranks that an operation took too long. Returns this rank's error.

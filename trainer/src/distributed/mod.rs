@@ -34,15 +34,6 @@ pub use threads::{ThreadCollectives, threads};
 
 use crate::{Error, Result};
 
-/// The operation by which [`Collectives::all_reduce`] combines the ranks' elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reduce {
-    /// The sum.
-    Sum,
-    /// The maximum.
-    Max,
-}
-
 /// A collective operation whose arguments have been checked. Its tensors are flat views of those of the caller.
 #[derive(Debug)]
 pub enum Operation {
@@ -61,8 +52,6 @@ pub enum Operation {
     AllReduce {
         /// The tensor that is replaced.
         tensor: Tensor,
-        /// The operation that combines the ranks' elements.
-        reduce: Reduce,
     },
     /// [`Collectives::all_gather`].
     AllGather {
@@ -70,13 +59,6 @@ pub enum Operation {
         gathered: Tensor,
         /// The tensor that is sent.
         tensor: Tensor,
-    },
-    /// [`Collectives::broadcast`].
-    Broadcast {
-        /// The tensor that is replaced.
-        tensor: Tensor,
-        /// The rank that sends its tensor.
-        root: u32,
     },
     /// [`Collectives::barrier`].
     Barrier,
@@ -89,7 +71,6 @@ impl Operation {
             Self::AllToAll { .. } => "all_to_all",
             Self::AllReduce { .. } => "all_reduce",
             Self::AllGather { .. } => "all_gather",
-            Self::Broadcast { .. } => "broadcast",
             Self::Barrier => "barrier",
         }
     }
@@ -98,9 +79,8 @@ impl Operation {
     fn device(&self) -> Option<Device> {
         match self {
             Self::AllToAll { sent: tensor, .. }
-            | Self::AllReduce { tensor, .. }
-            | Self::AllGather { tensor, .. }
-            | Self::Broadcast { tensor, .. } => Some(tensor.device()),
+            | Self::AllReduce { tensor }
+            | Self::AllGather { tensor, .. } => Some(tensor.device()),
             Self::Barrier => None,
         }
     }
@@ -119,7 +99,6 @@ impl Operation {
             Self::AllGather { gathered, tensor } => {
                 Self::AllGather { gathered: bytes(&gathered)?, tensor: bytes(&tensor)? }
             }
-            Self::Broadcast { tensor, root } => Self::Broadcast { tensor: bytes(&tensor)?, root },
             other => other,
         })
     }
@@ -147,20 +126,12 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     }
 
     /// Starts an operation. Callers use the methods below, which check the arguments.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn start(&self, operation: Operation) -> Result<Pending>;
 
     /// Sends rows (along the first dimension) of `sent` to the ranks: the first `sent_splits[0]` rows to rank
     /// 0, the next `sent_splits[1]` rows to rank 1, and so on. Receives `received_splits[r]` rows from rank r
     /// into `received`, in the order of ranks. Tensors may have any type. The splits have W elements, and their
     /// sums are the numbers of rows.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn all_to_all(
         &self,
         received: &Tensor,
@@ -194,22 +165,13 @@ pub trait Collectives: fmt::Debug + Send + Sync {
         })
     }
 
-    /// Replaces every rank's `tensor` by the sum or the maximum over the ranks. The result is bit-identical on
-    /// all ranks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
-    fn all_reduce(&self, tensor: &Tensor, reduce: Reduce) -> Result<Pending> {
+    /// Replaces every rank's `tensor` by the sum over the ranks. The result is bit-identical on all ranks.
+    fn all_reduce(&self, tensor: &Tensor) -> Result<Pending> {
         check_tensor("all_reduce", "tensor", tensor, self.device_of(tensor.device()))?;
-        self.start(Operation::AllReduce { tensor: flat(tensor)?, reduce })
+        self.start(Operation::AllReduce { tensor: flat(tensor)? })
     }
 
     /// Fills `gathered` (W·n elements) with every rank's `tensor` (n elements), in the order of ranks.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn all_gather(&self, gathered: &Tensor, tensor: &Tensor) -> Result<Pending> {
         const NAME: &str = "all_gather";
         let (size, device) = (self.size(), self.device_of(tensor.device()));
@@ -225,25 +187,7 @@ pub trait Collectives: fmt::Debug + Send + Sync {
         self.start(Operation::AllGather { gathered: flat(gathered)?, tensor: flat(tensor)? })
     }
 
-    /// Replaces every rank's `tensor` by the tensor of rank `root`.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
-    fn broadcast(&self, tensor: &Tensor, root: u32) -> Result<Pending> {
-        check_tensor("broadcast", "tensor", tensor, self.device_of(tensor.device()))?;
-        if root >= self.size() {
-            let message = format!("there is no rank {root} among {} ranks", self.size());
-            return Err(misused("broadcast", message));
-        }
-        self.start(Operation::Broadcast { tensor: flat(tensor)?, root })
-    }
-
     /// Waits until every rank has called it.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn barrier(&self) -> Result<()> {
         self.start(Operation::Barrier)?.wait()
     }
@@ -256,10 +200,6 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     fn abort(&self, _message: &str) {}
 
     /// Returns every rank's bytes, in the order of ranks. For small messages, which may have different lengths.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let length = Tensor::f_from_slice(&[bytes.len() as i64])?;
         let lengths = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, Device::Cpu))?;
@@ -279,22 +219,6 @@ pub trait Collectives: fmt::Debug + Send + Sync {
             gathered[start..start + *length as usize].to_vec()
         };
         Ok(lengths.iter().enumerate().map(of_rank).collect())
-    }
-
-    /// Returns the bytes of rank `root` on every rank; the bytes of the other ranks are ignored. For small
-    /// messages.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all operations.
-    fn broadcast_bytes(&self, bytes: &[u8], root: u32) -> Result<Vec<u8>> {
-        let length = Tensor::f_from_slice(&[bytes.len() as i64])?;
-        self.broadcast(&length, root)?.wait()?;
-        let mut message = if self.rank() == root { bytes.to_vec() } else { Vec::new() };
-        message.resize(i64::try_from(&length)? as usize, 0);
-        let message = Tensor::f_from_slice(&message)?;
-        self.broadcast(&message, root)?.wait()?;
-        Ok(Vec::<u8>::try_from(&message)?)
     }
 }
 

@@ -76,7 +76,7 @@ impl Nccl {
     pub(super) fn new(gloo: Arc<Gloo>, group: Group, device: Device) -> Result<Self> {
         let shared = Arc::new(Shared {
             group: Some(group),
-            job: Arc::clone(gloo.job()),
+            job: Arc::clone(&gloo.job),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -92,7 +92,7 @@ impl Drop for Nccl {
         self.shared.lock().dropped = true;
         self.shared.changed.notify_all();
         // After the loss of a rank, joining can take long, and this process ends anyway.
-        if !self.shared.job.watch().has_failed()
+        if !self.shared.job.watch.has_failed()
             && let Some(watcher) = self.watcher.take()
         {
             let _ = watcher.join();
@@ -142,10 +142,10 @@ impl Shared {
         if own.work.has_ended().map_err(|message| self.job.failed(own.operation, &message))? {
             return Ok(true);
         }
-        if let Some(error) = self.job.watch().overdue() {
+        if let Some(error) = self.job.watch.overdue() {
             return Err(error);
         }
-        if own.started.elapsed() > self.job.timeout() {
+        if own.started.elapsed() > self.job.timeout {
             return Err(self.job.late(own.operation));
         }
         Ok(false)
@@ -155,7 +155,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         match self.group.take() {
-            Some(group) if !self.job.watch().has_failed() => group.shut_down(),
+            Some(group) if !self.job.watch.has_failed() => group.shut_down(),
             group => std::mem::forget(group),
         }
     }
@@ -179,9 +179,9 @@ impl Collectives for Nccl {
             return self.gloo.start(operation);
         }
         let (shared, name, operation) = (Arc::clone(&self.shared), operation.name(), operation.in_bytes()?);
-        shared.job.watch().count_operation()?;
+        shared.job.watch.count_operation()?;
         let group = shared.group.as_ref().expect("the group is there until it is dropped");
-        let work = group.start(&operation, shared.job.timeout());
+        let work = group.start(&operation, shared.job.timeout);
         let work = Arc::new(work.map_err(|message| shared.job.failed(name, &message))?);
         let own = UnderWay { operation: name, work: Arc::clone(&work), started: Instant::now() };
         shared.lock().under_way.push(own);
@@ -211,8 +211,8 @@ mod tests {
     use tch::Tensor;
 
     use super::super::c10d::{Interface, Store};
+    use super::super::check_collectives;
     use super::super::loss::Watch;
-    use super::super::{Reduce, check_collectives};
     use super::*;
 
     /// The time limit for connecting, long enough for a busy machine.
@@ -272,13 +272,13 @@ mod tests {
                 receiver.lock().unwrap().recv().unwrap();
                 return None;
             }
-            let pending = ranks.all_reduce(&sum, Reduce::Sum).unwrap();
+            let pending = ranks.all_reduce(&sum).unwrap();
             let deadline = Instant::now() + Duration::from_secs(120);
-            while !ranks.shared.job.watch().has_failed() || !ranks.shared.lock().under_way.is_empty() {
+            while !ranks.shared.job.watch.has_failed() || !ranks.shared.lock().under_way.is_empty() {
                 assert!(Instant::now() < deadline, "nobody looks after the operation");
                 std::thread::sleep(POLL);
             }
-            let error = ranks.all_reduce(&sum, Reduce::Sum).unwrap_err();
+            let error = ranks.all_reduce(&sum).unwrap_err();
             drop(pending);
             sender.send(()).unwrap();
             Some(error.to_string())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tch::Tensor;
 
-use super::{Collectives, Operation, Pending, Reduce, misused};
+use super::{Collectives, Operation, Pending, misused};
 use crate::{Error, Result};
 
 /// Creates the `size` ranks of a job whose ranks are threads of this process; each thread takes one. For tests.
@@ -222,17 +222,13 @@ impl Collectives for ThreadCollectives {
                     Ok(())
                 })
             }
-            Operation::AllReduce { mut tensor, reduce } => {
-                let call = format!("({reduce:?}) of {:?} {:?}", tensor.kind(), tensor.size());
+            Operation::AllReduce { mut tensor } => {
+                let call = format!("of {:?} {:?}", tensor.kind(), tensor.size());
                 self.deposit(name, call, (&tensor.shallow_clone(), Vec::new()), move |deposits| {
                     // In the order of ranks, so that the result is bit-identical on all ranks.
                     let mut reduced = copied(&deposits[0].sent)?;
                     for deposit in &deposits[1..] {
-                        let next = match reduce {
-                            Reduce::Sum => reduced.f_add(&deposit.sent)?,
-                            Reduce::Max => reduced.f_maximum(&deposit.sent)?,
-                        };
-                        reduced.f_copy_(&next)?;
+                        reduced.f_copy_(&reduced.f_add(&deposit.sent)?)?;
                     }
                     tensor.f_copy_(&reduced)?;
                     Ok(())
@@ -245,13 +241,6 @@ impl Collectives for ThreadCollectives {
                     for (rank, deposit) in (0..).zip(&deposits) {
                         gathered.f_narrow(0, rank * length, length)?.f_copy_(&deposit.sent)?;
                     }
-                    Ok(())
-                })
-            }
-            Operation::Broadcast { mut tensor, root } => {
-                let call = format!("from rank {root} of {:?} {:?}", tensor.kind(), tensor.size());
-                self.deposit(name, call, (&tensor.shallow_clone(), Vec::new()), move |deposits| {
-                    tensor.f_copy_(&deposits[root as usize].sent)?;
                     Ok(())
                 })
             }

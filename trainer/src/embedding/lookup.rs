@@ -1,5 +1,7 @@
 //! The lookups of a batch's features.
 
+use std::ops::Range;
+
 use onefold_ikjt::{Feature, Group};
 use onefold_kernels::attention::Sequence;
 use onefold_kernels::element::Elements;
@@ -139,11 +141,19 @@ impl GroupLookup {
 /// The results of one group's lookups.
 #[derive(Debug)]
 pub struct Lookup {
-    /// The vectors of the features that are pooled by sum or mean, `[U, F, D]`, in order; empty without such
-    /// features.
+    /// The vectors of the features that are pooled by sum or mean, `[U, W]`; empty without such features.
     pub(crate) pooled: Vec<f32>,
+    /// For each of these features, its columns of `pooled`, in order.
+    pub(crate) columns: Vec<Range<usize>>,
     /// The lookups of these features.
     pub(crate) pooled_features: Vec<FeatureLookup>,
     /// The lookups of the sequence features, which the dense part of the model pools.
     pub(crate) sequences: Vec<FeatureLookup>,
+}
+
+impl Lookup {
+    /// Returns W, the sum of the dimensions of the pooled features.
+    pub(crate) fn width(&self) -> usize {
+        self.columns.last().map_or(0, |columns| columns.end)
+    }
 }

@@ -75,7 +75,7 @@ impl Status {
 /// The gradients of one group's lookup.
 #[derive(Debug)]
 pub struct LookupGradients {
-    /// The gradients of the pooled vectors, `[U, F, D]`.
+    /// The gradients of the pooled vectors, `[U, W]`, where W is the sum of the features' dimensions.
     pub pooled: Vec<f32>,
     /// The gradients of all elements of every sequence's timeline, `[T, D]` per sequence.
     pub sequences: Vec<Vec<f32>>,
@@ -287,9 +287,9 @@ impl Embeddings {
         &self.layout.tables
     }
 
-    /// Returns the dimension of all vectors; 1 without tables.
+    /// Returns the dimension of the widest table; 1 without tables. In a model, all sequences have it.
     pub fn dim(&self) -> usize {
-        self.layout.tables.first().map_or(1, |config| config.dim as usize)
+        self.layout.tables.iter().map(|config| config.dim as usize).max().unwrap_or(1)
     }
 
     /// Returns the shards of all tables on all ranks, in the order of tables.

@@ -2,8 +2,7 @@
 
 use std::io;
 
-use onefold_kernels::element::Elements;
-use onefold_sharding::{DataType, TableConfig};
+use onefold_sharding::TableConfig;
 
 use super::shard::{Buffer, RowSet, Shard};
 use super::usage::Usage;
@@ -173,21 +172,6 @@ impl Embeddings {
             RowSet::Chosen(rows) => rows.to_vec(),
         }
     }
-
-    /// Returns the weights of a table, `[rows, dim]`, or `None` if the table is not whole on this rank.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if reading from a device fails.
-    pub fn weights(&self, table: usize) -> io::Result<Option<Vec<f32>>> {
-        let Some(shard) = self.exchange.whole(table) else { return Ok(None) };
-        let mut bytes = Vec::new();
-        self.read(shard, WEIGHTS, RowSet::All, &mut |part| {
-            bytes.extend_from_slice(part);
-            Ok(())
-        })?;
-        Ok(Some(widened(self.layout.tables[table].dtype, &bytes)))
-    }
 }
 
 /// Returns the buffers that a file contains of a whole table, optionally with the usage of rows.
@@ -200,15 +184,4 @@ pub(crate) fn whole_buffers(
     let mut buffers = table::shard_buffers(config, dim, table::rule(optimizer, 1).state_width(dim));
     buffers.extend(with_usage.then_some(Buffer::USAGE));
     buffers
-}
-
-/// Converts stored weights to 32-bit floats.
-pub(super) fn widened(dtype: DataType, bytes: &[u8]) -> Vec<f32> {
-    // The bytes may be unaligned.
-    let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect::<Vec<_>>();
-    match dtype {
-        DataType::Fp32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-        DataType::Bf16 => Elements::Bf16(&halves()).to_f32(),
-        DataType::Fp16 => Elements::Fp16(&halves()).to_f32(),
-    }
 }

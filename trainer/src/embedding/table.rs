@@ -4,7 +4,7 @@ use std::io;
 
 use onefold_ikjt::Feature;
 use onefold_ikjt::hash::SigridHash;
-use onefold_kernels::element::{Elements, ElementsMut, Noise, nearest_bf16, nearest_fp16};
+use onefold_kernels::element::{self, Elements, ElementsMut, Noise, nearest_bf16, nearest_fp16};
 use onefold_kernels::update::Rule;
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, TableConfig};
 use rand::{Rng, SeedableRng};
@@ -34,43 +34,14 @@ pub struct Table {
 }
 
 /// Weights in memory, in the table's type.
-#[derive(Debug, Clone, PartialEq)]
-enum Weights {
-    Fp32(Vec<f32>),
-    Bf16(Vec<u16>),
-    Fp16(Vec<u16>),
-}
+type Weights = element::Weights<Vec<f32>, Vec<u16>>;
 
-impl Weights {
-    fn new(dtype: DataType, values: impl Iterator<Item = f32>) -> Self {
-        match dtype {
-            DataType::Fp32 => Self::Fp32(values.collect()),
-            DataType::Bf16 => Self::Bf16(values.map(nearest_bf16).collect()),
-            DataType::Fp16 => Self::Fp16(values.map(nearest_fp16).collect()),
-        }
-    }
-
-    fn elements(&self) -> Elements<'_> {
-        match self {
-            Self::Fp32(values) => Elements::Fp32(values),
-            Self::Bf16(values) => Elements::Bf16(values),
-            Self::Fp16(values) => Elements::Fp16(values),
-        }
-    }
-
-    fn elements_mut(&mut self) -> ElementsMut<'_> {
-        match self {
-            Self::Fp32(values) => ElementsMut::Fp32(values),
-            Self::Bf16(values) => ElementsMut::Bf16(values),
-            Self::Fp16(values) => ElementsMut::Fp16(values),
-        }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Fp32(values) => bytemuck::cast_slice_mut(values),
-            Self::Bf16(values) | Self::Fp16(values) => bytemuck::cast_slice_mut(values),
-        }
+/// Rounds weights to the nearest values of a type.
+fn narrowed(dtype: DataType, values: impl Iterator<Item = f32>) -> Weights {
+    match dtype {
+        DataType::Fp32 => Weights::Fp32(values.collect()),
+        DataType::Bf16 => Weights::Bf16(values.map(nearest_bf16).collect()),
+        DataType::Fp16 => Weights::Fp16(values.map(nearest_fp16).collect()),
     }
 }
 
@@ -141,7 +112,7 @@ impl Table {
             }
             rng.random_range(-bound..=bound)
         });
-        let weights = Weights::new(config.dtype, values);
+        let weights = narrowed(config.dtype, values);
         Self::of(config, seed, shard, weights, vec![0.0; rows as usize * state_width])
     }
 
@@ -193,7 +164,7 @@ pub(super) fn initial_rows(config: &TableConfig, seed: u64, shard: &Shard, rows:
         let columns = shard.columns.clone();
         columns.map(|_| rng.random_range(-bound..=bound)).collect::<Vec<f32>>()
     });
-    Weights::new(config.dtype, values).elements().bytes().to_vec()
+    narrowed(config.dtype, values).elements().bytes().to_vec()
 }
 
 /// Returns the bound of the uniform distribution of initial weights.
@@ -268,7 +239,7 @@ impl Table {
     ) -> io::Result<()> {
         let size = self.buffers()[buffer].row_bytes();
         let bytes = match buffer {
-            0 => self.weights.bytes_mut(),
+            0 => self.weights.elements_mut().bytes_mut(),
             _ => bytemuck::cast_slice_mut(&mut self.state),
         };
         match rows {

@@ -1,8 +1,8 @@
 use onefold_ikjt::{Feature, deduplicate, fold_windows};
+use onefold_kernels::element::Elements;
 use onefold_sharding::{DataType, IdPolicy, Pooling};
 use proptest::prelude::*;
 
-use super::stored::widened;
 use super::*;
 use crate::config::TableOptimizer;
 use crate::tensors;
@@ -150,6 +150,30 @@ fn update(
     let gradients = [gradients];
     let sent = embeddings.host().unwrap().send_gradients(lookups, &gradients).unwrap();
     embeddings.update(lookups, &gradients, sent, optimizer).unwrap();
+}
+
+impl Embeddings {
+    /// Returns the weights of a table, `[rows, dim]`, or `None` if the table is not whole on this rank.
+    pub(crate) fn weights(&self, table: usize) -> std::io::Result<Option<Vec<f32>>> {
+        let Some(shard) = self.exchange.whole(table) else { return Ok(None) };
+        let mut bytes = Vec::new();
+        self.read(shard, 0, RowSet::All, &mut |part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(Some(widened(self.layout.tables[table].dtype, &bytes)))
+    }
+}
+
+/// Converts stored weights to 32-bit floats.
+fn widened(dtype: DataType, bytes: &[u8]) -> Vec<f32> {
+    // The bytes may be unaligned.
+    let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect::<Vec<_>>();
+    match dtype {
+        DataType::Fp32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        DataType::Bf16 => Elements::Bf16(&halves()).to_f32(),
+        DataType::Fp16 => Elements::Fp16(&halves()).to_f32(),
+    }
 }
 
 fn weights(embeddings: &Embeddings, table: usize) -> Vec<f32> {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use onefold_kernels::element::Noise;
+use onefold_kernels::element::{ElementsMut, Noise};
 use onefold_kernels::pool::unpool;
 use onefold_kernels::update::{self, Place, Rule, Sources, Update, place, sort_places};
 use rayon::prelude::*;
@@ -24,7 +24,7 @@ pub(super) enum Contribution<'a> {
 /// The upstream gradient of a feature.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Upstream<'a> {
-    /// The gradient of pooled rows `[U, F, D]`, the index of the feature, and F.
+    /// The gradients of pooled rows, `[U, W]`, the feature's first column, and W.
     Pooled(&'a [f32], usize, usize),
     /// The gradient of every value, `[T, D]`.
     Values(&'a [f32]),
@@ -70,7 +70,8 @@ pub(super) fn summed(contributions: Vec<Contribution<'_>>, table: &Table) -> (Ve
     // SGD with a rate of -1 adds the gradients to zeros.
     let update = Update { noise: Noise::new(0, 0, 0), ..Update::new(Rule::Sgd, -1.0) };
     let sources = gradient.sources();
-    let pieces = update::pieces(&gradient.places, &sources, table.dim(), &mut sums[..], &mut []);
+    let weights = ElementsMut::Fp32(&mut sums);
+    let pieces = update::pieces(&gradient.places, &sources, table.dim(), weights, &mut []);
     pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
     (rows, sums)
 }
@@ -138,11 +139,11 @@ impl<'a> Part<'a> {
         match upstream {
             Upstream::Values(values) => Self::of_values(feature, values.into(), dim),
             // Rows share most of their values, so the gradients of rows are first summed by value.
-            Upstream::Pooled(values, i, features) if total >= 2 * feature.table_rows.len() => {
-                let (own, stride) = (values.get(i * dim..).unwrap_or(&[]), features * dim);
+            Upstream::Pooled(values, column, stride) if total >= 2 * feature.table_rows.len() => {
+                let own = values.get(column..).unwrap_or(&[]);
                 Self::of_values(feature, unpool(&bags, dim, own, stride).into(), dim)
             }
-            Upstream::Pooled(values, i, features) => {
+            Upstream::Pooled(values, column, stride) => {
                 let scales =
                     bags.mean.then(|| bags.sizes.iter().map(|&size| 1.0 / size.max(1) as f32).collect());
                 let mut places = Vec::with_capacity(total);
@@ -150,8 +151,7 @@ impl<'a> Part<'a> {
                     let rows = &feature.table_rows[offset as usize..][..size as usize];
                     places.extend(rows.iter().map(|&table_row| place(table_row, row as u32)));
                 }
-                let (offset, stride) = (i * dim, features * dim);
-                (places, Self { values: values.into(), offset, stride, scales })
+                (places, Self { values: values.into(), offset: column, stride, scales })
             }
         }
     }

@@ -44,6 +44,9 @@ pooling = "din"
 target = "item"
 [tables.city]
 table = "items"
+[tables.zone]
+dim = 3
+pooling = "mean"
 [tables.item]
 table = "items"
 ids = "hashed"
@@ -75,6 +78,7 @@ fn schema() -> Schema {
                     ("city", SparseKind::Sparse),
                     ("read", SparseKind::Sequence),
                     ("wished", SparseKind::Sequence),
+                    ("zone", SparseKind::Sparse),
                 ],
             ),
             group("item", &[("item", SparseKind::Sparse)]),
@@ -91,6 +95,7 @@ fn lists() -> Lists {
         ("city", vec![vec![4], vec![5, 5, 0], vec![]]),
         ("read", vec![vec![7, 7, 0, 3, 2], vec![], vec![6]]),
         ("wished", vec![vec![3, 2], vec![8], vec![]]),
+        ("zone", vec![vec![2, 6], vec![1], vec![]]),
         ("item", vec![vec![-7, 1_000_000], vec![12], vec![]]),
     ])
 }
@@ -109,7 +114,7 @@ fn batch() -> Batch {
         timestamps: None,
         kept: Vec::new(),
         groups: vec![
-            group("user", vec![feature("history"), feature("city"), feature("read"), feature("wished")]),
+            group("user", ["history", "city", "read", "wished", "zone"].map(feature).to_vec()),
             group("item", vec![feature("item")]),
         ],
     })
@@ -161,7 +166,7 @@ impl Exported {
             IdPolicy::Hashed => sigrid_hash(*id, 0, table.rows as i64) as usize,
         });
         let vectors: Vec<Vec<f64>> = rows.map(|row| weight[row * dim..][..dim].to_vec()).collect();
-        match own.pooling {
+        let pooled = match own.pooling {
             Pooling::Sum => mean(&vectors, dim, 1.0),
             Pooling::Mean => mean(&vectors, dim, vectors.len() as f64),
             Pooling::Attention => self.attend(&vectors, dim),
@@ -170,6 +175,10 @@ impl Exported {
                 let query = self.vector(own.target.as_deref().unwrap(), lists);
                 self.target_attention(&query, &vectors)
             }
+        };
+        match &table.projection {
+            Some(name) => self.tensor(name).chunks_exact(dim).map(|row| dot(row, &pooled)).collect(),
+            None => pooled,
         }
     }
 
@@ -314,22 +323,25 @@ fn a_forward_pass_by_the_exported_files_gives_the_models_logits() {
     let model = run.initial_model(&Placement::alone(&tables), 1, None).unwrap();
     run.complete(&model, Vec::new(), (7, crate::run::Trained::default()), &run_path).unwrap();
     let summary = export(&run_path, None, &out, false).unwrap();
-    // Three tables for five features; weights and biases of two and three layers of the MLPs, two of the
-    // attention block, three of DIN, and six parts of the encoder.
-    assert_eq!(summary.tensors, 3 + 2 * (2 + 3 + 2 + 3 + 6));
+    // Four tables for six features, and the projection of one; weights and biases of two and three layers of the
+    // MLPs, two of the attention block, three of DIN, and six parts of the encoder.
+    assert_eq!(summary.tensors, 4 + 1 + 2 * (2 + 3 + 2 + 3 + 6));
 
     let forward = model.predict(&batch()).unwrap().logits.contiguous();
     let mut exported = Exported::open(&out);
-    assert_eq!(exported.export.vectors, ["dense", "city", "wished", "item", "history", "read"]);
+    assert_eq!(exported.export.vectors, ["dense", "city", "wished", "item", "zone", "history", "read"]);
     assert_eq!(exported.export.labels, ["liked", "clicked"]);
     assert_eq!(exported.export.losses, [Loss::Bce, Loss::Mse]);
     let names = exported.export.tables.iter().map(|table| (table.name.as_str(), table.features.len()));
-    let expected = [("t_history", 1), ("t_items", 3), ("t_read", 1)];
+    let expected = [("t_history", 1), ("t_items", 3), ("t_read", 1), ("t_zone", 1)];
     assert_eq!(names.collect::<Vec<_>>(), expected);
     assert_eq!(
         exported.export.tables[1].tensor,
         "sparse_arch.embedding_bag_collection.embedding_bags.t_items.weight"
     );
+    let projections = exported.export.tables.iter().map(|table| table.projection.as_deref());
+    let expected = [None, None, None, Some("sparse_arch.projections.t_zone.weight")];
+    assert_eq!(projections.collect::<Vec<_>>(), expected);
     for (sample, logits) in tensors::to_vec(&forward).chunks_exact(2).enumerate() {
         let dense: Vec<f64> = DENSE[2 * sample..][..2].iter().map(|value| f64::from(*value)).collect();
         let lists = lists().into_iter().map(|(name, lists)| (name, lists[sample].clone())).collect();

@@ -51,7 +51,7 @@ impl BinaryMetrics {
 
     /// Returns metrics of the same kind without samples.
     pub(crate) fn emptied(&self) -> Self {
-        Self::with_bits(self.scores.bits())
+        Self::with_bits(self.scores.bits)
     }
 
     fn with_bits(bits: u32) -> Self {
@@ -84,14 +84,15 @@ impl BinaryMetrics {
     /// Returns all metrics.
     pub fn figures(&self) -> Figures {
         let (auc, auc_error) = self.auc().unzip();
+        let mean = |sum: f64| (self.weight > 0.0).then(|| sum / self.weight);
         Figures {
             samples: self.samples,
-            loss: self.log_loss(),
+            loss: mean(self.entropy * std::f64::consts::LN_2),
             ne: self.ne(),
             auc,
             auc_error,
-            base_rate: self.base_rate(),
-            calibration: self.calibration(),
+            base_rate: mean(self.positive),
+            calibration: (self.positive > 0.0).then(|| self.predicted / self.positive),
             ..Figures::default()
         }
     }
@@ -115,36 +116,15 @@ impl BinaryMetrics {
         Some(())
     }
 
-    /// Returns the number of samples.
-    pub fn samples(&self) -> u64 {
-        self.samples
-    }
-
-    /// Returns the mean label; `None` without samples.
-    pub fn base_rate(&self) -> Option<f64> {
-        (self.weight > 0.0).then(|| self.positive / self.weight)
-    }
-
-    /// Returns the mean binary cross-entropy in nats; `None` without samples.
-    pub fn log_loss(&self) -> Option<f64> {
-        (self.weight > 0.0).then(|| self.entropy * std::f64::consts::LN_2 / self.weight)
-    }
-
     /// Returns the normalized entropy; `None` unless there are both positive and negative samples. With one
     /// class, the mean label predicts perfectly, so the divisor is 0. (TorchRec divides by the entropy of its
     /// clamp instead, which gives values with 10 digits.)
     pub fn ne(&self) -> Option<f64> {
         let negative = self.weight - self.positive;
-        if self.positive <= 0.0 || negative <= 0.0 {
-            return None;
-        }
-        let rate = self.base_rate()?.clamp(ETA, 1.0 - ETA);
-        Some(self.entropy / -(self.positive * rate.log2() + negative * (1.0 - rate).log2()))
-    }
-
-    /// Returns the sum of the predictions divided by the sum of the labels; `None` without positive samples.
-    pub fn calibration(&self) -> Option<f64> {
-        (self.positive > 0.0).then(|| self.predicted / self.positive)
+        (self.positive > 0.0 && negative > 0.0).then(|| {
+            let rate = (self.positive / self.weight).clamp(ETA, 1.0 - ETA);
+            self.entropy / -(self.positive * rate.log2() + negative * (1.0 - rate).log2())
+        })
     }
 
     /// Returns the area under the ROC curve, and an upper bound of its difference from the exact value; `None`
@@ -201,13 +181,13 @@ mod tests {
         let metrics = metrics(&[(0.0, true), (0.0, false), (1.0, true), (-1.0, false)]);
         let entropy = 2.0 + 2.0 * -(1.0 / (1.0 + (-1.0_f64).exp())).log2();
         assert!((metrics.ne().unwrap() - entropy / 4.0).abs() < 1e-9);
-        assert!((metrics.log_loss().unwrap() - entropy / 4.0 * 2.0_f64.ln()).abs() < 1e-9);
+        assert!((metrics.figures().loss.unwrap() - entropy / 4.0 * 2.0_f64.ln()).abs() < 1e-9);
         // There are 2 × 2 pairs: three are in order, and one is a tie.
         let figures = metrics.figures();
         assert!((figures.auc.unwrap() - 3.5 / 4.0).abs() < 1e-12);
         assert!((figures.auc_error.unwrap() - 0.5 / 4.0).abs() < 1e-12);
         // The predictions sum to 2, and so do the labels.
-        assert!((metrics.calibration().unwrap() - 1.0).abs() < 1e-12);
+        assert!((figures.calibration.unwrap() - 1.0).abs() < 1e-12);
     }
 
     #[test]
@@ -271,7 +251,7 @@ mod tests {
             let mut merged = metrics(&samples[..cut]);
             merged.merge(&metrics(&samples[cut..]));
             let whole = metrics(&samples);
-            prop_assert_eq!(merged.samples(), whole.samples());
+            prop_assert_eq!(merged.samples, whole.samples);
             prop_assert_eq!(merged.auc(), whole.auc());
             prop_assert!((merged.entropy - whole.entropy).abs() < 1e-9 * (1.0 + whole.entropy));
             let mut restored = BinaryMetrics::new();

@@ -10,6 +10,7 @@ mod scores;
 mod segments;
 mod tasks;
 
+use bytemuck::{Pod, cast_slice, pod_read_unaligned};
 use serde::Serialize;
 
 pub use self::binary::BinaryMetrics;
@@ -115,34 +116,28 @@ pub(crate) struct MetricState {
 }
 
 impl MetricState {
-    /// Encodes the state: samples, number of sums, sums, number of buckets, buckets, weights.
+    /// Encodes the state: samples, number of sums, number of buckets, sums, buckets, weights.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = self.samples.to_le_bytes().to_vec();
-        bytes.extend((self.sums.len() as u64).to_le_bytes());
-        bytes.extend(self.sums.iter().flat_map(|sum| sum.to_le_bytes()));
-        bytes.extend((self.buckets.len() as u64).to_le_bytes());
-        bytes.extend(self.buckets.iter().flat_map(|bucket| bucket.to_le_bytes()));
-        bytes.extend(self.weights.iter().flat_map(|weight| weight.to_le_bytes()));
-        bytes
+        let lengths = [self.samples, self.sums.len() as u64, self.buckets.len() as u64];
+        [
+            cast_slice::<_, u8>(&lengths),
+            cast_slice(&self.sums),
+            cast_slice(&self.buckets),
+            cast_slice(&self.weights),
+        ]
+        .concat()
     }
 
     /// Decodes a state from the front of `bytes`; returns `None` if it is malformed.
     pub(super) fn from_bytes(bytes: &mut &[u8]) -> Option<Self> {
-        fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
-            let (value, rest) = bytes.split_first_chunk()?;
+        fn take<T: Pod>(bytes: &mut &[u8], count: u64) -> Option<Vec<T>> {
+            let length = usize::try_from(count).ok()?.checked_mul(size_of::<T>())?;
+            let (values, rest) = bytes.split_at_checked(length)?;
             *bytes = rest;
-            Some(*value)
+            Some(values.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect())
         }
-        let samples = u64::from_le_bytes(take(bytes)?);
-        let count = |bytes: &mut &[u8], size| {
-            let count = usize::try_from(u64::from_le_bytes(take(bytes)?)).ok()?;
-            (count <= bytes.len() / size).then_some(count)
-        };
-        let sums = count(bytes, size_of::<f64>())?;
-        let sums = (0..sums).map(|_| take(bytes).map(f64::from_le_bytes)).collect::<Option<_>>()?;
-        let count = count(bytes, size_of::<u32>())?;
-        let buckets = (0..count).map(|_| take(bytes).map(u32::from_le_bytes)).collect::<Option<_>>()?;
-        let weights = (0..2 * count).map(|_| take(bytes).map(f64::from_le_bytes)).collect::<Option<_>>()?;
-        Some(Self { samples, sums, buckets, weights })
+        let [samples, sums, buckets]: [u64; 3] = take::<u64>(bytes, 3)?.try_into().ok()?;
+        let (sums, weights) = (take(bytes, sums)?, buckets.checked_mul(2)?);
+        Some(Self { samples, sums, buckets: take(bytes, buckets)?, weights: take(bytes, weights)? })
     }
 }

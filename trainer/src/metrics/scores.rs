@@ -7,7 +7,7 @@ const PAGES: usize = 512;
 #[derive(Debug, Clone)]
 pub(super) struct Scores {
     /// The number of mantissa bits that distinguish buckets.
-    bits: u32,
+    pub(super) bits: u32,
     /// The buckets by sign and exponent, in the order of the scores.
     pages: Vec<Option<Box<[[f64; 2]]>>>,
 }
@@ -17,11 +17,6 @@ impl Scores {
     /// The memory is `2^bits` × 16 bytes for every power of two that occurs.
     pub(super) fn new(bits: u32) -> Self {
         Self { bits, pages: vec![None; PAGES] }
-    }
-
-    /// Returns the number of mantissa bits that distinguish buckets.
-    pub(super) fn bits(&self) -> u32 {
-        self.bits
     }
 
     /// Adds a sample.

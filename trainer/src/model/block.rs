@@ -187,10 +187,10 @@ impl Queries {
                 Some((lookup, own.pooled_features.iter().position(|feature| feature.feature == target)?))
             });
             let Some((lookup, feature)) = found else { continue };
-            let stride = lookups[lookup].pooled_features.len() * dim;
+            let (stride, columns) = (lookups[lookup].width(), &lookups[lookup].columns[feature]);
             let start = vectors.len() / dim.max(1);
             let rows = lookups[lookup].pooled.chunks_exact(stride.max(1));
-            vectors.extend(rows.flat_map(|row| &row[feature * dim..(feature + 1) * dim]));
+            vectors.extend(rows.flat_map(|row| &row[columns.clone()]));
             parts.push(QueryPart { target, lookup, feature, rows: start..vectors.len() / dim.max(1) });
         }
         let vectors = tensors::from_f32(&vectors, &[-1, dim as i64]).set_requires_grad(true);
@@ -202,10 +202,10 @@ impl Queries {
         let values = tensors::to_vec(&self.vectors.grad());
         let dim = self.vectors.size()[1] as usize;
         for part in &self.parts {
-            let stride = lookups[part.lookup].pooled_features.len() * dim;
+            let lookup = &lookups[part.lookup];
             let own = values[part.rows.start * dim..part.rows.end * dim].chunks_exact(dim);
-            for (row, gradient) in pooled[part.lookup].chunks_exact_mut(stride).zip(own) {
-                let place = &mut row[part.feature * dim..(part.feature + 1) * dim];
+            for (row, gradient) in pooled[part.lookup].chunks_exact_mut(lookup.width()).zip(own) {
+                let place = &mut row[lookup.columns[part.feature].clone()];
                 place.iter_mut().zip(gradient).for_each(|(total, value)| *total += value);
             }
         }

@@ -157,7 +157,7 @@ impl Block for Encoder {
 mod tests {
     use tch::{Device, nn};
 
-    use super::super::lists::{check_gradients, pad};
+    use super::super::tests::lists::{check_gradients, pad};
     use super::*;
     use crate::{Precision, tensors};
 

@@ -1,7 +1,8 @@
 //! A step through the model: forward, and backward through the parts that autograd does not see.
 //!
 //! ```text
-//! tables ─▶ pooled rows ────────────────────────────────────┐
+//! tables ─▶ pooled rows ─┬──────────────────────────────────┐
+//!        │               └═▶ projections of narrow tables ──┤
 //!        ├▶ means of windows ═▶ attention block ═▶ rows ─────┤
 //!        └▶ elements of windows ═▶ DIN, encoder ═▶ rows ─────┴▶ interaction ═▶ top MLP ═▶ logits
 //! dense features ═▶ bottom MLP ════════════════════════════▶┘
@@ -9,9 +10,9 @@
 //!
 //! A double arrow is a libtorch operation with autograd. A single arrow is one of our kernels; its output is a leaf
 //! of autograd. Therefore `backward` has stages: through the top MLP to the interaction's leaf, through the
-//! interaction to its sources, through the bottom MLP and the sequence blocks to their leaves, and from there to
-//! the vectors of the tables. The part below the top MLP is a [`Passed`]: here for tables in host memory, in
-//! [`on_device`](super::on_device) for tables on a device.
+//! interaction to its sources, through the bottom MLP, the projections and the sequence blocks to their leaves, and
+//! from there to the vectors of the tables. The part below the top MLP is a [`Passed`]: here for tables in host memory,
+//! in [`on_device`](super::on_device) for tables on a device.
 
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use tch::Tensor;
 
 use super::on_device::DevicePath;
 use super::passed::{Finite, Passed};
+use super::projection::Projected;
 use super::sequences::Sequences;
 use super::{Model, Stage};
 use crate::config::TableOptimizerConfig;
@@ -63,6 +65,8 @@ impl Forward {
 struct HostPath {
     lookups: Lookups,
     bottom: Option<Tensor>,
+    /// For each lookup, the projected vectors, if a table is narrow.
+    projected: Vec<Option<Projected>>,
     sequences: Sequences,
     /// The output of the interaction, a leaf of autograd.
     interacted: Tensor,
@@ -134,16 +138,6 @@ impl Model {
     /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails.
     pub fn statuses<'a>(&self, input: &'a mut Input) -> Result<&'a [Status]> {
         self.profile.measure(Stage::Exchange, || self.embeddings.statuses(&mut input.0))
-    }
-
-    /// Computes the logits of a batch that was not requested before.
-    ///
-    /// # Errors
-    ///
-    /// See [`request`](Self::request).
-    pub fn predict(&self, batch: &Batch) -> Result<Forward> {
-        let input = self.request(Some(batch), Status::default())?;
-        self.forward(batch, input)
     }
 
     /// Computes the logits of a batch; `input` is its request.
@@ -255,15 +249,17 @@ impl HostPath {
             let dense = model.dense_of(batch);
             profile.measure(Stage::Mlps, || bottom.forward(&dense))
         });
-        let rows = Detached::new(bottom.as_ref(), &sequences);
+        let project = || lookups.groups.iter().map(|lookup| model.projections.forward(lookup)).collect();
+        let projected: Vec<_> = profile.measure(Stage::Mlps, project);
+        let rows = Detached::new(bottom.as_ref(), &projected, &sequences);
         let interacted = model.interact(&sources(batch, &lookups.groups, &rows), batch.size());
-        Ok(Self { lookups, bottom, sequences, interacted, gradients: Vec::new(), sent: None })
+        Ok(Self { lookups, bottom, projected, sequences, interacted, gradients: Vec::new(), sent: None })
     }
 
     /// Computes the gradients of the tables' vectors, given the gradients of the interaction's sources.
     fn backward_sources(&self, model: &Model, gradients: Vec<Vec<f32>>) -> Result<Vec<LookupGradients>> {
         let embeddings = model.embeddings.host()?;
-        let Self { lookups, bottom, sequences, .. } = self;
+        let Self { lookups, bottom, projected, sequences, .. } = self;
         let (lookups, profile) = (&lookups.groups, &model.profile);
         let mut gradients = gradients.into_iter();
         let bottom_gradient = bottom.as_ref().and_then(|_| gradients.next());
@@ -277,6 +273,11 @@ impl HostPath {
             if let (Some(bottom), Some(gradient)) = (bottom, &bottom_gradient) {
                 let gradient = tensors::from_f32(gradient, &bottom.size());
                 shim::backward(bottom, &gradient);
+            }
+            for (projected, pooled) in projected.iter().zip(&mut pooled) {
+                if let Some(projected) = projected {
+                    *pooled = projected.backward(pooled);
+                }
             }
         });
         let sequences = profile.measure(Stage::AttentionBackward, || {
@@ -297,7 +298,7 @@ impl Passed for HostPath {
     }
 
     fn backward(&mut self, model: &Model, batch: &Batch) -> Result<()> {
-        let rows = Detached::new(self.bottom.as_ref(), &self.sequences);
+        let rows = Detached::new(self.bottom.as_ref(), &self.projected, &self.sequences);
         let sources = sources(batch, &self.lookups.groups, &rows);
         let gradients = model.interact_backward(&self.interacted, &sources);
         drop(sources);
@@ -339,13 +340,21 @@ impl Passed for HostPath {
 /// The inputs of the interaction, detached from the graph.
 struct Detached {
     bottom: Option<Tensor>,
+    /// The projected vectors of every lookup with a narrow table.
+    projected: Vec<Option<Tensor>>,
     /// The vectors of every sequence feature, and whether they are per sample.
     sequences: Vec<(Tensor, bool)>,
 }
 
 impl Detached {
-    fn new(bottom: Option<&Tensor>, sequences: &Sequences) -> Self {
-        Self { bottom: bottom.map(|tensor| tensor.detach().contiguous()), sequences: sequences.vectors() }
+    fn new(bottom: Option<&Tensor>, projected: &[Option<Projected>], sequences: &Sequences) -> Self {
+        let detached = |tensor: &Tensor| tensor.detach().contiguous();
+        let of_lookup = |projected: &Option<Projected>| projected.as_ref().map(|own| detached(own.rows()));
+        Self {
+            bottom: bottom.map(detached),
+            projected: projected.iter().map(of_lookup).collect(),
+            sequences: sequences.vectors(),
+        }
     }
 }
 
@@ -358,10 +367,11 @@ fn sources<'a>(batch: &'a Batch, lookups: &'a [Lookup], rows: &'a Detached) -> V
         sources.push(Source { values: values(bottom), vectors: 1, inverse: None });
     }
     let mut sequences = rows.sequences.iter();
-    for (group, lookup) in batch.groups().iter().zip(lookups) {
+    for ((group, lookup), projected) in batch.groups().iter().zip(lookups).zip(&rows.projected) {
         let inverse = group.inverse().map(|inverse| &inverse[..]);
         if !lookup.pooled_features.is_empty() {
-            sources.push(Source { values: &lookup.pooled, vectors: lookup.pooled_features.len(), inverse });
+            let values = projected.as_ref().map_or(&lookup.pooled[..], values);
+            sources.push(Source { values, vectors: lookup.pooled_features.len(), inverse });
         }
         for (rows, by_sample) in sequences.by_ref().take(lookup.sequences.len()) {
             let inverse = inverse.filter(|_| !by_sample);

@@ -15,12 +15,8 @@ impl Model {
         let shape = [size as i64, interaction.width() as i64];
         // Linear layers would round it in the same way. Cross layers add to it, so it is not rounded for them.
         let leaf = self.profile.measure(Stage::Interaction, || match interaction.rounded {
-            false => {
-                written::<f32>(&shape, |output| self.embeddings.install(|| interaction.forward_into(output)))
-            }
-            true => {
-                written::<u16>(&shape, |output| self.embeddings.install(|| interaction.forward_into(output)))
-            }
+            false => written::<f32>(&shape, |output| self.embeddings.install(|| interaction.forward(output))),
+            true => written::<u16>(&shape, |output| self.embeddings.install(|| interaction.forward(output))),
         });
         leaf.set_requires_grad(true)
     }
@@ -42,6 +38,6 @@ impl Model {
             Some(_) => Form::Concat,
         };
         let rounded = self.compute.is_bf16() && self.crosses.is_none();
-        Interaction { sources, dim: self.embeddings.dim(), form, rounded }
+        Interaction { sources, dim: self.dim as usize, form, rounded }
     }
 }

@@ -16,6 +16,7 @@ mod on_device;
 mod padded;
 mod passed;
 mod profile;
+mod projection;
 mod sequences;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,6 +34,7 @@ use self::mlp::Mlp;
 use self::normalize::NormalizationLayer;
 use self::on_device::Recordings;
 pub use self::profile::{Profile, Stage};
+use self::projection::Projections;
 use self::sequences::Blocks;
 use crate::config::{HUBER_DELTA, Interaction, Loss};
 use crate::device::guarded;
@@ -46,11 +48,14 @@ use crate::{Precision, Result, TrainConfig, tensors};
 #[derive(Debug)]
 pub struct Model {
     variables: nn::VarStore,
+    /// The common dimension, of all vectors that interact.
+    dim: i64,
     dense_features: i64,
     /// The normalization of dense features; `None` if they stay unchanged.
     normalization: Option<NormalizationLayer>,
     bottom: Option<Mlp>,
     blocks: Blocks,
+    projections: Projections,
     crosses: Option<CrossNet>,
     top: Mlp,
     /// The task of each logit, and the weight of its loss.
@@ -85,24 +90,27 @@ impl Model {
         let vectors = features.len() as i64 + i64::from(dense > 0);
         let width = config.model.interaction.width(vectors, dim, dense > 0);
         let compute = Compute::new(config.train.precision);
-        let (bottom, blocks, crosses, top) = tensors::seeded(config.train.seed as i64, || {
+        let (bottom, blocks, projections, crosses, top) = tensors::seeded(config.train.seed as i64, || {
             let (path, widths) = (&root / "bottom", &config.model.bottom_mlp);
             let bottom = (dense > 0).then(|| Mlp::new(&path, dense, widths, true, &compute));
             let blocks = Blocks::new(&root, &config.model, features, dim, &compute);
+            let projections = Projections::new(&(&root / "projection"), embeddings.tables(), dim, &compute);
             let crosses = (config.model.interaction == Interaction::Dcn).then(|| {
                 let (layers, rank) = (config.model.dcn_num_layers, config.model.dcn_low_rank_dim);
                 CrossNet::new(&(&root / "cross"), width, layers, rank, &compute)
             });
             let top = Mlp::new(&(&root / "top"), width, &config.model.top_mlp, false, &compute);
-            (bottom, blocks, crosses, top)
+            (bottom, blocks, projections, crosses, top)
         });
         let (triangle, profile) = (OnceCell::new(), Profile::default());
         let mut model = Self {
             variables,
+            dim,
             dense_features: dense,
             normalization: None,
             bottom,
             blocks,
+            projections,
             crosses,
             top,
             tasks,

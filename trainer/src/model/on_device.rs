@@ -124,7 +124,7 @@ impl DevicePath {
         };
         let vectors = match &recorded {
             Some((recorded, _)) => recorded.vectors(),
-            None => accelerator.empty(&[staged.size(), width], Kind::Float)?.set_requires_grad(true),
+            None => accelerator.empty(&[staged.size, width], Kind::Float)?.set_requires_grad(true),
         };
         expand(accelerator, &sources, rows_of, (&vectors.detach(), dim))?;
         if let Some((recorded, weight)) = &recorded {

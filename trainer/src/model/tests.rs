@@ -11,6 +11,7 @@ use super::*;
 use crate::embedding::{Placement, RowSet, Status};
 use crate::optimizer::DenseOptimizer;
 
+pub(super) mod lists;
 pub(crate) mod on_device;
 mod pytorch;
 
@@ -121,11 +122,41 @@ fn shared_tables() -> Vec<FeatureConfig> {
     tables().into_iter().map(table).collect()
 }
 
-/// Returns the weights of every table, `[ROWS, DIM]`.
+impl Model {
+    /// Computes the logits of a batch that was not requested before.
+    pub(crate) fn predict(&self, batch: &Batch) -> Result<Forward> {
+        let input = self.request(Some(batch), Status::default())?;
+        self.forward(batch, input)
+    }
+}
+
+/// Returns the same features with narrow tables: one that two features share, and one beside features of the common
+/// dimension in its group.
+fn mixed_tables() -> Vec<FeatureConfig> {
+    let narrow = |config: FeatureConfig| match config.feature.as_str() {
+        "user_sum" | "user_mean" => FeatureConfig { table: Some("users".to_owned()), dim: 5, ..config },
+        "liked" => FeatureConfig { dim: 8, pooling: Pooling::Mean, ..config },
+        _ => config,
+    };
+    tables().into_iter().map(narrow).collect()
+}
+
+/// Returns features of which no table has the common dimension.
+fn projected_tables() -> Vec<FeatureConfig> {
+    let narrow = |(number, config): (usize, FeatureConfig)| {
+        let pooling = if number % 2 == 0 { Pooling::Sum } else { Pooling::Mean };
+        FeatureConfig { dim: 1 + number as u64 % 9, pooling, target: None, ..config }
+    };
+    tables().into_iter().enumerate().map(narrow).collect()
+}
+
+/// Returns the weights of every table, `[ROWS, dim]`.
 fn weights(model: &Model) -> Vec<Tensor> {
     let weights = |table| model.embeddings.weights(table).unwrap().unwrap();
-    let tables = 0..model.embeddings.tables().len();
-    tables.map(|table| Tensor::from_slice(&weights(table)).reshape([ROWS, DIM])).collect()
+    let tables = model.embeddings.tables().iter().enumerate();
+    tables
+        .map(|(number, table)| Tensor::from_slice(&weights(number)).reshape([ROWS, table.dim as i64]))
+        .collect()
 }
 
 /// Returns 24 samples in sessions of six with sliding histories; the first histories of a session are empty.
@@ -223,7 +254,7 @@ fn vectors(
         .zip(features.iter().zip(tables_of(features).1))
         .map(|(ids, (feature, table))| {
             let vectors = weights[table].index_select(0, &Tensor::from_slice(ids));
-            (feature.feature.as_str(), feature.pooling, vectors)
+            (feature.feature.as_str(), feature.pooling, plain.project(table, vectors))
         })
         .collect();
     let pooled = |vectors: &Tensor, pooling: Pooling| {
@@ -258,6 +289,15 @@ struct Plain(std::collections::BTreeMap<String, Tensor>);
 impl Plain {
     fn linear(&self, name: &str, x: &Tensor) -> Tensor {
         x.matmul(&self.0[&format!("{name}.weight")].tr()) + &self.0[&format!("{name}.bias")]
+    }
+
+    /// Projects the vectors of a table to the common dimension, if the table is narrow. It is linear, so the sum of
+    /// projected vectors is the projected sum.
+    fn project(&self, table: usize, x: Tensor) -> Tensor {
+        match self.0.get(&format!("projection.{table}.weight")) {
+            Some(weights) => x.matmul(&weights.tr()),
+            None => x,
+        }
     }
 
     /// Computes multi-head attention from concatenated queries, keys and values, `[L, 3 D]`.
@@ -355,6 +395,21 @@ fn loss_and_gradients_of_cross_layers_equal_plain_libtorch() {
 }
 
 #[test]
+fn loss_and_gradients_of_narrow_tables_equal_plain_libtorch() {
+    let mut config = config("sgd");
+    (config.model.dcn_num_layers, config.model.dcn_low_rank_dim) = (2, 5);
+    for interaction in [Interaction::Dot, Interaction::Dcn] {
+        config.model.interaction = interaction;
+        for features in [mixed_tables(), projected_tables()] {
+            compare_with_plain_libtorch(&config, &features);
+            let model = model_of(&config, &features, 1);
+            let parameters: usize = model.dense_parameters().iter().map(Tensor::numel).sum();
+            assert_eq!(parameters as u64, config.parameters(&features, 2).dense);
+        }
+    }
+}
+
+#[test]
 fn loss_and_gradients_of_several_tasks_equal_plain_libtorch() {
     let config = CONFIG.replace("KIND", "sgd").replace("[12, 1]", "[12, 2]");
     let tasks = "[[tasks]]\nlabel = \"like\"\nweight = 0.25\n[[tasks]]\nlabel = \"label\"\n[train]";
@@ -366,7 +421,8 @@ fn loss_and_gradients_of_several_tasks_equal_plain_libtorch() {
 fn weights_of_samples_weigh_every_task() {
     let mut config = config("sgd");
     config.data.label = None;
-    let task = |label: &str, weight| crate::TaskConfig { weight, ..crate::TaskConfig::new(label) };
+    let task =
+        |label: &str, weight| crate::config::TaskConfig { weight, ..crate::config::TaskConfig::new(label) };
     (config.tasks, config.model.top_mlp) = (vec![task("label", 1.0), task("like", 0.5)], vec![2]);
     let model = model(&config, 1);
     let plain = batch(1);

@@ -50,10 +50,6 @@ impl Watch {
     }
 
     /// Ends `step`, in which this rank sent `sent` bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`](crate::Error::Io) if the timeline cannot be written.
     pub(crate) fn end_step(&mut self, step: u64, recorder: &Recorder, sent: SentBytes) -> Result<()> {
         let Some(recorded) = recorder.end() else { return Ok(()) };
         let times = recorded.times();
@@ -79,19 +75,11 @@ impl Watch {
 
     /// Returns the average step of all ranks since the last call, or `None` for one rank. Every rank must call
     /// it.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all collective operations.
     pub(crate) fn end_window(&mut self, collectives: &dyn Collectives) -> Result<Option<RankFigures>> {
         std::mem::take(&mut self.window).per_step(collectives)
     }
 
     /// Returns the times of all ranks in all steps so far, or `None` for one rank. Every rank must call it.
-    ///
-    /// # Errors
-    ///
-    /// The errors of all collective operations.
     pub(crate) fn totals(&self, collectives: &dyn Collectives) -> Result<Option<RankTimes>> {
         self.total.totals(collectives)
     }

@@ -13,7 +13,7 @@ pub(crate) struct EarlyStopping {
     best_bits: Option<u64>,
     /// The step of the best value.
     #[serde(default)]
-    best_step: Option<u64>,
+    pub(super) best_step: Option<u64>,
     /// The number of evaluations since the best value.
     without_improvement: u32,
 }
@@ -51,11 +51,6 @@ impl EarlyStopping {
     pub(super) fn should_stop(&self, config: &EarlyStoppingConfig) -> bool {
         self.without_improvement >= config.patience
     }
-
-    /// Returns the step with the best value.
-    pub(super) fn best_step(&self) -> Option<u64> {
-        self.best_step
-    }
 }
 
 #[cfg(test)]
@@ -91,10 +86,10 @@ mod tests {
             EarlyStoppingConfig { metric: WatchedMetric::Auc, task: None, patience: 1, min_delta: 0.0 };
         let mut stopping = EarlyStopping::default();
         assert_eq!(stopping.see(&config, &Figures::default(), 5), Seen::Undefined);
-        assert!(!stopping.should_stop(&config) && stopping.best_step().is_none());
+        assert!(!stopping.should_stop(&config) && stopping.best_step.is_none());
         let figures = Figures { auc: Some(0.5), ..Figures::default() };
         assert_eq!(stopping.see(&config, &figures, 10), Seen::Best);
         assert_eq!(stopping.see(&config, &figures, 15), Seen::NotBetter);
-        assert_eq!((stopping.should_stop(&config), stopping.best_step()), (true, Some(10)));
+        assert_eq!((stopping.should_stop(&config), stopping.best_step), (true, Some(10)));
     }
 }

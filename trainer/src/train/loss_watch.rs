@@ -33,7 +33,8 @@ pub(super) struct LossWatch {
     distance: f64,
     /// The average over about [`PRESENT`] steps.
     present: f64,
-    jump: Option<LossJump>,
+    /// The first jump, if there was one.
+    pub(super) jump: Option<LossJump>,
 }
 
 impl LossWatch {
@@ -52,11 +53,6 @@ impl LossWatch {
         self.distance = if self.steps > 1.0 { distance } else { 0.0 };
         self.usual = toward(self.usual, loss, USUAL);
         self.present = present;
-    }
-
-    /// Returns the first jump, if there was one.
-    pub(super) fn jump(&self) -> Option<LossJump> {
-        self.jump
     }
 
     /// Returns the whole state as numbers, for a checkpoint.
@@ -97,30 +93,30 @@ mod tests {
     #[test]
     fn a_jump_is_noticed_within_a_few_steps() {
         let losses = (0..500).map(|i| if i < 300 { 0.5 } else { 0.8 } + 0.1 * noise(i));
-        let jump = watch(losses).jump().unwrap();
+        let jump = watch(losses).jump.unwrap();
         assert!((303..320).contains(&jump.step), "{jump:?}");
         assert!((0.5..0.65).contains(&jump.before) && jump.loss > jump.before * 1.25, "{jump:?}");
     }
 
     #[test]
     fn noise_single_batches_and_slow_changes_are_no_jumps() {
-        assert_eq!(watch((0..2000).map(|i| 0.3 + 0.3 * noise(i))).jump(), None);
+        assert_eq!(watch((0..2000).map(|i| 0.3 + 0.3 * noise(i))).jump, None);
         // The loss falls, and then rises by a fifth over 500 steps.
         let slow = (0..1500).map(|i| 0.7 - 0.3 * (i as f64 / 500.0).min(1.0) + 0.08 * (i as f64 / 1500.0));
-        assert_eq!(watch(slow).jump(), None);
-        assert_eq!(watch((0..500).map(|i| if i == 300 { 1.2 } else { 0.5 })).jump(), None);
+        assert_eq!(watch(slow).jump, None);
+        assert_eq!(watch((0..500).map(|i| if i == 300 { 1.2 } else { 0.5 })).jump, None);
         // Losses of counts are negative if the mean is large.
-        assert_eq!(watch((0..500).map(|i| -4.0 + noise(i))).jump(), None);
-        assert!(watch((0..500).map(|i| if i < 300 { -4.0 + noise(i) } else { 1.0 })).jump().is_some());
+        assert_eq!(watch((0..500).map(|i| -4.0 + noise(i))).jump, None);
+        assert!(watch((0..500).map(|i| if i < 300 { -4.0 + noise(i) } else { 1.0 })).jump.is_some());
         // Jumps in the first steps are not reported.
-        assert_eq!(watch((0..500).map(|i| if i < 20 { 0.2 } else { 0.5 })).jump(), None);
+        assert_eq!(watch((0..500).map(|i| if i < 20 { 0.2 } else { 0.5 })).jump, None);
     }
 
     #[test]
     fn a_resumed_watch_sees_the_same() {
         let loss = |i: u64| if i < 120 { 0.5 } else { 0.9 } + 0.1 * noise(i);
         let whole = watch((0..200).map(loss));
-        assert!(whole.jump().is_some());
+        assert!(whole.jump.is_some());
         for at in [0, 1, 60, 130] {
             let begun = watch((0..at).map(loss)).to_numbers();
             let mut resumed = LossWatch::from_numbers(&begun).unwrap();

@@ -46,7 +46,7 @@ use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
 use self::warm_start::Earlier;
 use crate::config::BiasInit;
-use crate::device::Accelerator;
+use crate::device::{Accelerator, check_dims};
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, Shard};
 use crate::evaluate::{Evaluation, checks, rank_of};
@@ -213,6 +213,7 @@ impl<'a> Prepared<'a> {
         check_streams(config, options, snapshot.buckets)?;
         let torch_device = options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch);
         check_precision(config, torch_device)?;
+        options.device.as_ref().map_or(Ok(()), |device| check_dims(config, &features, device))?;
         let placement = placement(config, options, &features)?;
         let size = ModelSize::within(config, parameters, &features, &placement, options.memory_limit)?;
         // A run that follows its dataset evaluates on each partition before training on it, so it has no
@@ -498,9 +499,9 @@ impl<'a> Prepared<'a> {
 
     /// Returns the existing run to resume, if there is one, after checking that it is the same as `run`.
     fn begun(&self, run: &Run, directory: &RunDirectory) -> Result<Option<Run>> {
-        let (path, files) = (directory.path(), run.files(directory.path())?);
+        let (path, files) = (directory.path.as_path(), run.files(&directory.path)?);
         let elsewhere = run.checkpoints.is_some();
-        let here = directory.is_resumed().then(|| Run::load(path)).transpose()?;
+        let here = directory.resumed.then(|| Run::load(path)).transpose()?;
         if let Some(here) = here.as_ref().filter(|here| here.checkpoints != run.checkpoints) {
             let place = here.checkpoints.as_deref().unwrap_or(path).display();
             let message = format!("the run's checkpoints are in `{place}`");
@@ -564,7 +565,7 @@ impl<'a> Prepared<'a> {
 
     /// Writes the initial files of a new run, except for the description in its directory.
     fn begin(&self, run: &Run, directory: &mut RunDirectory) -> Result<()> {
-        let files = run.files(directory.path())?;
+        let files = run.files(&directory.path)?;
         if run.checkpoints.is_some() {
             // If several jobs begin here at once, only one of them creates this file.
             if run.create_in(&files)? == Created::Exists {

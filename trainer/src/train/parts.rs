@@ -24,7 +24,8 @@ pub(super) struct Progressive {
 pub(super) struct Day {
     /// The key of the partition; for several partitions, the common part of their keys, which is the time.
     pub(super) name: String,
-    keys: Vec<PartitionKey>,
+    /// The keys of the partitions.
+    pub(super) keys: Vec<PartitionKey>,
 }
 
 /// The values of a partition's time columns, which compare in the order of time. Each value is a number, or
@@ -63,11 +64,6 @@ impl Day {
         self.keys.first().map(Self::time_of).unwrap_or_default()
     }
 
-    /// Returns the keys of the day's partitions.
-    pub(super) fn keys(&self) -> &[PartitionKey] {
-        &self.keys
-    }
-
     /// Returns the filter for the day's partitions.
     pub(super) fn filter(&self) -> PartitionFilter {
         PartitionFilter::of_keys(self.keys.iter().cloned())
@@ -87,7 +83,7 @@ impl Day {
 /// The parts of a run.
 #[derive(Debug)]
 pub(super) struct Parts<'a> {
-    dataset: &'a Path,
+    pub(super) dataset: &'a Path,
     all: &'a Arc<Reader>,
     progressive: Option<&'a Progressive>,
     /// The current part of a run that follows its dataset, and the snapshot that the part is read from.
@@ -109,11 +105,6 @@ impl<'a> Parts<'a> {
     /// Returns the current part of a run that follows its dataset, and its snapshot.
     pub(super) fn followed(&self) -> Option<(&Snapshot, &Day)> {
         self.followed.as_ref().map(|(snapshot, day)| (&**snapshot, day))
-    }
-
-    /// Returns the dataset's location.
-    pub(super) fn dataset(&self) -> &'a Path {
-        self.dataset
     }
 
     /// Returns the number of parts, at least 1.

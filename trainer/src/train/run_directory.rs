@@ -27,14 +27,15 @@ pub enum Existing {
 /// [`give_back`](Self::give_back) does.
 #[derive(Debug)]
 pub(super) struct RunDirectory {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// The location of the old run until this one is complete.
     replaced: PathBuf,
     /// The parent directories that were created for this run.
     created: Vec<PathBuf>,
     /// The folder of the checkpoints, if it is a different folder and a run has begun there.
     begun: Option<Storage>,
-    resumed: bool,
+    /// Whether an existing run is resumed.
+    pub(super) resumed: bool,
     kept: bool,
     lock: Option<DirectoryLock>,
 }
@@ -73,16 +74,6 @@ impl RunDirectory {
             kept: false,
             lock: Some(lock),
         })
-    }
-
-    /// Returns the path of the directory.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Returns whether an existing run is resumed.
-    pub(super) fn is_resumed(&self) -> bool {
-        self.resumed
     }
 
     /// Records that a run has begun in `files`, the folder of its checkpoints.
@@ -138,7 +129,7 @@ pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Re
         return Ok(());
     }
     let word = format!("{:016x}", rand::random::<u64>());
-    let word = collectives.broadcast_bytes(word.as_bytes(), 0)?;
+    let word = collectives.gather_bytes(word.as_bytes())?.swap_remove(0);
     let path = format!("{SHARDS}/{}", String::from_utf8_lossy(&word));
     let (rank, bytes) = (collectives.rank(), word.clone());
     collectives

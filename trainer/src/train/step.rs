@@ -47,7 +47,7 @@ pub(super) struct Stepper<'a> {
     /// The next batch and its request, which is processed while the current batch is computed.
     upcoming: Option<(Step, Input)>,
     /// Whether a rank has requested to end before the next batch.
-    stops: bool,
+    pub(super) stops: bool,
     /// The time at which this rank requests a checkpoint, if checkpoints by time are enabled.
     checkpoint_at: Option<Instant>,
     /// Whether a rank has requested a checkpoint before the next batch. The ranks have different clocks, so
@@ -141,11 +141,6 @@ impl<'a> Stepper<'a> {
     /// Returns whether another batch of the epoch was requested.
     pub(super) fn has_next(&self) -> bool {
         self.upcoming.is_some()
-    }
-
-    /// Returns whether a rank has requested to end before the next batch.
-    pub(super) fn stops(&self) -> bool {
-        self.stops
     }
 
     /// Fetches a batch, and starts the request of its inputs.

@@ -225,7 +225,7 @@ impl<'a> Training<'a> {
             let mut batches = self.collectives().agree_on(resume)?;
             self.stepper.begin(&mut batches, self.stop)?;
             loop {
-                if self.stepper.stops() {
+                if self.stepper.stops {
                     return Ok(Some(Ending::Stopped));
                 }
                 if !self.next_step(&mut batches, reporter)? {
@@ -468,7 +468,7 @@ impl<'a> Training<'a> {
 
     /// Returns the step of the best evaluation, if early stopping is enabled.
     fn best_step(&self) -> Option<u64> {
-        self.config.early_stopping.as_ref().and_then(|_| self.progress.early_stopping.best_step())
+        self.config.early_stopping.as_ref().and_then(|_| self.progress.early_stopping.best_step)
     }
 
     /// Writes a checkpoint of this step, unless there is one.

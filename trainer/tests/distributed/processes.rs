@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use onefold_trainer::distributed::{Collectives, Environment, Reduce, Timeouts, check_collectives, launch};
+use onefold_trainer::distributed::{Collectives, Environment, Timeouts, check_collectives, launch};
 use onefold_trainer::{Error, Result};
 use tch::{Device, Kind, Tensor};
 
@@ -122,7 +122,7 @@ fn sum(ranks: &dyn Collectives) -> Result<()> {
     let splits = vec![1000; size as usize];
     let exchanged = ranks.all_to_all(&received, &splits, &tensor, &splits)?;
     let sum = Tensor::from_slice(&[i64::from(ranks.rank())]);
-    let summed = ranks.all_reduce(&sum, Reduce::Sum)?;
+    let summed = ranks.all_reduce(&sum)?;
     exchanged.wait()?;
     summed.wait()?;
     assert_eq!(i64::try_from(&sum).unwrap(), size * (size - 1) / 2);

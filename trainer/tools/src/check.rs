@@ -10,6 +10,7 @@ use onefold_terminal::Printer;
 use onefold_trainer::command::{RankOptions, Ranks};
 use onefold_trainer::device::{Accelerator, DeviceName, KernelCheck, check_kernels};
 use onefold_trainer::distributed::{Collectives, Environment, check_collectives};
+use onefold_trainer::name_of;
 use serde::Serialize;
 
 use crate::bench::compare::{Comparison, compare};
@@ -115,7 +116,7 @@ fn describe(report: &Report) -> String {
         let _ = writeln!(
             text,
             "losses, {:<32} relative error {:.1e} over {} steps, the last {:.5} and {:.5}",
-            crate::name_of(&comparison.dedupe),
+            name_of(&comparison.dedupe),
             comparison.relative_error,
             comparison.cpu.len(),
             comparison.cpu.last().copied().unwrap_or(f64::NAN),

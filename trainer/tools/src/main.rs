@@ -14,7 +14,6 @@ use onefold_base::process::available_threads;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::Error;
 use onefold_trainer::command::{self, LaunchArguments};
-use serde::Serialize;
 
 onefold_allocator::use_jemalloc!(onefold_allocator::KEEPING);
 
@@ -99,11 +98,6 @@ impl CommandLine for Cli {
 /// Returns the number of threads: `given`, or all threads of the machine.
 fn threads(given: Option<u16>) -> usize {
     given.map_or_else(available_threads, usize::from)
-}
-
-/// Returns the name by which a value is serialized.
-fn name_of(value: &impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 /// Returns an error about a file or directory that was given.

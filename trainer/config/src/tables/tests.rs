@@ -121,6 +121,40 @@ fn a_table_may_have_another_type_than_the_others() {
 }
 
 #[test]
+fn a_table_may_be_narrower_than_the_others() {
+    let resolved = |text: &str| {
+        let features = resolve_tables(&embedding(), &overrides(text), &schema(), &KnownIds::default());
+        features.unwrap().iter().map(|feature| feature.dim).collect::<Vec<_>>()
+    };
+    assert_eq!(resolved("[city]\ndim = 6\n[user_id]\ndim = 64"), [64, 6, 64]);
+    // The dimension is that of the table, for all features that share it.
+    let shared = "[city]\ntable = \"t\"\ndim = 6\n[history]\ntable = \"t\"\npooling = \"mean\"";
+    assert_eq!(resolved(shared), [64, 6, 6]);
+    for (text, expected) in [
+        (
+            "[city]\ndim = 65",
+            "`[tables.city]`: `dim` is 65, but `[embedding].dim`, the common dimension, is 64",
+        ),
+        ("[city]\ndim = 0", "`[tables.city]`: table of feature `city`: it has 1000 rows of dimension 0"),
+        (
+            "[history]\ndim = 8\npooling = \"encoder\"",
+            "`[tables.history]`: `dim` is 8, but the feature pools by encoder, which needs vectors of `[embedding].dim`, 64",
+        ),
+        (
+            "[city]\ndim = 8\n[history]\npooling = \"din\"\ntarget = \"city\"",
+            "the target of `history` is `city`, whose table has `dim = 8`, and din needs vectors of `[embedding].dim`, 64",
+        ),
+        (
+            "[city]\ntable = \"t\"\ndim = 8\n[user_id]\ntable = \"t\"\ndim = 4",
+            "`dim` is 4, but 8 under `[tables.city]`, whose table `t` is the same",
+        ),
+    ] {
+        let error = refused(&embedding(), text);
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn features_share_the_table_that_they_name() {
     let shared = "[city]\ntable = \"places\"\nrows = 7\n[history]\ntable = \"places\"\npooling = \"attention\"\nids = \"hashed\"";
     let features = resolve_tables(&embedding(), &overrides(shared), &schema(), &KnownIds::default()).unwrap();

@@ -23,7 +23,12 @@ struct Case {
 
 impl Case {
     fn sequence(&self) -> Sequence<'_> {
-        Sequence { table: (&self.table).into(), rows: &self.rows, offsets: &self.offsets, sizes: &self.sizes }
+        Sequence {
+            table: Elements::Fp32(&self.table),
+            rows: &self.rows,
+            offsets: &self.offsets,
+            sizes: &self.sizes,
+        }
     }
 
     fn query_key(&self) -> QueryKey {

@@ -456,6 +456,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::element::Elements;
     use crate::simd::each_copy;
 
     /// A block of scores of a chain, its windows, and the gradients of their shares.
@@ -491,7 +492,7 @@ mod tests {
             let offsets: Vec<i32> = self.spans.iter().map(|span| span.start as i32).collect();
             let sizes: Vec<i32> = self.spans.iter().map(|span| span.len() as i32).collect();
             let sequence =
-                Sequence { table: (&[0.0][..]).into(), rows: &[], offsets: &offsets, sizes: &sizes };
+                Sequence { table: Elements::Fp32(&[0.0]), rows: &[], offsets: &offsets, sizes: &sizes };
             let chain = Chain { windows: (0..self.spans.len() as u32).collect(), start: 0, end: self.stride };
             let mut windows = Windows::default();
             windows.of(&sequence, &chain, self.stride);

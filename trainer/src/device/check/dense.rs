@@ -56,7 +56,7 @@ fn check_refused(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) 
     let none = accelerator.empty(&[0, sizes.dim], Kind::Float)?;
     let table_state = accelerator.zeros(&[tables.weights.rows(), 1], Kind::Float)?;
     let marks = accelerator.zeros(&[tables.weights.rows()], Kind::Uint8)?;
-    let permit = Some(verdict.permit());
+    let permit = Some(&verdict.permit);
     let update =
         Update { rule: Rule::RowWiseAdagrad { eps: 1e-8 }, rate: 0.1, max_norm: None, noise: 0, permit };
     let places = Accelerator::places(&rows);
@@ -64,7 +64,7 @@ fn check_refused(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) 
 
     let after = Tensor::from_slice(&Tables::values(&tables.weights)).to_device(accelerator.torch());
     let [table_state, marks] = [table_state, marks].map(|values| values.to_kind(Kind::Float).view(-1));
-    let found = Tensor::cat(&[after, table_state, marks, verdict.permit().to_kind(Kind::Float)], 0);
+    let found = Tensor::cat(&[after, table_state, marks, verdict.permit.to_kind(Kind::Float)], 0);
     let mut expected: Vec<f64> = tables.values.into_iter().map(f64::from).collect();
     expected.resize(found.numel(), 0.0);
     Ok(compare("permit", &found, &expected))

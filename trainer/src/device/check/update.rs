@@ -88,7 +88,7 @@ impl Expected {
         [state, marks]: [&Tensor; 2],
         noise: impl Fn(u64) -> Noise,
     ) -> Vec<KernelCheck> {
-        let dim = weights.dim() as usize;
+        let dim = weights.dim as usize;
         let check = |(table, dtype): (usize, DataType)| {
             let rows = weights.rows_of(table);
             let expected = &self.weights[rows.start as usize * dim..rows.end as usize * dim];

@@ -100,7 +100,7 @@ impl Exchange {
                 rest = after;
                 let (lookup, upstream) = match served {
                     Served::Lookup(lookup, true) => (lookup, Upstream::Values(own)),
-                    Served::Lookup(lookup, false) => (lookup, Upstream::Pooled(own, 0, 1)),
+                    Served::Lookup(lookup, false) => (lookup, Upstream::Pooled(own, 0, block.width)),
                     Served::Replica(..) => {
                         copies.next().expect("every rank asks for all copies").push(own);
                         continue;
@@ -163,9 +163,7 @@ impl Upstream<'_> {
                     output.copy_from_slice(&values[value as usize * dim_of_table..][dim(block.width)]);
                 }
             }
-            Upstream::Pooled(values, slot, features) => {
-                let width = values.len().checked_div(feature.rows.sizes.len()).unwrap_or(0);
-                let start = slot * width.checked_div(features).unwrap_or(0);
+            Upstream::Pooled(values, start, width) => {
                 for (output, &row) in outputs {
                     let vector = &values[row as usize * width + start..][dim(block.width)];
                     let size = feature.rows.sizes[row as usize];
@@ -185,9 +183,9 @@ fn by_feature<'a>(
 ) -> Vec<Option<(&'a FeatureLookup, Upstream<'a>)>> {
     let mut places = vec![None; count];
     for (lookup, gradients) in lookups.iter().zip(gradients) {
-        let pooled = lookup.pooled_features.len();
-        for (slot, feature) in lookup.pooled_features.iter().enumerate() {
-            places[feature.feature] = Some((feature, Upstream::Pooled(&gradients.pooled, slot, pooled)));
+        for (feature, columns) in lookup.pooled_features.iter().zip(&lookup.columns) {
+            let upstream = Upstream::Pooled(&gradients.pooled, columns.start, lookup.width());
+            places[feature.feature] = Some((feature, upstream));
         }
         for (feature, gradient) in lookup.sequences.iter().zip(&gradients.sequences) {
             places[feature.feature] = Some((feature, Upstream::Values(gradient)));

@@ -17,6 +17,7 @@ mod device;
 mod gradients;
 mod wire;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -454,20 +455,22 @@ impl Exchange {
         parts: &[Vec<Part<'_>>],
     ) -> Lookup {
         let GroupLookup { pooled, mut sequences, rows } = group;
-        let dim = pooled.first().map_or(1, |feature| configs[feature.table].dim as usize);
-        let mut here: Vec<(usize, Bags<'_>)> = Vec::new();
+        let mut here: Vec<(Range<usize>, Bags<'_>)> = Vec::new();
         let mut elsewhere = Vec::new();
-        for (slot, feature) in pooled.iter().enumerate() {
+        let (mut columns, mut width) = (Vec::with_capacity(pooled.len()), 0);
+        for feature in &pooled {
+            let own = width..width + configs[feature.table].dim as usize;
+            width = own.end;
+            columns.push(own.clone());
             match self.whole(feature.table).and_then(|shard| store.table(shard)) {
-                Some(table) => here.push((slot, feature.bags(table))),
-                None => elsewhere.push((slot, feature, by_row(&parts[feature.feature], rows))),
+                Some(table) => here.push((own, feature.bags(table))),
+                None => elsewhere.push((own, feature, by_row(&parts[feature.feature], rows))),
             }
         }
-        let width = pooled.len() * dim;
-        let vectors = pool_some(&here, pooled.len(), dim, rows, |block, output| {
-            for (slot, feature, by_row) in &elsewhere {
+        let vectors = pool_some(&here, width, rows, |block, output| {
+            for (columns, feature, by_row) in &elsewhere {
                 for (row, output) in block.clone().zip(output.chunks_exact_mut(width)) {
-                    let output = &mut output[slot * dim..(slot + 1) * dim];
+                    let output = &mut output[columns.clone()];
                     for (part, numbers) in parts[feature.feature].iter().zip(by_row) {
                         if let Some(number) = numbers[row].checked_sub(1) {
                             part.add(number as usize, output);
@@ -486,7 +489,7 @@ impl Exchange {
             let values = feature.table_rows.len();
             feature.received = Some(Received::new(values_of(&parts[feature.feature], values, dim), values));
         }
-        Lookup { pooled: vectors, pooled_features: pooled, sequences }
+        Lookup { pooled: vectors, columns, pooled_features: pooled, sequences }
     }
 }
 

@@ -152,7 +152,8 @@ fn train_as_the_cpu(features: &[FeatureConfig]) {
 fn graphs_compute_what_was_recorded() {
     let mut config = config("adagrad");
     config.data.label = None;
-    let task = |label: &str, weight| crate::TaskConfig { weight, ..crate::TaskConfig::new(label) };
+    let task =
+        |label: &str, weight| crate::config::TaskConfig { weight, ..crate::config::TaskConfig::new(label) };
     (config.tasks, config.model.top_mlp) = (vec![task("label", 1.0), task("like", 0.5)], vec![12, 2]);
     let batch = |step: usize| {
         let plain = batch(step as u64);

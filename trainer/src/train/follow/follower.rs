@@ -136,7 +136,7 @@ impl<'a> Follower<'a> {
         }
         followed.released -= 1;
         (self.waiting_since, self.drifted) = (None, None);
-        let partitions = days[0].keys().to_vec();
+        let partitions = days[0].keys.clone();
         Ok(Found::Part { snapshot: snapshot.snapshot, partitions })
     }
 
@@ -250,7 +250,7 @@ impl<'a> Follower<'a> {
                 let before = &progress.followed.before;
                 let mut record = Record::new((self.dataset, snapshot, day), before, progress, loss_sum)?;
                 if let (Some(drift), false) = (&mut self.sparse_drift, record.late_labels) {
-                    match drift.stability(snapshot, day.keys(), before) {
+                    match drift.stability(snapshot, &day.keys, before) {
                         Ok(indexes) => record.set_sparse_psi(indexes),
                         // The part is done, so its snapshot may have been removed.
                         Err(error) => tracing::warn!("the drift of sparse features is not known: {error}"),

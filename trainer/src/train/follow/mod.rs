@@ -104,7 +104,7 @@ pub(crate) struct Followed {
     before: Vec<PartitionKey>,
     /// The digests of the partitions that were trained on or are left out, by key.
     #[serde(default)]
-    trained: BTreeMap<String, Digest>,
+    pub(super) trained: BTreeMap<String, Digest>,
     /// The files of the partitions that this run was trained on, by key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     files: BTreeMap<String, LabelFiles>,
@@ -196,11 +196,6 @@ impl Followed {
     /// Returns whether this is the default value: the run follows no dataset, or has not begun to.
     pub(crate) fn is_nothing(&self) -> bool {
         *self == Self::default()
-    }
-
-    /// Returns the digests of the partitions that were trained on or are left out, by key.
-    pub(super) fn trained(&self) -> &BTreeMap<String, Digest> {
-        &self.trained
     }
 
     /// Returns whether a partition belongs to the current part, was trained on, or is left out.

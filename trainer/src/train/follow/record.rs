@@ -104,14 +104,14 @@ impl Record {
         progress: &Progress,
         loss_sum: f64,
     ) -> Result<Self> {
-        let own = || snapshot.partitions.iter().filter(|partition| day.keys().contains(&partition.key));
+        let own = || snapshot.partitions.iter().filter(|partition| day.keys.contains(&partition.key));
         let ahead = progress.progressive.last().filter(|figures| figures.partition == day.name);
         let begun = progress.followed.current.as_ref();
         let training_samples = progress.samples - begun.map_or(0, |current| current.samples_before);
         let losses = loss_sum - begun.map_or(0.0, |current| f64::from_bits(current.loss_bits_before));
-        let late_labels = progress.followed.is_again(day.keys());
+        let late_labels = progress.followed.is_again(&day.keys);
         let before = if late_labels { &[][..] } else { before };
-        let psi_by_feature = dense_stability((dataset, snapshot), day.keys(), before)?;
+        let psi_by_feature = dense_stability((dataset, snapshot), &day.keys, before)?;
         Ok(Self {
             partition: day.name.clone(),
             snapshot: snapshot.snapshot,

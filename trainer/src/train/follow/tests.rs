@@ -92,7 +92,7 @@ fn a_part_that_is_done_is_known() {
     assert!(followed.is_known(&key("hour=01")) && !followed.is_known(&key("hour=02")));
     followed.end_part();
     assert!(followed.is_known(&key("hour=01")) && followed.current.is_none());
-    assert_eq!((followed.before.len(), followed.trained().len()), (1, 1));
+    assert_eq!((followed.before.len(), followed.trained.len()), (1, 1));
     // Labels are recomputed beside the same samples; other samples are in other files.
     assert!(followed.is_again(&[key("hour=01")]) && !followed.is_again(&[key("hour=02")]));
     let found = |samples: i64, labels: i64| LabelFiles { samples, labels }.has_new_labels(file);

@@ -140,7 +140,7 @@ impl Training<'_> {
             model_step: (ended != Ending::Stopped).then(|| self.model_step()),
             tasks: by_task(&metrics),
             losses: (progress.steps as usize <= SUMMARY_LOSSES).then(|| sums.losses.clone()),
-            loss_jump: sums.loss_watch.jump(),
+            loss_jump: sums.loss_watch.jump,
             rows: self.row_counts()?,
             dedupe_factor: progress.dedupe_factor(),
             parameters,

@@ -44,7 +44,7 @@ impl Training<'_> {
     /// Returns the digests of the partitions that were trained on or are left out, by key; `None` if the run does not
     /// follow its dataset.
     pub(in crate::train) fn known_partitions(&self) -> Option<BTreeMap<String, Digest>> {
-        self.follower.as_ref().map(|_| self.progress.followed.trained().clone())
+        self.follower.as_ref().map(|_| self.progress.followed.trained.clone())
     }
 
     /// Waits for the next part, and makes it the current one. Returns the reason if the run ends instead.
@@ -76,7 +76,7 @@ impl Training<'_> {
     fn turn_to(&mut self, snapshot: u64, partitions: Vec<PartitionKey>) -> Result<()> {
         let collectives = Arc::clone(self.stepper.model.embeddings.collectives());
         let known = self.follower.as_ref().and_then(|follower| follower.known(snapshot));
-        let dataset = self.parts.dataset();
+        let dataset = self.parts.dataset;
         let loaded = collectives.agree_on(|| match known {
             Some(known) => Ok(known),
             None => Ok(Arc::new(load_snapshot(dataset, Some(snapshot))?)),

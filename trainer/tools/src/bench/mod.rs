@@ -29,7 +29,7 @@ use onefold_trainer::device::Accelerator;
 use onefold_trainer::embedding::{Embeddings, Placement, Status};
 use onefold_trainer::model::{Model, Stage};
 use onefold_trainer::optimizer::DenseOptimizer;
-use onefold_trainer::{Precision, Result, TrainConfig, check_precision};
+use onefold_trainer::{Precision, Result, TrainConfig, check_precision, name_of};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -254,8 +254,8 @@ impl<'a> Trainee<'a> {
             // The measured times are only those to enqueue the work.
             Some(device) => device.synchronize()?,
             None => {
-                stages.extend(of_model.into_iter().map(|(stage, time)| (crate::name_of(&stage), time)));
-                stages.push((crate::name_of(&Stage::TableUpdate), updated));
+                stages.extend(of_model.into_iter().map(|(stage, time)| (name_of(&stage), time)));
+                stages.push((name_of(&Stage::TableUpdate), updated));
             }
         }
         measured.times.push(started.elapsed());
@@ -312,7 +312,7 @@ fn describe(report: &BenchReport) -> String {
         let _ = writeln!(
             text,
             "{:<34} {:>8.1}  {:>9}  {:>7}  {:>7}",
-            crate::name_of(&variant.name),
+            name_of(&variant.name),
             variant.step_ms,
             format_count(variant.samples_per_second as u64),
             figure(variant.speedup),
@@ -322,7 +322,7 @@ fn describe(report: &BenchReport) -> String {
     for variant in &report.variants {
         let stages = variant.stages_ms.iter().map(|(name, time)| format!("{name} {time:.1}"));
         let stages = stages.collect::<Vec<_>>().join(", ");
-        let _ = writeln!(text, "{}, ms: {stages}", crate::name_of(&variant.name));
+        let _ = writeln!(text, "{}, ms: {stages}", name_of(&variant.name));
     }
     let memory =
         report.peak_rss_bytes.map_or_else(String::new, |b| format!(", peak memory {}", format_bytes(b)));

@@ -105,7 +105,7 @@ impl PlanRank {
         for number in 0..WARM_UP + most {
             let step = self.step()?;
             // All ranks see the same times, so they stop together.
-            let all = self.turns.inner().gather(&[step.work_ms()])?;
+            let all = self.turns.inner.gather(&[step.work_ms()])?;
             if number < WARM_UP {
                 continue;
             }

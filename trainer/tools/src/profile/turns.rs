@@ -24,7 +24,8 @@ use super::machine::Clock;
 /// the slowest one before every exchange.
 #[derive(Debug)]
 pub(super) struct Turns {
-    inner: Arc<dyn Collectives>,
+    /// The collectives without turns.
+    pub(super) inner: Arc<dyn Collectives>,
     threads: usize,
     baton: Baton,
     state: Mutex<State>,
@@ -62,7 +63,7 @@ impl Baton {
     fn new(collectives: &dyn Collectives) -> Result<Self> {
         let folder = (collectives.rank() == 0).then(tempfile::tempdir).transpose()?;
         let path = folder.as_ref().map(|folder| folder.path().as_os_str().as_encoded_bytes());
-        let path = collectives.broadcast_bytes(path.unwrap_or_default(), 0)?;
+        let path = collectives.gather_bytes(path.unwrap_or_default())?.swap_remove(0);
         let path = PathBuf::from(OsString::from_vec(path));
         let sockets: Vec<PathBuf> =
             (0..collectives.size()).map(|rank| path.join(format!("{rank}.socket"))).collect();
@@ -159,11 +160,6 @@ impl Turns {
         Ok(std::mem::take(&mut self.lock().step))
     }
 
-    /// Returns the collectives without turns.
-    pub(super) fn inner(&self) -> &dyn Collectives {
-        self.inner.as_ref()
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -236,7 +232,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
-    use onefold_trainer::distributed::{Reduce, ThreadCollectives, threads};
+    use onefold_trainer::distributed::{ThreadCollectives, threads};
     use tch::Tensor;
 
     use super::*;
@@ -263,7 +259,7 @@ mod tests {
                         turns.begin().unwrap();
                         work();
                         let (sum, own) = (Tensor::from_slice(&[1.0f32]), Tensor::from_slice(&[2.0f32]));
-                        turns.all_reduce(&sum, Reduce::Sum).unwrap().wait().unwrap();
+                        turns.all_reduce(&sum).unwrap().wait().unwrap();
                         work();
                         let all = Tensor::zeros([3], (tch::Kind::Float, Device::Cpu));
                         turns.all_gather(&all, &own).unwrap().wait().unwrap();
