@@ -62,7 +62,7 @@ fn a_job_goes_on_elsewhere_from_its_store() {
     let command = on(&dir, &server);
     let launch =
         |ranks: u32, more: &str| command(&format!("onefold-train launch --ranks {ranks} -- {RUN} {more}"));
-    let whole = launch(3, "--plan plan.json --out whole --max-steps 40").json();
+    let whole = launch(3, "--plan plan.json --out whole --max-steps 28").json();
     let faults = [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::LoseAnswer, Fault::Truncate];
     for (fault, seed) in faults.into_iter().zip(1..) {
         server.inject("", fault, When::Chance { probability: 0.01, seed });
@@ -78,7 +78,7 @@ fn a_job_goes_on_elsewhere_from_its_store() {
     }
     fs_err::remove_dir_all(dir.path("here")).unwrap();
 
-    let resumed = launch(3, &format!("{there} --out elsewhere --max-steps 40 --resume")).json();
+    let resumed = launch(3, &format!("{there} --out elsewhere --max-steps 28 --resume")).json();
     assert_eq!((resumed["resumed_from_step"].as_u64(), losses(&resumed)), (Some(17), losses(&whole)));
     assert!(fs_err::read(folder.join("model.safetensors")).unwrap() == dir.read("whole/model.safetensors"));
     assert!(metrics(&dir, "elsewhere") == metrics(&dir, "whole"), "the metrics did not come along");
@@ -101,12 +101,10 @@ fn a_job_goes_on_elsewhere_from_its_store() {
             figures(&format!("onefold-train eval {run} --data dataset --checkpoint latest")),
             expected
         );
-        let of_ranks = format!(
-            "onefold-train launch --ranks 2 -- eval {run} --data dataset --timeout 300 --checkpoint 40"
-        );
-        let loss = figures(&of_ranks).0.as_f64().unwrap();
-        assert!((loss - expected.0.as_f64().unwrap()).abs() < 1e-6, "{run}");
     }
+    let eval = format!("eval {REMOTE} --data dataset --timeout 300 --checkpoint 28");
+    let loss = figures(&format!("onefold-train launch --ranks 2 -- {eval}")).0.as_f64().unwrap();
+    assert!((loss - expected.0.as_f64().unwrap()).abs() < 1e-6, "{loss}");
     command("onefold-train export whole --out a").works();
     command(&format!("onefold-train export {REMOTE} --out b")).works();
     command("onefold-train export elsewhere --checkpoint latest --out c").works();
@@ -114,9 +112,9 @@ fn a_job_goes_on_elsewhere_from_its_store() {
         assert!(dir.read("a/model.safetensors") == dir.read(format!("{other}/model.safetensors")), "{other}");
     }
     // The run continues on a different number of ranks, and from the directory alone.
-    let moved = launch(2, "--out elsewhere --max-steps 44 --resume").json();
-    assert_eq!(moved["resumed_from_step"].as_u64(), Some(40));
-    launch(2, &format!("--out elsewhere --checkpoints {REMOTE}/ --max-steps 45 --resume")).works();
+    let moved = launch(2, "--out elsewhere --max-steps 32 --resume").json();
+    assert_eq!(moved["resumed_from_step"].as_u64(), Some(28));
+    launch(2, &format!("--out elsewhere --checkpoints {REMOTE}/ --max-steps 33 --resume")).works();
 }
 
 /// The store also contains the preprocessing. A local directory, given as a path or a URL, works as well.
@@ -181,9 +179,7 @@ fn places_of_checkpoints_that_cannot_be_used() {
         &["s3://data/runs/2", "not a run"],
     );
     refused(
-        command(&format!(
-            "onefold-train launch --ranks 2 -- eval {REMOTE} --data dataset --timeout 300 --checkpoint 7"
-        )),
+        command(&format!("onefold-train eval {REMOTE} --data dataset --checkpoint 7")),
         &["no checkpoint of step 7", "choose one of step 5"],
     );
     dir.set("logs/train.toml", "seed", "2");
@@ -236,17 +232,15 @@ fn ranks_killed_while_they_write_to_a_store_lose_nothing() {
     for (request, nth) in [
         ("/checkpoints/step-000000000005/", 1),
         ("/checkpoint.json", 1),
-        ("/checkpoints/step-000000000010/", 3),
         ("/checkpoints/step-000000000015/", 6),
         ("POST /data?delete", 1),
-        ("POST /data?delete", 2),
         ("/tables-00001-of-00002", 3),
         ("PUT /data/runs/1/.shards/", 2),
         ("PUT /data/runs/1/model.safetensors", 1),
     ] {
         killed += usize::from(killed_before(&dir, &server, &line, request, nth));
     }
-    assert!(killed >= 7, "{killed} jobs were killed");
+    assert!(killed >= 5, "{killed} jobs were killed");
     let resumed = command(&line).json();
     assert_eq!(losses(&resumed), losses(&whole));
     assert!(fs_err::read(folder.join("model.safetensors")).unwrap() == dir.read("whole/model.safetensors"));
@@ -279,7 +273,7 @@ fn two_jobs_on_one_store_are_told() {
     assert!(message.contains("another job has written the checkpoint `step-000000000012`"), "{message}");
     assert_eq!(other.get(), Some(&Some(12)));
     // The next job continues from there.
-    let third = command(&line("third", 25)).json();
+    let third = command(&line("third", 15)).json();
     assert_eq!(third["resumed_from_step"].as_u64(), Some(12));
     assert_only_named_files(&server.file(BUCKET, "runs/1"));
 }

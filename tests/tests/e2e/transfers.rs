@@ -15,25 +15,32 @@ use crate::logs::write_table;
 use crate::row_groups::SESSION_CONFIG;
 use crate::samples::assert_only_named_files;
 
-/// The number of samples whose file is longer than two parts of 8 MiB, because their ids cannot be compressed.
-const LONG: i64 = 2_400_000;
+/// The number of samples whose file is longer than two parts of 8 MiB, with [`FEATURES`].
+const LONG: i64 = 100_000;
 const SHORT: i64 = 100;
+/// The number of features of logs that are uploaded.
+const FEATURES: i64 = 24;
 
-/// Writes a log of one partition, `NAME`, and the configuration of its dataset, `NAME.toml`.
-fn write_log(dir: &Dir, name: &str, samples: i64) {
+/// Writes a log of one partition, `NAME`, and the configuration of its dataset, `NAME.toml`. The ids of the features,
+/// one per sample, cannot be compressed.
+fn write_log(dir: &Dir, name: &str, samples: i64, features: i64) {
     let numbers = |of: &dyn Fn(i64) -> i64| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values((0..samples).map(of)))
     };
     let times = TimestampMicrosecondArray::from_iter_values((0..samples).map(|i| 1_714_521_600_000_000 + i));
-    let columns = vec![
+    let names: Vec<String> = (0..features).map(|feature| format!("f{feature:02}")).collect();
+    let mut columns = vec![
         ("session", numbers(&|i| i / 100)),
         ("time", Arc::new(times) as ArrayRef),
         ("label", numbers(&|i| i % 2)),
-        ("request", numbers(&scattered)),
         ("part", Arc::new(StringArray::from(vec![name; samples as usize])) as ArrayRef),
     ];
+    let ids = |feature: i64| numbers(&|i| scattered(i * features + feature));
+    columns.extend((0..).zip(&names).map(|(feature, name)| (name.as_str(), ids(feature))));
     write_table(&dir.path(format!("{name}.parquet")), columns);
-    dir.write(format!("{name}.toml"), SESSION_CONFIG.replace("log.parquet", &format!("{name}.parquet")));
+    let features: String = names.iter().map(|name| format!("{name} = {{ kind = \"sparse\" }}\n")).collect();
+    let config = SESSION_CONFIG.replace("log.parquet", &format!("{name}.parquet"));
+    dir.write(format!("{name}.toml"), config.replace("request = { kind = \"sparse\" }\n", &features));
 }
 
 /// Returns a number that is unrelated to its neighbours (SplitMix64, Steele, Lea and Flood 2014).
@@ -48,8 +55,8 @@ fn ingest(dir: &Dir, server: &S3Server, what: &str) -> TestCommand {
 #[test]
 fn short_files_take_one_request_and_long_ones_parts() {
     let (dir, server) = (Dir::new(), S3Server::start());
-    write_log(&dir, "short", SHORT);
-    write_log(&dir, "long", LONG);
+    write_log(&dir, "short", SHORT, FEATURES);
+    write_log(&dir, "long", LONG, FEATURES);
     let put = |name: &str| -> (Counters, Value) {
         server.reset_counters();
         let built = ingest(&dir, &server, &format!("build {name}.toml --out s3://data/{name}")).json();
@@ -75,8 +82,8 @@ fn short_files_take_one_request_and_long_ones_parts() {
 #[test]
 fn uploads_whose_answers_are_lost_are_done_once() {
     let dir = Dir::new();
-    write_log(&dir, "short", SHORT);
-    write_log(&dir, "long", LONG);
+    write_log(&dir, "short", SHORT, FEATURES);
+    write_log(&dir, "long", LONG, FEATURES);
     let (begin_or_end, part) = ("POST /data/ds/data/", "PUT /data/ds/data/");
     for (log, request, nth, fault) in [
         ("short", part, 1, Fault::LoseAnswer),
@@ -101,9 +108,9 @@ fn uploads_whose_answers_are_lost_are_done_once() {
 #[test]
 fn uploads_that_are_refused_leave_nothing() {
     let dir = Dir::new();
-    write_log(&dir, "first", SHORT);
-    write_log(&dir, "short", SHORT);
-    write_log(&dir, "long", LONG);
+    write_log(&dir, "first", SHORT, FEATURES);
+    write_log(&dir, "short", SHORT, FEATURES);
+    write_log(&dir, "long", LONG, FEATURES);
     let server = S3Server::start();
     ingest(&dir, &server, "build first.toml --out s3://data/ds").works();
     let before = Snapshot::load(&server.file(BUCKET, "ds")).unwrap();
@@ -127,29 +134,9 @@ fn uploads_that_are_refused_leave_nothing() {
     ingest(&dir, &server, "verify s3://data/ds").works();
 }
 
-/// The number of samples of a log with as many sparse features as rm1 has. Two features take 3 MB.
+/// The number of samples of a log with as many sparse features as rm1 has, [`WIDE_FEATURES`]. Two features take 3 MB.
 const WIDE: i64 = 200_000;
-const FEATURES: i64 = 42;
-
-/// Writes a log of one partition, `wide`, whose features cannot be compressed, and its configuration.
-fn write_wide_log(dir: &Dir) {
-    let numbers =
-        |of: &dyn Fn(i64) -> i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values((0..WIDE).map(of))) };
-    let times = TimestampMicrosecondArray::from_iter_values((0..WIDE).map(|i| 1_714_521_600_000_000 + i));
-    let names: Vec<String> = (0..FEATURES).map(|feature| format!("f{feature:02}")).collect();
-    let mut columns = vec![
-        ("session", numbers(&|i| i / 100)),
-        ("time", Arc::new(times) as ArrayRef),
-        ("label", numbers(&|i| i % 2)),
-        ("part", Arc::new(StringArray::from(vec!["all"; WIDE as usize])) as ArrayRef),
-    ];
-    let ids = |feature: i64| numbers(&|i| scattered(i * FEATURES + feature));
-    columns.extend((0..).zip(&names).map(|(feature, name)| (name.as_str(), ids(feature))));
-    write_table(&dir.path("wide.parquet"), columns);
-    let features: String = names.iter().map(|name| format!("{name} = {{ kind = \"sparse\" }}\n")).collect();
-    let config = SESSION_CONFIG.replace("log.parquet", "wide.parquet");
-    dir.write("wide.toml", config.replace("request = { kind = \"sparse\" }\n", &features));
-}
+const WIDE_FEATURES: i64 = 42;
 
 /// Returns the size of all column chunks of some columns of a dataset, according to the footers.
 fn chunk_bytes(dataset: &Path, is_wanted: impl Fn(&str) -> bool) -> u64 {
@@ -170,7 +157,7 @@ fn chunk_bytes(dataset: &Path, is_wanted: impl Fn(&str) -> bool) -> u64 {
 #[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
 fn readers_fetch_little_but_the_columns_that_they_read() {
     let (dir, server) = (Dir::new(), S3Server::start());
-    write_wide_log(&dir);
+    write_log(&dir, "wide", WIDE, WIDE_FEATURES);
     let built = ingest(&dir, &server, "build wide.toml --out s3://data/wide --buckets 3").json();
     let bytes_on_disk = built["bytes_on_disk"].as_u64().unwrap();
     let dataset = server.file(BUCKET, "wide");

@@ -96,8 +96,8 @@ fn data_files_that_are_damaged() {
     dir.command(READ).fails(&[file, "it is missing", "build the dataset again"]);
 }
 
-/// Flips every byte of a data file, one at a time. The result must be an error or the same samples, but neither other
-/// samples nor a panic.
+/// Flips every third byte of a data file, one at a time. The result must be an error or the same samples, but neither
+/// other samples nor a panic.
 #[test]
 fn flipped_bytes_change_no_sample() {
     let dir = with_dataset();
@@ -111,7 +111,7 @@ fn flipped_bytes_change_no_sample() {
         Ok(steps.collect::<Result<Vec<_>, _>>()?.iter().flat_map(|step| samples_of(&step.batch)).collect())
     };
     let (mut errors, mut silent) = (0, Vec::new());
-    for place in 0..whole.len() {
+    for place in (0..whole.len()).step_by(3) {
         let mut flipped = whole.clone();
         flipped[place] ^= 0x10;
         dir.write(file, flipped);
@@ -129,7 +129,7 @@ fn flipped_bytes_change_no_sample() {
         silent.is_empty(),
         "{} of {} flips changed samples without an error: {silent:?}",
         silent.len(),
-        whole.len()
+        whole.len() / 3
     );
-    assert!(errors > whole.len() / 10, "{errors} errors");
+    assert!(errors > whole.len() / 30, "{errors} errors");
 }
