@@ -17,7 +17,7 @@ pub(crate) fn logs(workload: &str) -> Dir {
 }
 
 fn write_logs(dir: &Dir, workload: &str) {
-    dir.command(&format!("onefold-data generate --workload {workload} --samples 3000 --seed 3 --out logs"))
+    dir.command(&format!("onefold-data generate --workload {workload} --samples 1500 --seed 3 --out logs"))
         .works();
     let whole = dir.path("logs/features/part-00000.parquet");
     let reader = ParquetRecordBatchReaderBuilder::try_new(fs_err::File::open(&whole).unwrap().into_file());
