@@ -129,7 +129,7 @@ impl Queries {
         let vectors: Vec<_> = targets.iter().map(|(target, _)| vectors_of(batch, *target, pooled)).collect();
         let vectors = Tensor::cat(&vectors, 0).detach().set_requires_grad(true);
         let shared = part(&vectors);
-        let (samples, width) = (batch.size(), shared.size()[1]);
+        let (samples, width) = (batch.size, shared.size()[1]);
         let by_sample = accelerator.empty(&[samples * batch.targets.len() as i64, width], Kind::Float)?;
         let mut queries = Self { targets, vectors, shared, by_sample };
         let values = queries.shared.detach().contiguous();
@@ -151,7 +151,7 @@ impl Queries {
     /// Adds the gradient of the targets' vectors to the gradient of all pooled rows, after `backward` has reached
     /// the leaf of the samples.
     fn backward(&self, accelerator: &Accelerator, batch: &Staged, pooled: &Tensor) -> Result<()> {
-        let (samples, width) = (batch.size(), self.shared.size()[1]);
+        let (samples, width) = (batch.size, self.shared.size()[1]);
         let (by_sample, total) = (self.by_sample.grad().contiguous(), self.shared.detach().zeros_like());
         for (target, first) in batch.targets.iter().zip((0..).map(|i| i * samples)) {
             let rows = self.rows_of(*target);

@@ -75,10 +75,10 @@ impl Recordings {
         batch: &Staged,
         width: i64,
     ) -> Result<Option<Rc<Recorded>>> {
-        let Some(labels) = batch.labels.as_ref().filter(|_| accelerator.records() && batch.size() > 0) else {
+        let Some(labels) = batch.labels.as_ref().filter(|_| accelerator.records() && batch.size > 0) else {
             return Ok(None);
         };
-        let key = (batch.size(), batch.weights.is_some());
+        let key = (batch.size, batch.weights.is_some());
         if let Some((_, recorded)) = self.recorded.iter().find(|(other, _)| *other == key) {
             return Ok(Some(Rc::clone(recorded)));
         }

@@ -126,6 +126,9 @@ fn shared_tables_train_as_the_cpus() {
     train_as_the_cpu(&shared_tables());
 }
 
+/// Steps of a training: every batch more than twice, and most of them as recorded graphs.
+const STEPS: u64 = 16;
+
 fn train_as_the_cpu(features: &[FeatureConfig]) {
     let on_device = |config: &TrainConfig| at(config, features, Some(&emulated()));
     for kind in ["row_wise_adagrad", "adagrad", "adam", "sgd"] {
@@ -133,14 +136,14 @@ fn train_as_the_cpu(features: &[FeatureConfig]) {
         config.optimizer.tables.learning_rate = 0.05;
         for (form, (name, _)) in forms_of(&batch(0)).iter().enumerate() {
             let mut cpu = at(&config, features, None);
-            let (expected, _) = train(&config, &mut cpu, form, 40);
-            let (losses, state) = train(&config, &mut on_device(&config), form, 40);
+            let (expected, _) = train(&config, &mut cpu, form, STEPS);
+            let (losses, state) = train(&config, &mut on_device(&config), form, STEPS);
             for (step, (a, b)) in expected.iter().zip(&losses).enumerate() {
                 let close = (a - b).abs() <= 1e-4 * a.abs().max(b.abs());
                 assert!(close, "{kind}, {name}, step {step}: {a} {b}");
             }
             // A second run: threads run in another order, but all bits are equal.
-            let (again, same) = train(&config, &mut on_device(&config), form, 40);
+            let (again, same) = train(&config, &mut on_device(&config), form, STEPS);
             assert!(losses == again && state == same, "{kind}, {name}");
         }
     }
