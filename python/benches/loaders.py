@@ -13,7 +13,10 @@ The sum of a hash of all samples must be equal for all of them. Figures:
 - bytes per sample: all files that the loader stores.
 - samples/s: samples of an epoch in file order, divided by the time from opening to the last batch. `rows/s` counts
   the lists that the batches contain, divided by the number of features: fewer than samples if batches are
-  deduplicated. Every measurement runs `--repeat` times, in turn, and the medians count.
+  deduplicated. Figures are medians of `--repeat` rounds; a round reads with every loader once, and every second round
+  in the opposite order.
+- samples per core second: the same samples, divided by the processor time of all threads. It depends less on other
+  work on the machine, and does not favour loaders that use several cores.
 - first batch: from opening to the first batch, after the imports.
 - memory: the growth of the resident memory at its peak, from the end of the imports on.
 - killed: a training writes a checkpoint, the loader's state and the samples it has seen, every `--every` steps, and
@@ -22,8 +25,8 @@ The sum of a hash of all samples must be equal for all of them. Figures:
   loader without a state starts from the beginning.
 - ranks: the same, from two ranks to one, without the kill. Only loaders that promise it.
 
-Measurements run in processes of their own. A loader whose package cannot be imported, or that fails, is a line of the
-table that says so.
+Measurements run in processes of their own, forked from one that has imported the packages of the loader. A loader
+whose package cannot be imported, or that fails, is a line of the table that says so.
 """
 
 import argparse
@@ -38,6 +41,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import numpy
@@ -86,12 +90,12 @@ def write(kind, task):
 
 
 def read(kind, task):
-    """Reads an epoch in file order. Returns the counts, the seconds, and the growth of the memory."""
+    """Reads an epoch in file order. Returns the number of rows, the seconds, and the growth of the memory."""
     source = Source(task["dataset"])
     # The peak starts anew.
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
-    started, first, samples, rows = time.perf_counter(), None, 0, 0
+    processor, started, first, samples, rows = time.process_time(), time.perf_counter(), None, 0, 0
     for batch in kind(source, Path(task["folder"]), task["batch"], shuffle=False):
         if first is None:
             first = time.perf_counter() - started
@@ -100,8 +104,8 @@ def read(kind, task):
         samples += own
         rows += own if plain else statistics.mean(feature.rows for feature in batch.features.values())
     seconds = time.perf_counter() - started
-    memory = resident("VmHWM") - before
-    return {"samples": samples, "rows": rows, "first": first, "seconds": seconds, "memory": memory}
+    processor, memory = time.process_time() - processor, resident("VmHWM") - before
+    return {"rows": rows, "first": first, "seconds": seconds, "processor": processor, "memory": memory}
 
 
 def train(kind, task):
@@ -151,28 +155,84 @@ class Failed(Exception):
     """A loader failed; the message is the last line that it printed."""
 
 
+SERVERS = {}
+"""By the name of a loader: the process that forks the processes of its actions."""
+
+
+def serve(name):
+    """Imports the packages of a loader, once where it can, and forks a process for every request in stdin.
+
+    A request is the arguments of `act` after the first one, and the answer is the process id; or it is a process id,
+    and the answer is the exit status.
+    """
+    if LOADERS[name].forks:
+        LOADERS[name].version()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if isinstance(request, int):
+            print(os.waitstatus_to_exitcode(os.waitpid(request, 0)[1]), flush=True)
+            continue
+        process = os.fork()
+        if process == 0:
+            act(LOADERS[name], *request)
+        print(process, flush=True)
+
+
+def act(kind, action, task, environment, printed):
+    """Does an action of a loader, whose result and errors are written to the file `printed`, and ends the process."""
+    for target, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_CREAT)):
+        os.dup2(os.open(printed if target else os.devnull, mode), target)
+    os.dup2(1, 2)
+    os.environ.update(environment)
+    tempfile.tempdir = task["temporary"]
+    try:
+        kind.version()
+        print(json.dumps(ACTIONS[action](kind, task)), flush=True)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # Without waiting for threads of a loader that was left within an epoch.
+    os._exit(0)
+
+
+def ask(name, request):
+    """Returns the answer of the server of a loader, which is started first if there is none."""
+    if name not in SERVERS:
+        # No loader may see a GPU or a network.
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+        SERVERS[name] = subprocess.Popen(
+            [sys.executable, __file__, "--serve", name], env=os.environ | environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )
+    server = SERVERS[name]
+    try:
+        print(json.dumps(request), file=server.stdin, flush=True)
+    except BrokenPipeError:
+        pass
+    answer = server.stdout.readline()
+    if not answer:
+        raise Failed("its packages cannot be imported; stderr says why")
+    return int(answer)
+
+
 def start(action, name, task, ranks=None):
-    """Starts an action of a loader in a process of its own."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    environment |= {"TMPDIR": task["temporary"], "DATA_OPTIMIZER_CACHE_FOLDER": task["temporary"]} | (ranks or {})
-    command = [sys.executable, __file__, "--action", action, name, json.dumps(task)]
-    errors = tempfile.TemporaryFile("w+")
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-    process.errors = errors
-    return process
+    """Starts an action of a loader in a process of its own. Returns what `finish` takes."""
+    # Loaders empty the temporary folder.
+    printed = Path(task["work"], f"printed-{task.get('rank', 0)}")
+    printed.unlink(missing_ok=True)
+    environment = {"TMPDIR": task["temporary"], "DATA_OPTIMIZER_CACHE_FOLDER": task["temporary"], **(ranks or {})}
+    return name, ask(name, [action, task, environment, str(printed)]), printed
 
 
-def finish(process, kill=False):
+def finish(started, kill=False):
     """Waits for an action, and returns its result."""
-    printed = process.communicate()[0].splitlines()
-    with process.errors as errors:
-        errors.seek(0)
-        lines = errors.read().splitlines()
-    if kill and process.returncode == -signal.SIGKILL:
+    name, process, printed = started
+    status, lines = ask(name, process), printed.read_text().splitlines()
+    if kill and status == -signal.SIGKILL:
         return {}
-    if process.returncode != 0 or not printed:
-        raise Failed(lines[-1] if lines else f"ended with status {process.returncode}")
-    return json.loads(printed[-1])
+    if status != 0:
+        raise Failed(lines[-1] if lines else f"ended with status {status}")
+    return json.loads(lines[-1])
 
 
 def run(action, name, task, kill=False):
@@ -223,61 +283,106 @@ def other_ranks(name, task, expected):
             ranks |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             processes.append(start("train", name, two | {"rank": rank, "checkpoint": str(paths[rank])}, ranks))
         try:
-            for process in processes:
-                finish(process)
+            while processes:
+                finish(processes[0])
+                del processes[0]
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            # After a failure of one rank the other one may wait for it.
+            for _, process, _ in processes[1:]:
+                os.kill(process, signal.SIGKILL)
     one = task | {"start": str(paths[0]), "checkpoint": str(last), "rank": 0, "world": 1, "kill": False, "stop": None}
     run("train", name, one)
     # The last checkpoint contains what rank 0 had seen.
     return counts(expected, [last, paths[1]])
 
 
-def measure(name, dataset, options, expected):
-    """Returns the figures of a loader. `expected` is the file of the hashes of all samples."""
+def task_of(name, dataset, options):
+    """Returns the task of a loader. Its folder is within `options.work`."""
     folder = options.work / f"{Path(dataset).name}-{name.replace(' ', '').replace(',', '-')}"
-    shutil.rmtree(folder, ignore_errors=True)
     task = {"dataset": dataset, "folder": str(folder), "batch": options.batch, "every": options.every}
-    task["work"] = str(options.work)
+    return task | {"work": str(options.work)}
+
+
+def prepare(name, task, expected):
+    """Stores the samples, and checks that the loader yields them. `expected` is the file of their hashes."""
+    shutil.rmtree(task["folder"], ignore_errors=True)
     found = run("write", name, task)
-    out = {} if expected.exists() else {"out": str(expected)}
-    found |= run("check", name, task | out)
-    times = [run("read", name, task) for _ in range(options.repeat)]
-    found |= {field: statistics.median(one[field] for one in times) for field in ("first", "seconds", "memory", "rows")}
-    hashed = numpy.load(expected)
+    return found | run("check", name, task | ({} if expected.exists() else {"out": str(expected)}))
+
+
+def rates(tasks, repeat):
+    """Returns the medians of `repeat` rounds for each loader."""
+    times = {name: [] for name in tasks}
+    for i in range(repeat):
+        # The order alternates, because the previous measurement has an effect on a shared machine.
+        for name in list(tasks)[:: -1 if i % 2 else 1]:
+            times[name].append(run("read", name, tasks[name]))
+    fields = ("first", "seconds", "processor", "memory", "rows")
+    return {name: {field: statistics.median(one[field] for one in own) for field in fields} for name, own in times.items()}
+
+
+def resumed(name, task, expected):
+    """Returns the counts of the trainings that continue."""
+    found = {}
     for field, of in (("killed", killed), ("ranks", other_ranks)):
         if field == "ranks" and not LOADERS[name].ranks:
             continue
         try:
-            found[field] = of(name, task, hashed)
+            found[field] = of(name, task, expected)
         except Failed as error:
             found[field] = str(error)
-    shutil.rmtree(folder)
     return found
+
+
+def measure(dataset, options):
+    """Returns the figures of all loaders. The samples of a loader that differ from those of the first end the program."""
+    expected = options.work / f"{Path(dataset).name}.npy"
+    expected.unlink(missing_ok=True)
+    figures, tasks = {}, {}
+    for name in options.loaders.split(";"):
+        task = task_of(name, dataset, options)
+        try:
+            figures[name] = prepare(name, task, expected)
+            tasks[name] = task
+        except Failed as error:
+            figures[name] = {"error": str(error)}
+        print(f"stored: {name}", file=sys.stderr)
+    sums = {name: (figures[name]["samples"], figures[name]["sum"]) for name in tasks}
+    if len(set(sums.values())) > 1:
+        sys.exit(f"error: the loaders yield different samples: {sums}")
+    for name, found in rates(tasks, options.repeat).items():
+        figures[name] |= found
+        print(f"read: {name}: {json.dumps(figures[name])}", file=sys.stderr)
+    hashed = numpy.load(expected)
+    for name, task in tasks.items():
+        counted = resumed(name, task, hashed)
+        print(f"continued: {name}: {json.dumps(counted)}", file=sys.stderr)
+        figures[name] |= counted
+        shutil.rmtree(task["folder"])
+    return figures
 
 
 def row(name, found):
     """Returns a line of the table."""
     if "error" in found:
-        return f"| {name} | not measured: {found['error']} | | | | | | | |"
+        return f"| {name} | not measured: {found['error']} | | | | | | | | |"
     samples, shown = found["samples"], lambda value: " / ".join(f"{v:,}" for v in value)
-    resumed = [found.get(field) or "not offered" for field in ("killed", "ranks")]
+    counted = [found.get(field) or "not offered" for field in ("killed", "ranks")]
     cells = [
         f"{name} {found['version']}",
         f"{found['bytes'] / samples:,.1f}",
         f"{samples / found['seconds']:,.0f}",
         f"{found['rows'] / found['seconds']:,.0f}",
+        f"{samples / found['processor']:,.0f}",
         f"{1000 * found['first']:,.0f} ms",
         f"{found['memory'] / 2**20:,.0f} MiB",
-        *(shown(one) if isinstance(one, list) else one for one in resumed),
+        *(shown(one) if isinstance(one, list) else one for one in counted),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-HEADER = """| loader | bytes per sample | samples/s | rows/s | first batch | memory | killed: seen 0 / 1 / again | ranks 2 to 1: seen 0 / 1 / again |
-|---|---|---|---|---|---|---|---|"""
+HEADER = """| loader | bytes per sample | samples/s | rows/s | samples per core second | first batch | memory | killed: seen 0 / 1 / again | ranks 2 to 1: seen 0 / 1 / again |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def main():
@@ -293,28 +398,14 @@ def main():
     options.work = options.work.resolve()
     figures = {}
     for dataset in map(os.path.abspath, options.datasets):
-        expected = options.work / f"{Path(dataset).name}.npy"
-        expected.unlink(missing_ok=True)
-        print(f"\n{Path(dataset).name}, batches of {options.batch:,} samples:\n\n{HEADER}", flush=True)
-        sums = set()
-        own = figures[Path(dataset).name] = {}
-        for name in options.loaders.split(";"):
-            try:
-                own[name] = measure(name, dataset, options, expected)
-                sums.add((own[name]["samples"], own[name]["sum"]))
-            except Failed as error:
-                own[name] = {"error": str(error)}
-            print(row(name, own[name]), flush=True)
-            (options.work / "figures.json").write_text(json.dumps(figures, indent=1))
-            if len(sums) > 1:
-                sys.exit(f"error: the samples of `{name}` differ from those of the loaders before it")
+        found = figures[Path(dataset).name] = measure(dataset, options)
+        (options.work / "figures.json").write_text(json.dumps(figures, indent=1))
+        print(f"\n{Path(dataset).name}, batches of {options.batch:,} samples:\n\n{HEADER}")
+        print("\n".join(row(name, own) for name, own in found.items()), flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--action"]:
-        action, name, task = sys.argv[2:]
-        LOADERS[name].version()
-        print(json.dumps(ACTIONS[action](LOADERS[name], json.loads(task))), flush=True)
-        # Without waiting for threads of a loader that was left within an epoch.
-        os._exit(0)
-    main()
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2])
+    else:
+        main()

@@ -72,8 +72,10 @@ class Source:
 class Loader:
     """The part that loaders have in common. `source` is a `Source`, and `batch` the samples of a step of all ranks."""
 
-    package = ""
-    """The module that must be importable."""
+    packages = ()
+    """The modules that it needs. The version in the table is that of the first one."""
+    forks = True
+    """Whether its packages work in a process that is forked after their import."""
     ranks = False
     """Whether the manual of the loader promises to resume with another number of ranks."""
     shuffles = True
@@ -87,7 +89,7 @@ class Loader:
     @classmethod
     def version(cls):
         """Imports the packages, and returns the version of the first one."""
-        return importlib.import_module(cls.package).__version__
+        return [importlib.import_module(name) for name in cls.packages][0].__version__
 
     def open(self, state):
         raise NotImplementedError
@@ -98,7 +100,7 @@ class Loader:
 
 
 class Onefold(Loader):
-    package = "onefold"
+    packages = ("onefold",)
     ranks = True
     dedupe = "off"
 
@@ -141,7 +143,7 @@ class OnefoldWindow(Onefold):
 class Streaming(Loader):
     """MosaicML's StreamingDataset, on MDS shards with zstd."""
 
-    package = "streaming"
+    packages = ("streaming",)
     ranks = True
 
     @staticmethod
@@ -177,7 +179,7 @@ class Streaming(Loader):
 class LitData(Loader):
     """Lightning's litdata, on its chunks with zstd."""
 
-    package = "litdata"
+    packages = ("litdata",)
     ranks = True
 
     @staticmethod
@@ -216,7 +218,8 @@ def _samples_of(location):
 class Lance(Loader):
     """LanceDB's table, read by pylance in file order."""
 
-    package = "lancedb"
+    packages = ("lancedb", "lance")
+    forks = False
     shuffles = False
 
     @staticmethod
@@ -237,7 +240,7 @@ class Lance(Loader):
 class Parquet(Loader):
     """pyarrow.dataset in torch's DataLoader, on Parquet with zstd, in file order."""
 
-    package = "pyarrow"
+    packages = ("pyarrow", "pyarrow.dataset", "torch.utils.data")
     shuffles = False
 
     @staticmethod
@@ -260,16 +263,21 @@ class Parquet(Loader):
             def __iter__(self):
                 return map(source.of_arrow, rows.to_batches(batch_size=batch))
 
-        self.loader = torch.utils.data.DataLoader(Batches(), batch_size=None)
+        # By default the loader would make the tuple a list of tensors.
+        self.loader = torch.utils.data.DataLoader(Batches(), batch_size=None, collate_fn=_unchanged)
 
     def __iter__(self):
         return iter(self.loader)
 
 
+def _unchanged(batch):
+    return batch
+
+
 class HuggingFace(Loader):
     """Hugging Face's IterableDataset, on the Parquet files of the loader above."""
 
-    package = "datasets"
+    packages = ("datasets",)
     write = Parquet.write
 
     def open(self, state):
@@ -294,7 +302,7 @@ class HuggingFace(Loader):
 class Grain(Loader):
     """Google's grain, on ArrayRecord, whose records are compressed in groups."""
 
-    package = "grain"
+    packages = ("grain", "array_record.python.array_record_module")
 
     @staticmethod
     def write(source, folder):
@@ -338,7 +346,7 @@ class Grain(Loader):
 class TfData(Loader):
     """tf.data on TFRecord with zlib, parsed a batch at a time into ragged tensors."""
 
-    package = "tensorflow"
+    packages = ("tensorflow",)
 
     @staticmethod
     def write(source, folder):

@@ -2,7 +2,7 @@
 
 In Python, a bool is an integer, and almost every value is true or false. But `shuffle=False` must not become the seed
 0, nor `streams=True` one stream. So every integer and every switch of this package is checked by `integer` or
-`switch`.
+`switch`. `text` and `names` check texts, because the compiled module would not say which argument is wrong.
 """
 
 import difflib
@@ -43,6 +43,26 @@ def switch(keyword: str, value: Any, otherwise: str = "") -> bool:
     if not isinstance(value, (bool, numpy.bool_)):
         raise TypeError(f"'{keyword}' takes True or False, not {type(value).__name__}{otherwise}")
     return bool(value)
+
+
+def text(keyword: str, value: Any) -> str:
+    """Returns the value of an argument that is a text. Raises a TypeError for other types."""
+    if not isinstance(value, str):
+        raise TypeError(f"'{keyword}' takes a text, not {type(value).__name__}")
+    return value
+
+
+def names(keyword: str, value: Any) -> list[str]:
+    """Returns the value of an argument that is a list of names.
+
+    Raises a TypeError for other types, and an OptionsError for one text, which would be taken as a list of its
+    characters.
+    """
+    if isinstance(value, str):
+        raise OptionsError(f"`{keyword}` is the text `{value}`\n  hint: give a list of names, as [\"{value}\"]")
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise TypeError(f"'{keyword}' takes a list of names, not {type(value).__name__}")
+    return [text(keyword, name) for name in value]
 
 
 def refuse_unknown(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:

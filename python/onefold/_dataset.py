@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from . import _onefold, _ranks
-from ._arguments import integer, switch
+from ._arguments import integer, names, switch, text
 from ._arrow import ArrowStream
 from ._batch import STATE_VERSION, Batch
 from ._errors import OnefoldError, OptionsError
@@ -99,18 +99,18 @@ class Dataset:
             shuffle=switch("shuffle", shuffle, "; a seed is given as `shuffle=True, seed=1`"),
             seed=integer("seed", seed),
             shuffle_row_groups=integer("shuffle_row_groups", shuffle_row_groups),
-            shuffle_within=shuffle_within,
-            dedupe=dedupe,
+            shuffle_within=text("shuffle_within", shuffle_within),
+            dedupe=text("dedupe", dedupe),
             preprocess=None if preprocess is None else os.fspath(preprocess),
-            features=_names("features", features),
-            keep=_names("keep", keep),
-            tail=tail,
-            partitions=partitions,
+            features=None if features is None else names("features", features),
+            keep=None if keep is None else names("keep", keep),
+            tail=text("tail", tail),
+            partitions=text("partitions", partitions),
             snapshot=None if snapshot is None else integer("snapshot", snapshot),
             verify=switch("verify", verify),
-            table_rows={name: integer("table_rows", rows) for name, rows in dict(table_rows or {}).items()},
+            table_rows=_rows(table_rows or {}),
             timestamps=switch("timestamps", timestamps),
-            labels_as_of=labels_as_of.isoformat() if isinstance(labels_as_of, datetime.datetime) else labels_as_of,
+            labels_as_of=_time(labels_as_of),
             pin_memory=switch("pin_memory", pin_memory),
         )
         # By default, the streams are those of the state that was loaded last.
@@ -204,6 +204,13 @@ class Dataset:
 
     def __iter__(self) -> BatchIterator:
         return self._iterate(1)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        # PyTorch's `DataLoader` takes an object with `__len__` that is no `IterableDataset` for a list of samples.
+        raise TypeError(
+            "a dataset is iterated, and its samples have no indices; for a `DataLoader` use `onefold.torch.Dataset` "
+            "and `batch_size=None`"
+        )
 
     def _iterate(self, every: int) -> BatchIterator:
         """Returns an iterator over the next batch, and every `every`-th batch after it."""
@@ -319,12 +326,18 @@ def configure(threads: int | None = None, memory_limit: int | str | None = None)
     _onefold.configure(None if threads is None else integer("threads", threads), memory_limit)
 
 
-def _names(option: str, names: Iterable[str] | None) -> list[str] | None:
-    """Returns the names that are given for an option."""
-    if isinstance(names, str):
-        # A text would be taken as a list of its characters.
-        raise OptionsError(f"`{option}` is the text `{names}`\n  hint: give a list of names, as [\"{names}\"]")
-    return None if names is None else list(names)
+def _rows(tables: Mapping[str, int]) -> dict[str, int]:
+    """Returns the rows of tables by feature."""
+    if not isinstance(tables, Mapping):
+        raise TypeError(f"'table_rows' takes a dict, not {type(tables).__name__}")
+    return {text("table_rows", name): integer("table_rows", rows) for name, rows in tables.items()}
+
+
+def _time(value: str | datetime.datetime | None) -> str | None:
+    """Returns the time `labels_as_of` as a text."""
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    return None if value is None else text("labels_as_of", value)
 
 
 class _Start:

@@ -48,8 +48,9 @@ def _of_variables() -> tuple[int, int] | None:
         return None
     for name, text in texts.items():
         if not (text.isascii() and text.isdigit()):
-            found = f"is `{text}`, which is not a number" if text else "is missing, and the other one is set"
-            raise OptionsError(f"of the environment variables RANK and WORLD_SIZE, {name} {found}\n  hint: {_GIVE}")
+            other = "WORLD_SIZE" if name == "RANK" else "RANK"
+            found = f"is `{text}`, which is not a number" if text else f"is missing, and {other} is set"
+            raise OptionsError(f"the environment variable {name} {found}\n  hint: {_GIVE}")
     rank, world_size = int(texts["RANK"]), int(texts["WORLD_SIZE"])
     if rank >= world_size:
         raise OptionsError(

@@ -232,14 +232,10 @@ def predict(
     The command `onefold-train predict`.
 
     Arguments:
-        run: the directory of the run, or the directory or URL of its checkpoints
-        data: the dataset: a path or a URL such as `s3://bucket/folder`
         out: the file to write: a path or a URL
         overwrite: replace an existing file at `out`
         keep: additional columns: kept columns of the dataset, or "session_id"; by default all kept columns
-        at: the number of the dataset's snapshot; by default the newest
-        partitions: a filter of partitions such as "split=holdout"; by default that in the run's configuration
-        checkpoint: a checkpoint to use instead of the run's model: "latest", or a step
+        run, data, at, partitions, checkpoint: as for `onefold.cli.evaluate`
         dedupe, device, threads, timeout, ranks, progress: as for `onefold.cli.train`
     """
     return locals()

@@ -39,6 +39,17 @@ else:
 __all__ = ["Dataset", "Model", "bag_inputs", "load", "nested"]
 
 
+def _refuse(batch: Any, **_: Any) -> Any:
+    raise TypeError(
+        "the dataset returns whole batches, which a `DataLoader` cannot collate: give the loader `batch_size=None`, and "
+        "the dataset `global_batch_size`"
+    )
+
+
+# A `DataLoader` collates one element into a batch unless it has `batch_size=None`.
+_torch.utils.data._utils.collate.default_collate_fn_map[Batch] = _refuse
+
+
 class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
     """Batches of torch tensors, with the options of `onefold.Dataset`. Use it in a `DataLoader` with
     `batch_size=None`.

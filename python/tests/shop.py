@@ -1,27 +1,11 @@
 """The log of a small shop: users who see several items before their history changes."""
 
 import numpy
+import parquet_log
 import pyarrow
-import pyarrow.parquet
-
-import onefold
 
 USERS, VISITS = 30, 6
-DATASET = """\
-format_version = 1
-keep = ["impression", "country"]
-
-[sources]
-log = "log.parquet"
-
-[samples]
-query = "SELECT * FROM log"
-
-[session]
-key = ["user_id"]
-time = { column = "time", unit = "s" }
-
-[features]
+FEATURES = """\
 clicked = { kind = "label" }
 bought = { kind = "label" }
 price = { kind = "dense" }
@@ -71,7 +55,4 @@ def samples():
 def build(folder):
     """Builds the dataset of the log, and returns its location."""
     table = pyarrow.Table.from_pylist(samples()).drop_columns(["visit"])
-    pyarrow.parquet.write_table(table, folder / "log.parquet")
-    (folder / "dataset.toml").write_text(DATASET)
-    onefold.build(folder / "dataset.toml", out=folder / "data")
-    return folder / "data"
+    return parquet_log.build(folder, table, FEATURES, ["impression", "country"])

@@ -128,6 +128,27 @@ def test_wrong_integers_and_switches_are_refused(dataset):
             onefold.Dataset(dataset, **{name: 1})
 
 
+def test_wrong_texts_are_refused_by_their_name(dataset):
+    for name in ("dedupe", "tail", "partitions", "shuffle_within", "labels_as_of"):
+        with pytest.raises(TypeError, match=f"'{name}' takes a text, not int"):
+            onefold.Dataset(dataset, **{name: 1})
+    for name in ("features", "keep"):
+        for wrong in ([1], 1, {"user_01": 1}):
+            with pytest.raises(TypeError, match=f"'{name}' takes a "):
+                onefold.Dataset(dataset, **{name: wrong})
+        with pytest.raises(onefold.OptionsError, match=f"`{name}` is the text `user_01`"):
+            onefold.Dataset(dataset, **{name: "user_01"})
+    with pytest.raises(TypeError, match="'table_rows' takes a dict, not list"):
+        onefold.Dataset(dataset, table_rows=["user_01"])
+    with pytest.raises(TypeError, match="'partitions' takes a text, not dict"):
+        onefold.files(dataset, partitions={"hour": 7})
+
+
+def test_a_sample_has_no_index(dataset):
+    with pytest.raises(TypeError, match="use `onefold.torch.Dataset` and `batch_size=None`"):
+        onefold.Dataset(dataset)[0]
+
+
 def test_labels_of_an_earlier_time_need_an_offset_and_delays(dataset):
     for given in ("2026-03-02", datetime.datetime(2026, 3, 2)):
         with pytest.raises(onefold.OptionsError, match="`labels_as_of`: .* is not a time with an offset"):
@@ -225,7 +246,7 @@ def test_ranks_come_from_the_launcher_when_an_iteration_starts(dataset, monkeypa
 def test_a_rank_that_contradicts_another_is_refused(dataset, monkeypatch, no_ranks):
     reader = onefold.Dataset(dataset, global_batch_size=B)
     for rank, world_size, message in [
-        ("1", "", "WORLD_SIZE is missing"),
+        ("1", "", "variable WORLD_SIZE is missing, and RANK is set"),
         ("", "4", "RANK is missing"),
         ("one", "4", "RANK is `one`, which is not a number"),
         ("-1", "4", "RANK is `-1`, which is not a number"),

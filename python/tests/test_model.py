@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
+import parquet_log
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -17,21 +18,7 @@ import onefold
 pytestmark = pytest.mark.torch
 
 SAMPLES = 600
-DATASET = """\
-format_version = 1
-keep = ["request_id"]
-
-[sources]
-log = "log.parquet"
-
-[samples]
-query = "SELECT * FROM log"
-
-[session]
-key = ["user_id"]
-time = { column = "time", unit = "s" }
-
-[features]
+FEATURES = """\
 clicked = { kind = "label" }
 seconds = { kind = "label" }
 purchases = { kind = "label" }
@@ -188,10 +175,8 @@ def data(tmp_path_factory):
         "item_id": random.integers(0, 300, SAMPLES),
         "tags": [random.integers(0, 300, size).tolist() for size in random.integers(0, 5, SAMPLES)],
     }
-    pyarrow.parquet.write_table(pyarrow.table(log), folder / "log.parquet")
-    (folder / "dataset.toml").write_text(DATASET)
     (folder / "steps.toml").write_text(STEPS)
-    onefold.build(folder / "dataset.toml", out=folder / "data")
+    parquet_log.build(folder, pyarrow.table(log), FEATURES, ["request_id"])
     return folder
 
 

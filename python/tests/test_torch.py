@@ -125,6 +125,14 @@ def test_workers_give_the_batches_of_every_epoch_in_their_order(dataset, torch, 
                 assert [samples_of(batch) for batch in loader] == epoch
 
 
+def test_a_loader_that_would_collate_batches_says_how_not_to(dataset, torch):
+    import onefold.torch
+
+    for batch_size in (1, 4):
+        with pytest.raises(TypeError, match="give the loader `batch_size=None`"):
+            next(iter(torch.utils.data.DataLoader(onefold.torch.Dataset(dataset), batch_size=batch_size)))
+
+
 @pytest.mark.parametrize("workers", [0, 1, 17])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_any_number_of_workers_gives_the_same(dataset, torch, workers):
