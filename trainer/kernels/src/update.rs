@@ -521,7 +521,8 @@ mod tests {
         let sources = Sources { values: &values, stride: 2, scales: None };
         let mut weights = vec![0.0; 2];
         let update = Update { max_norm: Some(10.0), ..Update::new(Rule::Sgd, 1.0) };
-        pieces(&[place(0, 0)], &[sources], 2, &mut weights, &mut []).iter_mut().for_each(|p| p.run(&update));
+        let elements = ElementsMut::Fp32(&mut weights);
+        pieces(&[place(0, 0)], &[sources], 2, elements, &mut []).iter_mut().for_each(|p| p.run(&update));
         assert!((weights[0] + 6.0).abs() < 1e-5 && (weights[1] - 8.0).abs() < 1e-5, "{weights:?}");
     }
 
@@ -531,7 +532,7 @@ mod tests {
         let values = vec![1.0; places.len()];
         let (mut weights, mut state) = (vec![0.0; PIECE], vec![]);
         let sources = [Sources { values: &values, stride: 1, scales: None }];
-        let mut cut = pieces(&places, &sources, 1, &mut weights, &mut state);
+        let mut cut = pieces(&places, &sources, 1, ElementsMut::Fp32(&mut weights), &mut state);
         assert_eq!(cut.len(), 3);
         cut.iter_mut().rev().for_each(|piece| piece.run(&Update::new(Rule::Sgd, 1.0)));
         assert!(weights.iter().all(|weight| *weight == -3.0));

@@ -78,7 +78,7 @@ fn sources(batch: &Staged) -> Vec<Source<'_>> {
         for pooling in &group.sequences {
             // With `din`, every sample has its own vector, because it has its own target.
             let by_sample = *pooling == Pooling::Din;
-            let rows = if by_sample { batch.size() } else { group.rows };
+            let rows = if by_sample { batch.size } else { group.rows };
             let inverse = inverse.filter(|_| !by_sample);
             let next = next.iter_mut().find(|(other, _)| other == pooling);
             let first = next.map_or(0, |(_, next)| std::mem::replace(next, *next + rows));

@@ -468,7 +468,7 @@ impl<'a> Training<'a> {
 
     /// Returns the step of the best evaluation, if early stopping is enabled.
     fn best_step(&self) -> Option<u64> {
-        self.config.early_stopping.as_ref().and_then(|_| self.progress.early_stopping.best_step)
+        self.config.early_stopping.as_ref().and(self.progress.early_stopping.best_step)
     }
 
     /// Writes a checkpoint of this step, unless there is one.

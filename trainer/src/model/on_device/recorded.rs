@@ -87,7 +87,7 @@ impl Recordings {
         }
         let given = Given {
             dense: batch.dense.as_ref().map(Tensor::copy),
-            vectors: accelerator.zeros(&[batch.size(), width], Kind::Float)?.set_requires_grad(true),
+            vectors: accelerator.zeros(&[batch.size, width], Kind::Float)?.set_requires_grad(true),
             labels: labels.copy(),
             weights: batch.weights.as_ref().map(Tensor::copy),
             factor: accelerator.zeros(&[], Kind::Float)?,
