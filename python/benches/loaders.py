@@ -90,7 +90,7 @@ def write(kind, task):
 
 
 def read(kind, task):
-    """Reads an epoch in file order. Returns the number of rows, the seconds, and the growth of the memory."""
+    """Reads an epoch in file order. Returns the number of rows, the seconds, the seconds of processors, and the growth of the memory."""
     source = Source(task["dataset"])
     # The peak starts anew.
     Path("/proc/self/clear_refs").write_text("5")
@@ -311,14 +311,20 @@ def prepare(name, task, expected):
 
 
 def rates(tasks, repeat):
-    """Returns the medians of `repeat` rounds for each loader."""
-    times = {name: [] for name in tasks}
+    """Returns the medians of `repeat` rounds for each loader, or the error of a loader that failed."""
+    times, found = {name: [] for name in tasks}, {}
     for i in range(repeat):
         # The order alternates, because the previous measurement has an effect on a shared machine.
-        for name in list(tasks)[:: -1 if i % 2 else 1]:
-            times[name].append(run("read", name, tasks[name]))
+        for name in [name for name in tasks if name not in found][:: -1 if i % 2 else 1]:
+            try:
+                times[name].append(run("read", name, tasks[name]))
+            except Failed as error:
+                found[name] = {"error": str(error)}
     fields = ("first", "seconds", "processor", "memory", "rows")
-    return {name: {field: statistics.median(one[field] for one in own) for field in fields} for name, own in times.items()}
+    for name, own in times.items():
+        if name not in found:
+            found[name] = {field: statistics.median(one[field] for one in own) for field in fields}
+    return found
 
 
 def resumed(name, task, expected):
@@ -335,7 +341,7 @@ def resumed(name, task, expected):
 
 
 def measure(dataset, options):
-    """Returns the figures of all loaders. The samples of a loader that differ from those of the first end the program."""
+    """Returns the figures of all loaders. Ends the program if the samples of a loader differ from those of the first one."""
     expected = options.work / f"{Path(dataset).name}.npy"
     expected.unlink(missing_ok=True)
     figures, tasks = {}, {}
@@ -353,9 +359,8 @@ def measure(dataset, options):
     for name, found in rates(tasks, options.repeat).items():
         figures[name] |= found
         print(f"read: {name}: {json.dumps(figures[name])}", file=sys.stderr)
-    hashed = numpy.load(expected)
     for name, task in tasks.items():
-        counted = resumed(name, task, hashed)
+        counted = resumed(name, task, numpy.load(expected))
         print(f"continued: {name}: {json.dumps(counted)}", file=sys.stderr)
         figures[name] |= counted
         shutil.rmtree(task["folder"])

@@ -62,7 +62,11 @@ def names(keyword: str, value: Any) -> list[str]:
         raise OptionsError(f"`{keyword}` is the text `{value}`\n  hint: give a list of names, as [\"{value}\"]")
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
         raise TypeError(f"'{keyword}' takes a list of names, not {type(value).__name__}")
-    return [text(keyword, name) for name in value]
+    found = list(value)
+    for name in found:
+        if not isinstance(name, str):
+            raise TypeError(f"'{keyword}' takes a list of names, and {name!r} is not a text")
+    return found
 
 
 def refuse_unknown(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:

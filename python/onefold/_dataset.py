@@ -108,7 +108,7 @@ class Dataset:
             partitions=text("partitions", partitions),
             snapshot=None if snapshot is None else integer("snapshot", snapshot),
             verify=switch("verify", verify),
-            table_rows=_rows(table_rows or {}),
+            table_rows=_rows({} if table_rows is None else table_rows),
             timestamps=switch("timestamps", timestamps),
             labels_as_of=_time(labels_as_of),
             pin_memory=switch("pin_memory", pin_memory),
@@ -330,14 +330,19 @@ def _rows(tables: Mapping[str, int]) -> dict[str, int]:
     """Returns the rows of tables by feature."""
     if not isinstance(tables, Mapping):
         raise TypeError(f"'table_rows' takes a dict, not {type(tables).__name__}")
-    return {text("table_rows", name): integer("table_rows", rows) for name, rows in tables.items()}
+    for name in tables:
+        if not isinstance(name, str):
+            raise TypeError(f"'table_rows' takes a dict by the names of features, and {name!r} is not a text")
+    return {name: integer("table_rows", rows) for name, rows in tables.items()}
 
 
 def _time(value: str | datetime.datetime | None) -> str | None:
     """Returns the time `labels_as_of` as a text."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
-    return None if value is None else text("labels_as_of", value)
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"'labels_as_of' takes a text or a datetime with an offset, not {type(value).__name__}")
+    return value
 
 
 class _Start:

@@ -55,5 +55,5 @@ def files(dataset: str | os.PathLike[str], partitions: str | None = None, at: in
         at: the number of the snapshot; by default the newest
     """
     number = None if at is None else integer("at", at)
-    found = _onefold.list_files(os.fspath(dataset), text("partitions", partitions or ""), number)
+    found = _onefold.list_files(os.fspath(dataset), "" if partitions is None else text("partitions", partitions), number)
     return [FileSet(dict(key), samples, dict(columns), dict(names)) for key, samples, columns, names in found]

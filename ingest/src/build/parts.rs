@@ -253,7 +253,7 @@ impl Part {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the location is not valid or names a folder.
+    /// [`Error::Dataset`] if the location is not valid or names a folder.
     pub fn check_place(location: &Path) -> Result<()> {
         Self::place(location).map(drop)
     }

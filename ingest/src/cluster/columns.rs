@@ -49,13 +49,18 @@ pub(super) fn check_partition_values(name: &str, column: &ArrayRef, problems: &P
     let most = PartitionKey::LONGEST_FOLDER_NAME;
     // The encoding of a byte has up to three bytes, so short values need not be encoded.
     let shortest = (most - 1).saturating_sub(3 * name.len()) / 3;
-    let texts = cast(name, column, &DataType::Utf8)?;
     let is_long = |text: &&str| text.len() > shortest && PartitionKey::folder_name_bytes(name, text) > most;
-    let mut long = texts.as_string::<i32>().iter().flatten().filter(is_long);
-    let Some(first) = long.next() else { return Ok(()) };
+    let found = match column.as_string_view_opt() {
+        Some(texts) => first_and_count(texts.iter().flatten().filter(is_long)),
+        None => {
+            let texts = cast(name, column, &DataType::Utf8)?;
+            first_and_count(texts.as_string::<i32>().iter().flatten().filter(is_long))
+        }
+    };
+    let Some((first, rows)) = found else { return Ok(()) };
     let what = format!(
         "samples have a value that is too long for the name of a folder: `{first}` takes {} bytes of {most}",
-        PartitionKey::folder_name_bytes(name, first)
+        PartitionKey::folder_name_bytes(name, &first)
     );
     let wrong = WrongRows {
         place: &format!("column `{name}`"),
@@ -63,7 +68,13 @@ pub(super) fn check_partition_values(name: &str, column: &ArrayRef, problems: &P
         what: &what,
         hint: "partition by shorter values, as by `md5(…)` of them in the query, or leave such rows out",
     };
-    problems.count(&wrong, "", 1 + long.count() as u64)
+    problems.count(&wrong, "", rows)
+}
+
+/// Returns the first text and the number of all texts, or `None` if there are none.
+fn first_and_count<'a>(mut texts: impl Iterator<Item = &'a str>) -> Option<(String, u64)> {
+    let first = texts.next()?.to_owned();
+    Some((first, 1 + texts.count() as u64))
 }
 
 /// Casts a column to the type `to`. A value that does not fit the type is an error.
