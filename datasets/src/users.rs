@@ -38,7 +38,7 @@ pub(crate) struct Users {
     keys: Vec<Vec<String>>,
     /// The way in which users are identified.
     pub(crate) told: Told,
-    /// The users by their values of the [column](Self::column), or of the first of several columns.
+    /// The users by their values of the [column](Self::column). It is empty if there is no such column.
     pub(crate) by_text: HashMap<String, usize>,
 }
 
@@ -110,9 +110,12 @@ impl Users {
     }
 
     fn told(keys: Vec<Vec<String>>, told: Told) -> Self {
-        let numbered = keys.iter().enumerate();
-        let by_text = numbered.filter_map(|(user, key)| Some((key.first()?.clone(), user))).collect();
-        Self { keys, told, by_text }
+        let mut users = Self { keys, told, by_text: HashMap::new() };
+        if users.column().is_some() {
+            let numbered = users.keys.iter().enumerate();
+            users.by_text = numbered.filter_map(|(user, key)| Some((key.first()?.clone(), user))).collect();
+        }
+        users
     }
 
     /// Returns the number of users.

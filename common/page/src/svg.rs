@@ -138,8 +138,10 @@ pub fn bars(label: &str, bars: &[Bar], label_width: f64) -> String {
         }
         let tooltip = if every > 1 { format!("{} {}", bar.label, bar.text) } else { String::new() };
         let mut x = label_width;
+        // A bar of one part is always visible. Of several parts, those without a length are not drawn.
+        let least = if bar.parts.len() == 1 { 1.0 } else { 0.0 };
         for (class, length) in &bar.parts {
-            let width = scaled(*length).max(1.0);
+            let width = scaled(*length).max(least);
             svg.rect(x, top, width, height, &format!(r#"class="{class}" rx="2""#), &tooltip);
             x += width;
         }

@@ -172,7 +172,7 @@ fn a_partition_loses_samples_only_if_it_is_to_be_replaced() {
     let mut of_new_rows = of_whole(Commit::Append, 6);
     of_new_rows.write_only_new();
     let error = of_new_rows.finish().unwrap_err().to_string();
-    assert!(error.contains("are read, and it has samples of earlier rows"), "{error}");
+    assert!(error.contains("it has samples of earlier rows, which appending would replace"), "{error}");
 }
 
 /// Returns the snapshots, before and after a merge into the last bucket, of a dataset with samples in its

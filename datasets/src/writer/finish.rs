@@ -141,8 +141,8 @@ impl DatasetWriter {
         };
         let Some((key, _)) = new.iter().find(is_other) else { return Ok(()) };
         let message = format!(
-            "only rows that were added to a table are read, and {} has samples of earlier rows, which appending would \
-             replace; nothing was committed",
+            "{} has samples of earlier rows, which appending would replace, because only rows that were added to a \
+             table are read; nothing was committed",
             named(key)
         );
         let fault = Fault::of_file(Kind::Failed, self.writers.storage.location(), message);

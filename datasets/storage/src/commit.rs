@@ -53,7 +53,8 @@ pub fn check_output(path: &Path) -> Result<()> {
         return wrong(parent(path), message, "create it, or choose another place");
     }
     // Only an attempt shows whether the file system and the user's rights allow a new file.
-    let attempt = sibling(&file, &format!("{}.tmp", crate::random_name()));
+    // Its name does not contain that of the file, because the result could be too long for a name.
+    let attempt = parent(&file).join(format!(".{}.tmp", crate::random_name()));
     let created = fs_err::File::create(&attempt).and_then(|_| fs_err::remove_file(&attempt));
     created.map_err(|error| Error::write(path, error))
 }

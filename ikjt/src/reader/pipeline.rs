@@ -162,7 +162,9 @@ impl<T: Send + 'static> Batches<T> {
 
 impl<T> Batches<T> {
     /// Waits for the next step, at most for `limit`. Returns whether [`next`](Iterator::next) will return without
-    /// waiting, because the step is there, there is an error, or the epoch has ended.
+    /// waiting, because the step is there or there is an error, or because no step is left. In the last case `next`
+    /// still waits for the thread of the epoch to end, which with a service reports the end to the master first, for at
+    /// most a second.
     pub fn wait(&mut self, limit: Duration) -> bool {
         let started = Instant::now();
         let arrived = self.position.step >= self.steps || self.arrives_within(limit);
