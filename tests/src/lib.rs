@@ -150,7 +150,7 @@ pub fn files_below(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     entries_below(root).into_iter().filter_map(|(name, bytes)| Some((name, bytes?))).collect()
 }
 
-/// Returns all files below `root` with their bytes, and all directories with `None`.
+/// Returns all files below `root` with their bytes, and all directories, pipes and devices with `None`.
 fn entries_below(root: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     let mut entries = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -161,6 +161,9 @@ fn entries_below(root: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
             if path.is_dir() {
                 entries.insert(name, None);
                 folders.push(path);
+            } else if fs_err::metadata(&path).is_ok_and(|special| !special.is_file()) {
+                // Reading a pipe waits for a writer.
+                entries.insert(name, None);
             } else {
                 entries.insert(name, Some(fs_err::read(path).expect("a file")));
             }

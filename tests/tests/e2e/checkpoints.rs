@@ -273,7 +273,7 @@ fn two_jobs_on_one_store_are_told() {
     assert!(message.contains("another job has written the checkpoint `step-000000000012`"), "{message}");
     assert_eq!(other.get(), Some(&Some(12)));
     // The next job continues from there.
-    let third = command(&line("third", 15)).json();
+    let third = command(&line("third", 25)).json();
     assert_eq!(third["resumed_from_step"].as_u64(), Some(12));
     assert_only_named_files(&server.file(BUCKET, "runs/1"));
 }
