@@ -171,11 +171,14 @@ impl Program {
     }
 
     fn run(self, work: impl FnOnce() -> anyhow::Result<()>) -> Ended {
-        // The crate that reads AWS profiles logs its errors as warnings too, which would repeat the error.
-        let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG")
-            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,aws_config=error"));
-        // A second call in one process finds the logger already set, which is fine.
-        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
+        // The crates that read AWS profiles and Delta tables also log the errors that they return.
+        let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG").unwrap_or_else(|_| {
+            tracing_subscriber::EnvFilter::new("warn,aws_config=error,buoyant_kernel=off")
+        });
+        let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+        // Other crates may enable colours, which do not belong in the files that standard error is sent to. A second
+        // call in one process finds the logger already set, which is fine.
+        let _ = logger.with_ansi(false).try_init();
         // Panics of decoders on damaged bytes are caught and become errors. This hook keeps them from being printed.
         std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
         match catch_unwind(AssertUnwindSafe(work)) {
