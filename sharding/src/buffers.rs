@@ -1,6 +1,6 @@
 //! The memory that ranks need to exchange ids, vectors and gradients.
 
-use crate::lookups::Lookups;
+use crate::lookups::{Lookups, shared_lists};
 use crate::table::ACTIVATION_BYTES;
 use crate::{ShardLoad, ShardingType};
 
@@ -29,9 +29,21 @@ impl BufferBytes {
     }
 }
 
+impl ShardLoad<'_> {
+    /// Returns the expected buffers in which ranks exchange ids, vectors and gradients of the shard.
+    pub fn buffers(&self) -> BufferBytes {
+        buffers_above(self, 0.0)
+    }
+
+    /// Returns the buffers with a reserve for batches above the mean.
+    pub fn reserved_buffers(&self) -> BufferBytes {
+        buffers_above(self, RESERVED_DEVIATIONS)
+    }
+}
+
 /// The number of standard deviations above the mean for which memory is reserved. A normally distributed size exceeds
 /// it in one of three million steps.
-pub(crate) const RESERVED_DEVIATIONS: f64 = 5.0;
+const RESERVED_DEVIATIONS: f64 = 5.0;
 
 /// Returns the buffers of one shard for batches whose size is `deviations` standard deviations above the mean. A row
 /// shard receives the share of ids that fall on its rows.
@@ -44,7 +56,7 @@ pub(crate) const RESERVED_DEVIATIONS: f64 = 5.0;
 /// row of the table. It sends their gradients to the ranks that sum them, and receives the sums for the rows of all
 /// ranks. TorchRec instead reduces the gradient of the whole table and needs a dense one. The result is the larger of
 /// the two. With a single rank, no buffers are needed.
-pub(crate) fn buffers_above(load: &ShardLoad<'_>, deviations: f64) -> BufferBytes {
+fn buffers_above(load: &ShardLoad<'_>, deviations: f64) -> BufferBytes {
     let ShardLoad { table, sharding_type, shard, topology, batch_size, .. } = *load;
     let others = f64::from(topology.ranks.saturating_sub(1));
     if others == 0.0 {
@@ -93,26 +105,6 @@ pub(crate) fn buffers_above(load: &ShardLoad<'_>, deviations: f64) -> BufferByte
 /// one word per row, or one bit per row of the table, whichever is smaller.
 pub(crate) fn told_words(rows: f64, table_rows: f64) -> f64 {
     rows.min((table_rows / (8.0 * WORD_BYTES)).ceil())
-}
-
-/// Returns the expected number of lists, among `lists` lists with `ids` ids in total, that have at least one id in a
-/// given part of the rows. `part` is the probability, 0 to 1, that an id is in it.
-///
-/// A list of k ids has no id in the part with probability (1 - part)^k. If there are fewer ids than lists, each id
-/// counts as a list of its own. Otherwise a list has one id plus a number of further ids that follows a negative
-/// binomial distribution with the mean and deviation of the list lengths. For z = 1 - part, and m further ids on
-/// average, the expectation of z^k is z (1 + (1 - z) s)^(-m / s), where s is the variance of their number ÷ m, less
-/// one. Without a deviation, s is -1 and all lists have the same length. For variances below m, the same formula is
-/// that of the binomial distribution.
-pub(crate) fn shared_lists(lists: f64, ids: f64, deviation: f64, part: f64) -> f64 {
-    if ids <= lists {
-        return ids * part;
-    }
-    let further = ids / lists - 1.0;
-    let spread = deviation * deviation / further - 1.0;
-    // The limit for s → 0 is the Poisson distribution.
-    let rate = if spread.abs() < 1e-9 { part } else { (part * spread).ln_1p() / spread };
-    lists * (1.0 - (1.0 - part) * (-further * rate).exp())
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use std::ops::Range;
 use onefold_base::units::{abridged, format_bytes};
 use onefold_train_config::check_size;
 
-use crate::plan::{KIND, buffer_bytes, loads_by_rank, memory_bytes, no_such_rank};
+use crate::plan::{KIND, no_such_rank};
+use crate::prediction::{buffer_bytes, loads_by_rank, memory_bytes};
 use crate::{
     Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TableConfig, TablePlan, Topology,
 };

@@ -43,6 +43,7 @@ mod files;
 mod lookups;
 mod nn;
 mod plan;
+mod prediction;
 mod pretrain;
 mod search;
 mod shares;

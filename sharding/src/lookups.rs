@@ -175,3 +175,23 @@ fn is_one(factor: &f64) -> bool {
 fn one() -> f64 {
     1.0
 }
+
+/// Returns the expected number of lists, among `lists` lists with `ids` ids in total, that have at least one id in a
+/// given part of the rows. `part` is the probability, 0 to 1, that an id is in it.
+///
+/// A list of k ids has no id in the part with probability (1 - part)^k. If there are fewer ids than lists, each id
+/// counts as a list of its own. Otherwise a list has one id plus a number of further ids that follows a negative
+/// binomial distribution with the mean and deviation of the list lengths. For z = 1 - part, and m further ids on
+/// average, the expectation of z^k is z (1 + (1 - z) s)^(-m / s), where s is the variance of their number ÷ m, less
+/// one. Without a deviation, s is -1 and all lists have the same length. For variances below m, the same formula is
+/// that of the binomial distribution.
+pub(crate) fn shared_lists(lists: f64, ids: f64, deviation: f64, part: f64) -> f64 {
+    if ids <= lists {
+        return ids * part;
+    }
+    let further = ids / lists - 1.0;
+    let spread = deviation * deviation / further - 1.0;
+    // The limit for s → 0 is the Poisson distribution.
+    let rate = if spread.abs() < 1e-9 { part } else { (part * spread).ln_1p() / spread };
+    lists * (1.0 - (1.0 - part) * (-further * rate).exp())
+}

@@ -8,9 +8,9 @@ pub(crate) mod model_file;
 pub(crate) mod network;
 pub(crate) mod several;
 
-use crate::buffers::{RESERVED_DEVIATIONS, buffers_above, shared_lists};
+use crate::lookups::shared_lists;
 use crate::table::ACTIVATION_BYTES;
-use crate::{BufferBytes, Lookups, Result, Shard, ShardingType, Table, Topology};
+use crate::{Lookups, Result, Shard, ShardingType, Table, Topology};
 
 /// A shard on a rank, with all properties on which its cost depends.
 #[derive(Debug, Clone, Copy)]
@@ -96,16 +96,6 @@ impl<'a> ShardLoad<'a> {
     /// Returns the bytes of the gradient of all weights.
     pub(crate) fn gradient_bytes(&self) -> f64 {
         self.shard.row_count() as f64 * self.shard.column_count() as f64 * ACTIVATION_BYTES
-    }
-
-    /// Returns the expected buffers in which ranks exchange ids, vectors and gradients of the shard.
-    pub fn buffers(&self) -> BufferBytes {
-        buffers_above(self, 0.0)
-    }
-
-    /// Returns the buffers with a reserve for batches above the mean.
-    pub fn reserved_buffers(&self) -> BufferBytes {
-        buffers_above(self, RESERVED_DEVIATIONS)
     }
 
     /// Returns the bytes that the shard's rank sends for it in a step.
