@@ -31,6 +31,7 @@ use super::text_store::{SkippedRows, TextStore};
 use crate::config::Format;
 use crate::error::external;
 use crate::problems::{Problems, WrongRows};
+use crate::sql::quote;
 
 /// The number of bytes that are read from a local file at once.
 const CHUNK: usize = 256 << 10;
@@ -278,18 +279,34 @@ impl RowReader {
 
     /// Returns the hint for a value that does not have its column's type.
     fn type_hint(&self, value: &str, column: &Field) -> String {
-        let is_number = value.parse::<f64>().is_ok_and(f64::is_finite) && !value.contains(['+', 'x']);
+        let is_text = !value.parse::<f64>().is_ok_and(f64::is_finite);
+        let is_number = !is_text && !value.contains('+');
         // An integer with leading zeros, or with too many digits, is likely to be an identifier.
         let is_fraction = is_number && value.contains(['.', 'e', 'E']) && !value.starts_with("00");
-        let wider = match column.data_type() {
-            integer if integer.is_integer() && is_fraction => "DOUBLE",
-            DataType::List(_) | DataType::LargeList(_) => "VARCHAR[]",
-            _ => "VARCHAR",
+        let name = column.name();
+        let cast = |to: &str| format!("`TRY_CAST({} AS {to})`", quote(name));
+        let null = |to: &str| format!("; then {} in the query is null for such texts", cast(to));
+        let (wider, then) = match column.data_type() {
+            integer if integer.is_integer() && is_fraction => ("DOUBLE", String::new()),
+            DataType::List(_) | DataType::LargeList(_) => ("VARCHAR[]", String::new()),
+            integer if integer.is_integer() && is_text => ("VARCHAR", null("BIGINT")),
+            DataType::Float32 | DataType::Float64 if is_text => ("VARCHAR", null("DOUBLE")),
+            DataType::Boolean => ("VARCHAR", null("BOOLEAN")),
+            DataType::Date32 | DataType::Timestamp(..) => {
+                let such = cast("TIMESTAMP");
+                ("VARCHAR", format!("; then leave such rows out in the query, `WHERE {such} IS NOT NULL`"))
+            }
+            _ => ("VARCHAR", String::new()),
+        };
+        // Files that were joined have a header in the middle.
+        let correct = match value == name {
+            true => "remove the row, which repeats the header",
+            false => "correct the row",
         };
         format!(
-            "correct the row, or give the column's type under `[sources].{}`, as `schema = {{ {} = \"{wider}\" }}`",
+            "{correct}, or give the column's type under `[sources].{}`, as `schema = {{ {} = \"{wider}\" }}`{then}",
             self.source,
-            toml_key(column.name())
+            toml_key(name)
         )
     }
 
@@ -300,12 +317,13 @@ impl RowReader {
             None => None,
         };
         let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+        let message = error.find_root().strip_backtrace();
         let located = match row_error(error) {
             Some(RowError { message, hint }) => {
                 RowError { message: format!("{place}{message}"), hint: hint.clone() }
             }
+            None if message.contains("UTF-8") => RowError::not_utf8(line),
             None => {
-                let message = error.find_root().strip_backtrace();
                 let column = message.split_once("field '").and_then(|(_, rest)| rest.split_once('\''));
                 let column = column.map_or_else(|| "column".to_owned(), |(name, _)| toml_key(name));
                 let hint = format!(
@@ -452,7 +470,7 @@ fn by(declared: bool) -> &'static str {
 }
 
 /// Formats a name as a TOML key.
-fn toml_key(name: &str) -> String {
+pub(super) fn toml_key(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !name.is_empty() && name.chars().all(is_bare) { name.to_owned() } else { format!("{name:?}") }
 }
