@@ -187,6 +187,13 @@ impl Column {
         self.present().map(|value| value.parse().ok()).collect()
     }
 
+    /// Returns whether the values are floats that are whole numbers, as pandas writes integers with missing values.
+    pub(super) fn is_whole(&self) -> bool {
+        let most = if self.kind == Type::Float32 { 1e7 } else { 9e15 };
+        let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() < most;
+        self.kind.is_float() && !self.is_list && self.numbers().is_some_and(|all| all.iter().all(is_whole))
+    }
+
     /// Returns whether all values are 0 or 1.
     pub(super) fn is_binary(&self) -> bool {
         let is_bit = |value: &str| matches!(value, "0" | "1" | "0.0" | "1.0");
@@ -233,6 +240,16 @@ impl Column {
         }
         if shown.is_empty() { "no value".to_owned() } else { shown.join(", ") }
     }
+}
+
+/// Returns whether a name is the position of a column, as in headers of tables without names.
+pub(super) fn is_position(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_digit())
+}
+
+/// Returns whether pandas gives this name to the labels of rows, which are not data of the log.
+pub(super) fn is_row_label(name: &str) -> bool {
+    name.is_empty() || name.starts_with("__index_level_") || name.starts_with("Unnamed: ")
 }
 
 /// Splits a name into words: `userId` and `user_id` become `user` and `id`.

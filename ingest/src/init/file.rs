@@ -4,7 +4,7 @@ use std::path::Path;
 
 use onefold_base::units::count_of;
 
-use super::columns::in_comment;
+use super::columns::{in_comment, is_row_label};
 use super::logs::{Log, ROWS};
 use super::roles::{Choice, Feature, Plan};
 use crate::config::{Format, MissingColumns, Quote, SourceConfig};
@@ -71,7 +71,11 @@ fn query(log: &Log, plan: &Plan) -> String {
         true => sql.to_owned(),
         false => format!("{sql} AS {}", quote(name)),
     };
-    let taken = plan.taken.iter().map(|taken| expression((taken.name.as_str(), taken.sql.as_str())));
+    // The fields of objects are columns of the samples only.
+    let of_log = |sql: &str| {
+        log.fields.iter().fold(sql.to_owned(), |sql, (name, field)| sql.replace(&quote(name), field))
+    };
+    let taken = plan.taken.iter().map(|taken| expression((taken.name.as_str(), of_log(&taken.sql).as_str())));
     let taken: Vec<String> = taken.collect();
     if plan.unnested.is_empty() {
         return format!("SELECT\n    {}\nFROM {table}", taken.join(",\n    "));
@@ -158,7 +162,9 @@ fn timed_session(lines: &mut Vec<String>, plan: &Plan) {
 fn others(lines: &mut Vec<String>, logs: &[Log], main: usize) {
     for (_, log) in logs.iter().enumerate().filter(|(place, _)| *place != main) {
         let has = |name: &String| logs[main].columns.iter().any(|column| column.name == *name);
-        let names: Vec<String> = log.columns.iter().map(|column| column.name.clone()).collect();
+        let is_field = |name: &String| log.fields.iter().any(|(field, _)| field == name);
+        let names = log.columns.iter().map(|column| column.name.clone());
+        let names: Vec<String> = names.filter(|name| !is_field(name) && !is_row_label(name)).collect();
         let (on, columns): (Vec<String>, Vec<String>) = names.into_iter().partition(has);
         lines.push(String::new());
         lines.push(format!(

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::{Field, SchemaRef};
+use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use datafusion::logical_expr::Expr;
 use onefold_base::fault::{Explain, Fault, Kind};
 
-use super::columns::{Column, tokens};
+use super::columns::{Column, is_position, is_row_label, tokens};
 use crate::config::{DeltaVersion, Format, MissingColumns, Quote, SourceConfig};
 use crate::problems::Problems;
 use crate::sources::{self, Source};
+use crate::sql::quote;
 use crate::{EngineOptions, Error, Result, engine};
 
 /// The number of rows of a log whose values are examined.
@@ -32,6 +34,8 @@ pub(super) struct Log {
     /// The number of its files.
     pub(super) files: usize,
     pub(super) columns: Vec<Column>,
+    /// The columns that are fields of objects, with their SQL expressions.
+    pub(super) fields: Vec<(String, String)>,
     /// The number of rows that were read.
     pub(super) rows: usize,
 }
@@ -120,19 +124,75 @@ async fn found_source(out: &Path, source: &SourceConfig, problems: Problems) -> 
     sources::find_source(out.parent().unwrap_or(Path::new("")), PROBED, source, problems).await
 }
 
-/// Reads the first rows of a source. Values that do not have the type inferred from the first rows are null.
+/// The first rows of a source.
+struct FirstRows {
+    columns: SchemaRef,
+    /// The name and the SQL expression of each column.
+    expressions: Vec<(String, String)>,
+    batches: Vec<RecordBatch>,
+}
+
+/// Reads the first rows of a source, with the fields of objects as columns. Values that do not have the type inferred
+/// from the first rows are null.
 async fn first_rows(
     out: &Path,
     source: &SourceConfig,
     rows: usize,
     options: &EngineOptions,
-) -> Result<(SchemaRef, Vec<RecordBatch>)> {
+) -> Result<FirstRows> {
     let context = engine::context(options, false)?;
     let found = found_source(out, source, Problems::collected()).await?;
     sources::register(&context, &[found]).await?;
-    let table = context.table(PROBED).await?.limit(0, Some(rows))?;
+    let table = context.table(PROBED).await?;
+    let expressions = flat_columns(table.schema().as_arrow());
+    let columns =
+        expressions.iter().map(|(name, sql)| -> Result<Expr> { Ok(table.parse_sql_expr(sql)?.alias(name)) });
+    let columns = columns.collect::<Result<Vec<_>>>()?;
+    let table = table.select(columns)?.limit(0, Some(rows))?;
     let columns = SchemaRef::from(table.schema().as_arrow().clone());
-    Ok((columns, table.collect().await?))
+    Ok(FirstRows { columns, expressions, batches: table.collect().await? })
+}
+
+/// Returns the name and the SQL expression of each column. The fields of objects are columns: `id` in `user` is
+/// `user_id`.
+fn flat_columns(schema: &Schema) -> Vec<(String, String)> {
+    let mut columns = Vec::new();
+    let names: Vec<String> = schema.fields().iter().map(|field| field.name().to_lowercase()).collect();
+    for field in schema.fields() {
+        match field.data_type() {
+            DataType::Struct(fields) if !fields.is_empty() => {
+                add_fields(&names, (field.name(), &quote(field.name())), fields, &mut columns);
+            }
+            _ => columns.push((field.name().clone(), quote(field.name()))),
+        }
+    }
+    columns
+}
+
+/// Adds the fields of an object with this name and SQL expression. `names` are the names of other columns.
+fn add_fields(
+    names: &[String],
+    (name, sql): (&str, &str),
+    fields: &Fields,
+    columns: &mut Vec<(String, String)>,
+) {
+    for field in fields {
+        let mut name = format!("{name}_{}", field.name());
+        let sql = format!("{sql}['{}']", field.name().replace('\'', "''"));
+        match field.data_type() {
+            DataType::Struct(fields) if !fields.is_empty() => {
+                add_fields(names, (&name, &sql), fields, columns);
+            }
+            _ => {
+                while names.contains(&name.to_lowercase())
+                    || columns.iter().any(|(known, _)| known.eq_ignore_ascii_case(&name))
+                {
+                    name.push('_');
+                }
+                columns.push((name, sql));
+            }
+        }
+    }
 }
 
 /// Finds out how to read the files of a path: as their names indicate, or in another way if this fails or gives fewer
@@ -203,8 +263,18 @@ async fn with_header(
     if source.format() != Format::Csv || !config.header {
         return Ok((source, config));
     }
+    // pandas writes the positions of columns without names. In a narrow file, they may be values.
+    let has_positions = |columns: &Schema| {
+        let mut names = columns.fields().iter().map(|field| field.name());
+        columns.fields().len() > 3 && names.all(|name| is_position(name) || is_row_label(name))
+    };
+    if source.columns_of_files().all(|(_, columns)| has_positions(columns)) {
+        return Ok((source, config));
+    }
     let bare = SourceConfig { header: false, ..config.clone() };
-    let Ok((columns, rows)) = first_rows(out, &bare, 1, options).await else { return Ok((source, config)) };
+    let Ok(FirstRows { columns, batches: rows, .. }) = first_rows(out, &bare, 1, options).await else {
+        return Ok((source, config));
+    };
     let is_value = |(index, field): (usize, &Arc<Field>)| -> Result<bool> {
         let column = Column::of(field.name(), field.data_type(), &rows, index)?;
         let is_number =
@@ -230,7 +300,8 @@ fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<
     let base = out.parent().unwrap_or(Path::new(""));
     let mut groups: Vec<(Vec<String>, Vec<String>)> = Vec::new();
     for (file, columns) in source.columns_of_files() {
-        let mut names: Vec<String> = columns.fields().iter().map(|field| field.name().clone()).collect();
+        let names = columns.fields().iter().map(|field| field.name().clone());
+        let mut names: Vec<String> = names.filter(|name| !is_row_label(name)).collect();
         names.sort_unstable();
         let file = file.strip_prefix(base).unwrap_or(file).to_string_lossy().into_owned();
         match groups.iter_mut().find(|(known, _)| *known == names) {
@@ -253,7 +324,7 @@ async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &En
         source.missing_columns = MissingColumns::Null;
         found = found_source(out, &source, Problems::default()).await?;
     }
-    let (fields, batches) = first_rows(out, &source, ROWS, options).await?;
+    let FirstRows { columns, expressions, batches } = first_rows(out, &source, ROWS, options).await?;
     let rows = batches.iter().map(RecordBatch::num_rows).sum();
     if rows == 0 {
         let message = "its files have no rows";
@@ -264,13 +335,14 @@ async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &En
     let column = |(index, field): (usize, &Arc<Field>)| -> Result<Column> {
         Ok(Column {
             is_folder: folders.iter().any(|folder| folder.name() == field.name()),
-            is_unnamed: !source.header,
+            is_unnamed: !source.header || is_position(field.name()),
             ..Column::of(field.name(), field.data_type(), &batches, index)?
         })
     };
-    let columns = fields.fields().iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
+    let columns = columns.fields().iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
     let (format, files) = (found.format(), found.columns_of_files().count());
-    Ok(Log { name: name_of(&source.paths, others), source, format, files, columns, rows })
+    let fields = expressions.into_iter().filter(|(name, sql)| *sql != quote(name)).collect();
+    Ok(Log { name: name_of(&source.paths, others), source, format, files, columns, fields, rows })
 }
 
 /// Returns a name for the source of these paths. No other log has it, and SQL accepts it without quotes.

@@ -156,6 +156,74 @@ fn a_music_log_of_json_lines() {
 }
 
 #[test]
+fn fields_of_json_objects_are_columns() {
+    let dir = Dir::new();
+    let row = |row: i64| {
+        format!(
+            "{{\"ts\": {}, \"user\": {{\"id\": \"u{}\", \"age\": {}}}, \"user_age\": 1, \
+             \"track\": {{\"id\": {}, \"artist\": {{\"id\": {}, \"o'name\": \"x\"}}}}, \"skipped\": {}}}\n",
+            1_717_200_000 + 30 * row,
+            row / 10,
+            if row % 2 == 0 { "null".to_owned() } else { (20 + row).to_string() },
+            row % 7,
+            row % 3,
+            row % 4 == 0
+        )
+    };
+    dir.write("plays.jsonl", (0..40).map(row).collect::<String>());
+    let (text, summary) = init_and_build(&dir, &["plays.jsonl"]);
+    for part in [
+        "\"user\"['id'] AS \"user_id\"",
+        "user = \"user_id\"",
+        "coalesce(\"user\"['age'], 0) AS \"user_age_\"",
+        "\"track\"['artist']['o''name'] AS \"track_artist_o'name\"",
+    ] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    assert!(!text.contains("# CHECK"), "{text}");
+    assert_eq!((&summary["samples"], &summary["sessions"]), (&40.into(), &4.into()));
+    assert_eq!(statistics_of(&summary, "track_id")["distinct_ids"], 7);
+    assert_eq!(statistics_of(&summary, "track_artist_id")["distinct_ids"], 3);
+    assert_eq!(statistics_of(&summary, "user_age_")["max"], 59.0);
+}
+
+#[test]
+fn labels_of_rows_and_positions_of_columns_that_pandas_writes() {
+    let dir = Dir::new();
+    let columns = |names: &[&'static str]| -> Vec<(&'static str, ArrayRef)> {
+        let values = |place: usize| -> ArrayRef {
+            Arc::new(Int32Array::from_iter_values((0..20).map(|row| match place {
+                0 => row / 5,
+                1 => 1_717_200_000 + row,
+                2 => row % 2,
+                _ => row,
+            })))
+        };
+        names.iter().enumerate().map(|(place, name)| (*name, values(place))).collect()
+    };
+    dir.write("log/a.parquet", parquet(columns(&["user_id", "ts", "clicked", "item"])));
+    dir.write("log/b.parquet", parquet(columns(&["user_id", "ts", "clicked", "item", "__index_level_0__"])));
+    let (text, summary) = init_and_build(&dir, &["log"]);
+    assert!(text.contains("log = \"log\"") && text.contains("# Not used: `__index_level_0__`"), "{text}");
+    assert_eq!(summary["samples"], 40);
+
+    // `to_csv` of a table without names, with and without the labels of rows.
+    let row = |row: i64| format!("{},{},{},{}\n", row / 5, 1_717_200_000 + row, row % 2, row);
+    dir.write("plain.csv", "0,1,2,3\n".to_owned() + &(0..20).map(row).collect::<String>());
+    let labelled = (0..20).map(|number| format!("{number},{}", row(number))).collect::<String>();
+    dir.write("labelled.csv", ",0,1,2,3\n".to_owned() + &labelled);
+    for file in ["plain.csv", "labelled.csv"] {
+        let (text, summary) = init_and_build(&dir, &[file]);
+        assert!(!text.contains("header = false"), "{text}");
+        assert_eq!(summary["samples"], 20, "{file}");
+        fs_err::remove_dir_all(dir.path("dataset")).unwrap();
+    }
+    // In a narrow file, these are more likely values.
+    dir.write("pairs.txt", "0 1\n0 2\n1 1\n1 3\n");
+    assert_eq!(init_and_build(&dir, &["pairs.txt"]).1["samples"], 4);
+}
+
+#[test]
 fn a_log_of_tabs_without_a_header() {
     let dir = Dir::new();
     let row = |row: i64| {
