@@ -206,6 +206,7 @@ fn labels_of_rows_and_positions_of_columns_that_pandas_writes() {
     let (text, summary) = init_and_build(&dir, &["log"]);
     assert!(text.contains("log = \"log\"") && text.contains("# Not used: `__index_level_0__`"), "{text}");
     assert_eq!(summary["samples"], 40);
+    fs_err::remove_dir_all(dir.path("dataset")).unwrap();
 
     // `to_csv` of a table without names, with and without the labels of rows.
     let row = |row: i64| format!("{},{},{},{}\n", row / 5, 1_717_200_000 + row, row % 2, row);
