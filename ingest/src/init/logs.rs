@@ -9,7 +9,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use datafusion::logical_expr::Expr;
 use onefold_base::fault::{Explain, Fault, Kind};
 
-use super::columns::{Column, is_position, is_row_label, tokens};
+use super::columns::{Column, LABELS, is_position, is_row_label, says, tokens};
 use crate::config::{DeltaVersion, Format, MissingColumns, Quote, SourceConfig};
 use crate::problems::Problems;
 use crate::sources::{self, Source};
@@ -57,11 +57,11 @@ pub(super) async fn read(paths: &[String], out: &Path, options: &EngineOptions) 
         let path = from_folder(path, &folder)?;
         let (source, config) = probed(out, &path, options).await?;
         let groups = match &config.delta {
-            Some(_) => vec![(vec![path.clone()], vec![path])],
+            Some(_) => vec![(vec![path.clone()], vec![path], config.missing_columns)],
             None => by_columns(&source, &path, out),
         };
-        for (columns, paths) in groups {
-            let config = SourceConfig { paths, ..config.clone() };
+        for (columns, paths, missing_columns) in groups {
+            let config = SourceConfig { paths, missing_columns, ..config.clone() };
             let is_same = |known: &SourceConfig| {
                 SourceConfig { paths: config.paths.clone(), ..known.clone() } == config
             };
@@ -294,26 +294,48 @@ async fn with_header(
     Ok((source, config))
 }
 
-/// Groups the files of `path` by the names of their columns. If all files have the same columns, the group has only
-/// `path`. JSON omits nulls, so the files of a JSON path always form one group.
-fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<String>)> {
+/// Groups the files of `path` by the names of their columns. Files that lack a few columns are in a group with the
+/// others, because logs get further columns over time. Each group has its columns and paths; a group of all files has
+/// only `path`. JSON omits nulls, so the files of a JSON path always form one group.
+fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<String>, MissingColumns)> {
     let base = out.parent().unwrap_or(Path::new(""));
-    let mut groups: Vec<(Vec<String>, Vec<String>)> = Vec::new();
+    let mut groups: Vec<(Vec<String>, Vec<String>, MissingColumns)> = Vec::new();
     for (file, columns) in source.columns_of_files() {
         let names = columns.fields().iter().map(|field| field.name().clone());
         let mut names: Vec<String> = names.filter(|name| !is_row_label(name)).collect();
         names.sort_unstable();
         let file = file.strip_prefix(base).unwrap_or(file).to_string_lossy().into_owned();
-        match groups.iter_mut().find(|(known, _)| *known == names) {
-            Some((_, files)) => files.push(file),
-            None => groups.push((names, vec![file])),
+        match groups.iter_mut().find(|(known, ..)| are_alike(known, &names)) {
+            Some((known, files, missing)) => {
+                if *known != names {
+                    *missing = MissingColumns::Null;
+                    known.extend(names);
+                    known.sort_unstable();
+                    known.dedup();
+                }
+                files.push(file);
+            }
+            None => groups.push((names, vec![file], MissingColumns::Error)),
         }
     }
     match groups.len() {
-        1 => groups.into_iter().map(|(names, _)| (names, vec![path.to_owned()])).collect(),
-        _ if source.format() == Format::Json => vec![(Vec::new(), vec![path.to_owned()])],
+        1 => groups.into_iter().map(|(names, _, missing)| (names, vec![path.to_owned()], missing)).collect(),
+        _ if source.format() == Format::Json => {
+            vec![(Vec::new(), vec![path.to_owned()], MissingColumns::Error)]
+        }
         _ => groups,
     }
+}
+
+/// Returns whether files with these columns are the same log: more than four of five columns are in both, and the
+/// others are no labels, which may be unknown in a part of a log.
+fn are_alike(ours: &[String], theirs: &[String]) -> bool {
+    let differ = |names: &[String], others: &[String]| -> Vec<String> {
+        names.iter().filter(|name| !others.contains(name)).cloned().collect()
+    };
+    let others = [differ(ours, theirs), differ(theirs, ours)].concat();
+    let shared = (ours.len() + theirs.len() - others.len()) / 2;
+    others.is_empty() || (shared > 4 * others.len() && !others.iter().any(|name| says(name, &LABELS)))
 }
 
 /// Reads the first rows of a log. `others` are the logs that already have names.

@@ -8,7 +8,7 @@ use super::columns::{Column, Type, in_comment, is_row_label, tokens};
 use super::lists::{DecimalComma, TextLists};
 use super::logs::Log;
 use super::times;
-use crate::config::RESERVED;
+use crate::config::{Format, MissingColumns, RESERVED};
 use crate::sql::quote;
 
 /// Words in the names of columns with sessions, users and keys of samples.
@@ -203,6 +203,12 @@ struct Roles<'a> {
 impl<'a> Roles<'a> {
     fn new(log: &'a Log) -> Self {
         let mut roles = Self { log, free: Vec::new(), plan: Plan::default() };
+        let may_lack = log.source.missing_columns == MissingColumns::Null;
+        if may_lack && log.format != Format::Json && log.source.delta.is_none() {
+            let check =
+                "some files lack columns, which are null there: make two sources if they are different logs";
+            roles.plan.rows.check = Some(check.to_owned());
+        }
         for column in &log.columns {
             let lengths_of = |other: &Column| column.name == format!("{}.length", other.name);
             let reason = if is_row_label(&column.name) {

@@ -188,6 +188,35 @@ fn fields_of_json_objects_are_columns() {
 }
 
 #[test]
+fn a_log_that_got_a_column_is_one_log() {
+    let dir = Dir::new();
+    let names = ["user_id", "ts", "clicked", "item", "price", "page"];
+    let file = |name: &str, header: &[&str]| {
+        let row = |row: i64| {
+            let values =
+                (2..header.len()).map(|place| (row % (place as i64)).to_string()).collect::<Vec<_>>();
+            format!("{},{},{}\n", row / 5, 1_717_200_000 + row, values.join(","))
+        };
+        let rows: String = (0..20).map(row).collect();
+        dir.write(name, format!("{}\n{rows}", header.join(",")));
+    };
+    file("log/1.csv", &names[..5]);
+    file("log/2.csv", &names);
+    let (text, summary) = init_and_build(&dir, &["log"]);
+    assert!(text.contains("log = { path = \"log\", missing_columns = \"null\" }"), "{text}");
+    assert!(text.contains("# CHECK: some files lack columns"), "{text}");
+    assert_eq!(
+        (&summary["samples"], statistics_of(&summary, "page")["null_share"].clone()),
+        (&40.into(), 0.5.into())
+    );
+    // A part without labels is another log.
+    file("log/2.csv", &["user_id", "ts", "kind", "item", "price", "page"]);
+    file("log/1.csv", &["user_id", "ts", "kind", "item", "price", "page", "clicked"]);
+    let (summary, _) = init(&dir, &["log"]);
+    assert_eq!(summary["sources"].as_array().unwrap().len(), 2, "{summary}");
+}
+
+#[test]
 fn labels_of_rows_and_positions_of_columns_that_pandas_writes() {
     let dir = Dir::new();
     let columns = |names: &[&'static str]| -> Vec<(&'static str, ArrayRef)> {

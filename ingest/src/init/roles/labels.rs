@@ -1,37 +1,10 @@
 //! Chooses the labels of samples, and the items that have a label each.
 
-use super::super::columns::{Column, Type, in_comment};
+use super::super::columns::{Column, LABELS, Type, in_comment};
 use super::super::lists::{are_parallel, is_among, repeats};
 use super::{Choice, Expression, Feature, NUMBERS, Roles, is_of_dataset};
 use crate::sql::quote;
 
-/// Words in the names of labels.
-const LABELS: [&str; 24] = [
-    "label",
-    "target",
-    "click",
-    "clicked",
-    "clk",
-    "purchase",
-    "purchased",
-    "buy",
-    "bought",
-    "book",
-    "booked",
-    "booking",
-    "conversion",
-    "converted",
-    "convert",
-    "like",
-    "liked",
-    "ordered",
-    "chosen",
-    "selected",
-    "skipped",
-    "played",
-    "watched",
-    "y",
-];
 /// Words in the names of event types, and the values that count as a success.
 const EVENTS: [&str; 7] = ["event", "action", "behavior", "behaviour", "type", "kind", "interaction"];
 const SUCCESSES: [&str; 10] =
