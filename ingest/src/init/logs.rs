@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use datafusion::dataframe::DataFrame;
 use datafusion::logical_expr::Expr;
 use onefold_base::fault::{Explain, Fault, Kind};
 
@@ -36,6 +37,8 @@ pub(super) struct Log {
     pub(super) columns: Vec<Column>,
     /// The columns that are fields of objects, with their SQL expressions.
     pub(super) fields: Vec<(String, String)>,
+    /// The columns whose values have types that contradict each other.
+    pub(super) unread: Vec<String>,
     /// The number of rows that were read.
     pub(super) rows: usize,
 }
@@ -130,6 +133,8 @@ struct FirstRows {
     /// The name and the SQL expression of each column.
     expressions: Vec<(String, String)>,
     batches: Vec<RecordBatch>,
+    /// The columns that cannot be read, which are not among the others.
+    unread: Vec<String>,
 }
 
 /// Reads the first rows of a source, with the fields of objects as columns. Values that do not have the type inferred
@@ -145,12 +150,35 @@ async fn first_rows(
     sources::register(&context, &[found]).await?;
     let table = context.table(PROBED).await?;
     let expressions = flat_columns(table.schema().as_arrow());
-    let columns =
-        expressions.iter().map(|(name, sql)| -> Result<Expr> { Ok(table.parse_sql_expr(sql)?.alias(name)) });
-    let columns = columns.collect::<Result<Vec<_>>>()?;
-    let table = table.select(columns)?.limit(0, Some(rows))?;
-    let columns = SchemaRef::from(table.schema().as_arrow().clone());
-    Ok(FirstRows { columns, expressions, batches: table.collect().await? })
+    let select = |expressions: &[(String, String)]| -> Result<DataFrame> {
+        let column =
+            |(name, sql): &(String, String)| -> Result<Expr> { Ok(table.parse_sql_expr(sql)?.alias(name)) };
+        let columns = expressions.iter().map(column).collect::<Result<Vec<_>>>()?;
+        Ok(table.clone().select(columns)?.limit(0, Some(rows))?)
+    };
+    let all = select(&expressions)?;
+    let columns = SchemaRef::from(all.schema().as_arrow().clone());
+    let error = match all.collect().await {
+        Ok(batches) => return Ok(FirstRows { columns, expressions, batches, unread: Vec::new() }),
+        Err(error) => Error::from(error),
+    };
+    if error.fault().kind == Kind::Storage {
+        return Err(error);
+    }
+    // Find the columns whose values have types that contradict each other.
+    let (mut read, mut unread) = (Vec::new(), Vec::new());
+    for expression in expressions {
+        match select(std::slice::from_ref(&expression))?.collect().await {
+            Ok(_) => read.push(expression),
+            Err(_) => unread.push(expression.0),
+        }
+    }
+    if read.is_empty() || unread.is_empty() {
+        return Err(error);
+    }
+    let some = select(&read)?;
+    let columns = SchemaRef::from(some.schema().as_arrow().clone());
+    Ok(FirstRows { columns, expressions: read, batches: some.collect().await?, unread })
 }
 
 /// Returns the name and the SQL expression of each column. The fields of objects are columns: `id` in `user` is
@@ -222,10 +250,33 @@ async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Sour
         if let Ok(source) = found_source(out, &other, Problems::default()).await
             && (!is_csv(&source) || !is_narrow(&source))
         {
+            // The names of a header may be wrong, but they are no values.
+            if !other.header && is_csv(&source) && has_names(out, &other, options).await {
+                break;
+            }
             return with_header(out, source, other, options).await;
         }
     }
     Ok((first?, plain))
+}
+
+/// Returns whether the first row of CSV files that are read without a header has names: a column begins with a text, and
+/// has only numbers below.
+async fn has_names(out: &Path, source: &SourceConfig, options: &EngineOptions) -> bool {
+    let Ok(FirstRows { columns, batches, .. }) = first_rows(out, source, ROWS, options).await else {
+        return false;
+    };
+    let is_number = |value: &Option<String>| value.as_ref().is_none_or(|text| text.parse::<f64>().is_ok());
+    let has_name = |(index, field): (usize, &Arc<Field>)| {
+        let column = Column::of(field.name(), field.data_type(), &batches, index);
+        column.is_ok_and(|column| match column.values.split_first() {
+            Some((first, rest)) => {
+                !is_number(first) && rest.iter().any(Option::is_some) && rest.iter().all(is_number)
+            }
+            None => false,
+        })
+    };
+    columns.fields().iter().enumerate().any(has_name)
 }
 
 /// Returns whether a file name does not indicate a format other than CSV.
@@ -346,7 +397,7 @@ async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &En
         source.missing_columns = MissingColumns::Null;
         found = found_source(out, &source, Problems::default()).await?;
     }
-    let FirstRows { columns, expressions, batches } = first_rows(out, &source, ROWS, options).await?;
+    let FirstRows { columns, expressions, batches, unread } = first_rows(out, &source, ROWS, options).await?;
     let rows = batches.iter().map(RecordBatch::num_rows).sum();
     if rows == 0 {
         let message = "its files have no rows";
@@ -364,7 +415,7 @@ async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &En
     let columns = columns.fields().iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
     let (format, files) = (found.format(), found.columns_of_files().count());
     let fields = expressions.into_iter().filter(|(name, sql)| *sql != quote(name)).collect();
-    Ok(Log { name: name_of(&source.paths, others), source, format, files, columns, fields, rows })
+    Ok(Log { name: name_of(&source.paths, others), source, format, files, columns, fields, unread, rows })
 }
 
 /// Returns a name for the source of these paths. No other log has it, and SQL accepts it without quotes.

@@ -209,6 +209,20 @@ impl<'a> Roles<'a> {
                 "some files lack columns, which are null there: make two sources if they are different logs";
             roles.plan.rows.check = Some(check.to_owned());
         }
+        let unread = log.unread.iter().map(|name| (name.clone(), "values of several types".to_owned()));
+        roles.plan.unused.extend(unread);
+        let is_padded = |column: &&Column| {
+            column.kind == Type::Text
+                && column.present().next().is_some()
+                && column.present().all(|text| text.starts_with(' '))
+        };
+        if let Some(column) = log.columns.iter().find(is_padded) {
+            let check = format!(
+                "all values of `{}` begin with a blank, so they are texts: remove the blanks behind the delimiters of the files",
+                in_comment(&column.name)
+            );
+            roles.plan.rows.check = Some(check);
+        }
         for column in &log.columns {
             let lengths_of = |other: &Column| column.name == format!("{}.length", other.name);
             let reason = if is_row_label(&column.name) {

@@ -34,8 +34,8 @@ fn list(name: &str, kind: Type, values: &[&[&str]]) -> Column {
 fn log(columns: Vec<Column>) -> Log {
     let rows = columns.first().map_or(0, |column| column.values.len().max(column.lists.len()));
     let source = SourceConfig::new("log.csv");
-    let (name, fields) = ("log".to_owned(), Vec::new());
-    Log { name, source, format: Format::Csv, files: 1, columns, fields, rows }
+    let (name, fields, unread) = ("log".to_owned(), Vec::new(), Vec::new());
+    Log { name, source, format: Format::Csv, files: 1, columns, fields, unread, rows }
 }
 
 /// Returns the text of the configuration of a log, and the parsed configuration.
@@ -129,6 +129,21 @@ fn a_retail_log_of_another_country_is_read_as_numbers_dates_and_users() {
     // Where semicolons separate values, commas are in numbers.
     log.source.delimiter = Some(b';');
     assert!(written(log).0.contains("replace(\"tags\""));
+}
+
+#[test]
+fn unknown_times_and_blanks_are_named() {
+    let times = ["1717200000", "-1", "1717200001", "1717200002"];
+    let (text, config) = written(log(vec![
+        column("ts", Type::Integer, &times),
+        column("item", Type::Text, &[" 1", " 2", " 3", ""]),
+    ]));
+    assert_eq!(config.time.column, "ts");
+    assert!(text.contains("past = \"skip\"") && text.contains("unit = \"s\""), "{text}");
+    assert!(text.contains("# CHECK: all values of `item` begin with a blank"), "{text}");
+    // Without the name of a time, all values must be times.
+    let (_, config) = written(log(vec![column("price", Type::Integer, &times)]));
+    assert_ne!(config.time.column, "price");
 }
 
 #[test]

@@ -217,14 +217,17 @@ fn of_texts(column: &Column) -> Option<Found> {
     Some(Found { doubt, ..found })
 }
 
-/// Reads counts since 1970, in the unit in which all values are between 1990 and now.
+/// Reads counts since 1970, in the unit in which all values are between 1990 and now. If the name is that of a time, a
+/// quarter of the values may be others, such as -1 for an unknown time.
 fn by_unit(column: &Column, numbers: &[f64], is_named: bool) -> Option<Found> {
     let now = Utc::now().timestamp_micros() as f64;
     let in_unit = |unit: EpochUnit| -> Option<Vec<i64>> {
         let micros = numbers.iter().map(|number| number * 1e6 / unit.per_second() as f64);
-        micros
-            .map(|micros| (FIRST_PLAUSIBLE as f64..=now).contains(&micros).then_some(micros as i64))
-            .collect()
+        let micros: Vec<f64> = micros.collect();
+        let plausible =
+            micros.iter().filter(|micros| (FIRST_PLAUSIBLE as f64..=now).contains(*micros)).count();
+        let is_unit = plausible == micros.len() || (is_named && 4 * plausible >= 3 * micros.len());
+        is_unit.then(|| micros.into_iter().map(|micros| micros as i64).collect())
     };
     let (unit, micros) = EpochUnit::ALL.into_iter().find_map(|unit| Some((unit, in_unit(unit)?)))?;
     let name = match unit {

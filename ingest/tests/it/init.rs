@@ -217,6 +217,25 @@ fn a_log_that_got_a_column_is_one_log() {
 }
 
 #[test]
+fn values_of_several_types_and_names_that_repeat() {
+    let dir = Dir::new();
+    let row = |row: i64| {
+        let tags = if row % 2 == 0 { "\"a\"" } else { "[\"a\"]" };
+        let time = 1_717_200_000 + row;
+        format!("{{\"user_id\": {}, \"ts\": {time}, \"tags\": {tags}, \"clicked\": {}}}\n", row / 5, row % 2)
+    };
+    dir.write("log.jsonl", (0..20).map(row).collect::<String>());
+    let (text, summary) = init_and_build(&dir, &["log.jsonl"]);
+    assert!(text.contains("# Not used: `tags`: values of several types"), "{text}");
+    assert_eq!(summary["samples"], 20);
+    // The header is not taken for a row.
+    dir.write("twice.csv", "user_id,ts,item,ts\n1,1717200000,5,5\n1,1717200001,6,6\n");
+    let command = dir.command(&["init", "twice.csv", "--out", "new.toml"]);
+    dir.fails_as(command, &["twice.csv", "it has two columns `ts`"]);
+    assert!(!dir.path("new.toml").exists());
+}
+
+#[test]
 fn labels_of_rows_and_positions_of_columns_that_pandas_writes() {
     let dir = Dir::new();
     let columns = |names: &[&'static str]| -> Vec<(&'static str, ArrayRef)> {
