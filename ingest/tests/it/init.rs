@@ -236,6 +236,28 @@ fn values_of_several_types_and_names_that_repeat() {
 }
 
 #[test]
+fn events_of_another_log_can_be_a_label() {
+    let dir = Dir::new();
+    let shown = |row: i64| format!("{row},{},{}\n", row / 5, 1_717_200_000 + 60 * row);
+    let bought = |row: i64| format!("{row},{}\n", 1_717_200_000 + 60 * row + 86_400);
+    dir.write("shown.csv", "impression_id,user_id,ts\n".to_owned() + &(0..20).map(shown).collect::<String>());
+    dir.write(
+        "purchases.csv",
+        "impression_id,bought_at\n".to_owned() + &(0..20).step_by(4).map(bought).collect::<String>(),
+    );
+    let (_, text) = init(&dir, &["shown.csv", "purchases.csv"]);
+    // Uncomment the section, and use its label.
+    let (before, rest) = text.split_once("# [join]\n").expect(&text);
+    let (join, after) = rest.split_once("\n\n").unwrap();
+    let join = join.replace("# ", "").replace("    and under", "    # and under");
+    let after = after.replace("[features]\n", "[features]\nhas_purchases = { kind = \"label\" }\n");
+    dir.write("dataset.toml", format!("{before}[join]\n{join}\n\n{after}"));
+    let (summary, _) = dir.build("dataset");
+    let label = statistics_of(&summary, "has_purchases");
+    assert!((label["positive_share"].as_f64().unwrap() - 0.25).abs() < 1e-6, "{label}");
+}
+
+#[test]
 fn labels_of_rows_and_positions_of_columns_that_pandas_writes() {
     let dir = Dir::new();
     let columns = |names: &[&'static str]| -> Vec<(&'static str, ArrayRef)> {
