@@ -8,6 +8,7 @@ use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use datafusion::dataframe::DataFrame;
 use datafusion::logical_expr::Expr;
+use datafusion::prelude::ident;
 use onefold_base::fault::{Explain, Fault, Kind};
 
 use super::columns::{Column, LABELS, is_position, is_row_label, says, tokens};
@@ -150,13 +151,22 @@ async fn first_rows(
     sources::register(&context, &[found]).await?;
     let table = context.table(PROBED).await?;
     let expressions = flat_columns(table.schema().as_arrow());
+    let is_plain = |(name, sql): &(String, String)| *sql == quote(name);
     let select = |expressions: &[(String, String)]| -> Result<DataFrame> {
-        let column =
-            |(name, sql): &(String, String)| -> Result<Expr> { Ok(table.parse_sql_expr(sql)?.alias(name)) };
+        let column = |expression: &(String, String)| -> Result<Expr> {
+            let (name, sql) = expression;
+            Ok(match is_plain(expression) {
+                true => ident(name),
+                false => table.parse_sql_expr(sql)?.alias(name),
+            })
+        };
         let columns = expressions.iter().map(column).collect::<Result<Vec<_>>>()?;
         Ok(table.clone().select(columns)?.limit(0, Some(rows))?)
     };
-    let all = select(&expressions)?;
+    let all = match expressions.iter().all(is_plain) {
+        true => table.clone().limit(0, Some(rows))?,
+        false => select(&expressions)?,
+    };
     let columns = SchemaRef::from(all.schema().as_arrow().clone());
     let error = match all.collect().await {
         Ok(batches) => return Ok(FirstRows { columns, expressions, batches, unread: Vec::new() }),
