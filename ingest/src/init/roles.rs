@@ -297,7 +297,7 @@ impl<'a> Roles<'a> {
         let zone = self.free.iter().find(|other| found.is_local(&column) && times::are_zones(other));
         let zone = zone.map(|zone| {
             format!(
-                "the times are read as UTC, but `{}` names the zone of each row ({}): convert them in the query",
+                "the times are read as UTC, but `{}` names the zone of each row ({}): write them in UTC, or with offsets",
                 in_comment(&zone.name),
                 zone.examples()
             )
