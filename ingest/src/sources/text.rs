@@ -169,21 +169,21 @@ impl RowReader {
                 columns.push(values);
                 continue;
             }
-            let (values, wrong, first) = exact_or_null(texts, field.data_type(), !declared)?;
-            self.collect(file, place, (wrong, &first)).await?;
+            let (values, wrong) = exact_or_null(texts, field.data_type(), !declared)?;
+            self.collect(file, place, &wrong).await?;
             columns.push(values);
         }
         self.batch(columns, texts.num_rows())
     }
 
-    /// Adds rows with a wrong value in a column to the problems. `first` is the first such value.
-    async fn collect(&self, file: &PartitionedFile, place: usize, (rows, first): (u64, &str)) -> Result<()> {
+    /// Adds rows with these wrong values in a column to the problems.
+    async fn collect(&self, file: &PartitionedFile, place: usize, values: &[String]) -> Result<()> {
         let column = self.columns.field(place);
         let declared = self.declared.contains(column.name());
         let of_file = {
             let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
             let of_file = wrong.entry(column.name().clone()).or_default();
-            *of_file += rows;
+            *of_file += values.len() as u64;
             *of_file
         };
         let source = format!("source `{}`: column `{}`", self.source, column.name());
@@ -200,13 +200,14 @@ impl RowReader {
             let name = file.extension::<FileName>().map(|name| name.0.display().to_string());
             let name = name.unwrap_or_else(|| file.object_meta.location.to_string());
             let (data_type, by) = (column.data_type(), by(declared));
+            let first = values.first().map(String::as_str).unwrap_or_default();
             what = format!(
                 "rows have a value that does not fit {by}, {data_type}; the first is `{first}` in {line}`{name}`"
             );
         }
         let range = file.range.as_ref().map_or(0, |range| range.start);
         let part = format!("{}:{range}", file.object_meta.location);
-        let hint = self.type_hint(first, column);
+        let hint = self.type_hint(values, column);
         let wrong = WrongRows { place: &source, kind: WRONG_TYPE, what: &what, hint: &hint };
         self.problems.count(&wrong, &part, of_file).map_err(external)
     }
@@ -274,15 +275,23 @@ impl RowReader {
     fn unfit(&self, value: &str, column: &Field, declared: bool) -> DataFusionError {
         let (name, data_type, by) = (column.name(), column.data_type(), by(declared));
         let message = format!("`{value}` in the column `{name}` does not fit {by}, {data_type}");
-        DataFusionError::External(Box::new(RowError { message, hint: self.type_hint(value, column) }))
+        DataFusionError::External(Box::new(RowError {
+            message,
+            hint: self.type_hint(&[value.to_owned()], column),
+        }))
     }
 
-    /// Returns the hint for a value that does not have its column's type.
-    fn type_hint(&self, value: &str, column: &Field) -> String {
-        let is_text = !value.parse::<f64>().is_ok_and(f64::is_finite);
-        let is_number = !is_text && !value.contains('+');
+    /// Returns the hint for values that do not have their column's type.
+    fn type_hint(&self, values: &[String], column: &Field) -> String {
+        let is_number = |value: &String| value.parse::<f64>().is_ok_and(f64::is_finite);
+        let is_text = !values.iter().all(is_number);
         // An integer with leading zeros, or with too many digits, is likely to be an identifier.
-        let is_fraction = is_number && value.contains(['.', 'e', 'E']) && !value.starts_with("00");
+        let is_fraction = values.iter().all(|value| {
+            is_number(value)
+                && value.contains(['.', 'e', 'E'])
+                && !value.contains('+')
+                && !value.starts_with("00")
+        });
         let name = column.name();
         let cast = |to: &str| format!("`TRY_CAST({} AS {to})`", quote(name));
         let null = |to: &str| format!("; then {} in the query is null for such texts", cast(to));
@@ -299,7 +308,7 @@ impl RowReader {
             _ => ("VARCHAR", String::new()),
         };
         // Files that were joined have a header in the middle.
-        let correct = match value == name {
+        let correct = match values.first() == Some(name) {
             true => "remove the row, which repeats the header",
             false => "correct the row",
         };

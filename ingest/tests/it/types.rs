@@ -372,6 +372,14 @@ fn hints_for_wrong_values_lead_to_a_dataset() {
          \"VARCHAR\" }`; then `TRY_CAST(\"seconds\" AS BIGINT)` in the query is null for such texts",
         "then leave such rows out in the query, `WHERE TRY_CAST(\"at\" AS TIMESTAMP) IS NOT NULL`",
     ]);
+    // Fractions alone fit a double. An id with too many digits does not, whichever comes first.
+    for (others, hint) in [
+        ("1e3\n1501,2024-06-01T12:00:00Z,0,0.5", "schema = { seconds = \"DOUBLE\" }`"),
+        ("1e3\n1501,2024-06-01T12:00:00Z,0,99999999999999999999", "schema = { seconds = \"VARCHAR\" }`"),
+    ] {
+        dir.write("log.csv", format!("{header}{rows}1500,2024-06-01T12:00:00Z,0,{others}\n"));
+        dir.fails(&["column `seconds`: 2 rows have a value", "the first is `1e3` in line 1502", hint]);
+    }
     dir.write("log.csv", format!("{header}{rows}1500,2024-06-01T12:00:00Z,0,n/a\n"));
     let texts = "{ path = \"log.csv\", schema = { seconds = \"VARCHAR\" } }";
     configure(&dir, texts, &query("seconds", ""));
