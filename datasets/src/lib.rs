@@ -36,6 +36,7 @@ pub mod footer;
 pub mod forget;
 mod identity;
 mod ids;
+mod instant;
 mod lists;
 mod names;
 mod overlap;
@@ -69,6 +70,7 @@ pub use identity::{
     Buckets, IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, session_id,
 };
 pub use ids::hash_id;
+pub use instant::parse_time;
 pub use names::{WORK, work_file_name};
 pub use onefold_base::names::suggest;
 pub use overlap::{overlap, position_of};

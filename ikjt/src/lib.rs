@@ -84,5 +84,5 @@ pub use error::{Error, Result};
 pub use open::{load_snapshot, load_statistics, stored_at};
 pub use reader::{
     Batches, Checks, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, ReadRequest, Reader,
-    ReaderOptions, Shuffle, Split, StageFigures, Step, Tail, Within, Workers, parse_time,
+    ReaderOptions, Shuffle, Split, StageFigures, Step, Tail, Within, Workers,
 };

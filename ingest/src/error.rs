@@ -147,6 +147,20 @@ impl Error {
         Fault::new(Kind::Failed, format!("{place}: {message}")).hint(hint).into()
     }
 
+    /// Returns the error together with the faults that explain it, unless neither the
+    /// configuration nor its logs caused it.
+    pub(crate) fn explained(self, mut faults: Vec<Fault>) -> Self {
+        let is_of_input = matches!(self.fault().kind, Kind::Data | Kind::Options | Kind::Failed);
+        if faults.is_empty() || !is_of_input || matches!(self, Self::Spill(_)) {
+            return self;
+        }
+        match self {
+            Self::Problems(others) => faults.extend(others),
+            error => faults.push(error.fault()),
+        }
+        Self::Problems(faults)
+    }
+
     /// Returns the error for a failure of the engine while it reads the sources or runs the query.
     pub fn engine(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Failed, text!["the query failed: ", message]).hint(hint).into()
@@ -228,6 +242,12 @@ pub(crate) fn advice(message: &str) -> Option<&'static str> {
         return Some(
             "nanoseconds hold the years 1678 to 2261: use microseconds, as `arrow_cast('9999-12-31', \
              'Timestamp(Microsecond, None)')` in place of `TIMESTAMP '9999-12-31'`",
+        );
+    }
+    if message.contains("Cannot cast string") || message.contains("Error parsing timestamp") {
+        return Some(
+            "a text is not such a value: `TRY_CAST` in place of `CAST` is null for it, which `COALESCE(…, 0)` or `WHERE … IS \
+             NOT NULL` can handle",
         );
     }
     (message.contains("failed to match any signature") || message.contains("does not support")).then_some(

@@ -133,8 +133,9 @@ impl<'a> Pipeline<'a> {
             about_samples: options.about_samples.filter(|_| part.is_none()),
             vocabularies: old.map(|old| vocabulary_kinds(self.out, old)).transpose()?.unwrap_or_default(),
         };
+        let without_rows = sources::without_rows(&sources);
         let reading = Reading::plan(config, (sources, problems.clone()), &options.engine, wanted).await;
-        reading.map_err(|error| problems.and(error))
+        reading.map_err(|error| problems.and(error.explained(without_rows)))
     }
 
     /// Finds the files of the sources for a target. Problems are collected, and reported after all samples have been

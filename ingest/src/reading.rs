@@ -129,7 +129,8 @@ impl<'a> Reading<'a> {
     /// Plans the clustering of the samples.
     pub(crate) async fn clustering(&self) -> Result<Clustering<'a>> {
         let columns = self.planned.wide.schema().as_arrow();
-        Clustering::plan(self.config, &self.context, columns, &self.cluster_options()).await
+        let planned = Clustering::plan(self.config, &self.context, columns, &self.cluster_options()).await;
+        planned.map_err(|error| error.explained(sources::without_rows(&self.sources)))
     }
 
     /// Returns whether a cluster reads the samples.

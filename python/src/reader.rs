@@ -10,7 +10,7 @@ use arrow::array::{Array, StructArray};
 use arrow::datatypes::{Field, Schema};
 use clap::ValueEnum;
 use onefold_base::sync::locked;
-use onefold_datasets::PartitionFilter;
+use onefold_datasets::{PartitionFilter, parse_time};
 use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::{Batches, Error, PackedBatch, Position, Rank, Shuffle, Step};
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -100,7 +100,7 @@ impl Reader {
             let message = format!("`keep` names the column `{name}` twice");
             return Err(wrong_option(py, &message, "name every column once"));
         }
-        let labels_as_of = labels_as_of.map(onefold_ikjt::parse_time).transpose().map_err(|message| {
+        let labels_as_of = labels_as_of.map(parse_time).transpose().map_err(|message| {
             wrong_option(py, &format!("`labels_as_of`: {message}"), "give a time in UTC, or another offset")
         })?;
         let checks = onefold_ikjt::Checks { verify, table_rows, ..onefold_ikjt::Checks::default() };

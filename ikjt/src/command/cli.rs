@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use crate::preprocess::PreprocessConfig;
 use crate::{
     Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Tail, Within, Workers, load_snapshot,
-    parse_time,
 };
 use clap::{Parser, Subcommand};
 use onefold_base::process::available_threads;
 use onefold_base::units::parse_bytes;
-use onefold_datasets::PartitionFilter;
+use onefold_datasets::{PartitionFilter, parse_time};
 use onefold_terminal::OutputOptions;
 
 /// Read datasets as deduplicated batches

@@ -1,19 +1,8 @@
 //! Labels as they were known at an earlier time.
 
-use chrono::DateTime;
 use onefold_datasets::{NO_DELAY, Schema, delay_label};
 
 use crate::{Error, Result};
-
-/// Parses a time with an offset, such as `2026-03-02T00:00:00Z`, into microseconds since 1970.
-///
-/// # Errors
-///
-/// A sentence for the author of `text`, if `text` is not such a time.
-pub fn parse_time(text: &str) -> Result<i64, String> {
-    let time = DateTime::parse_from_rfc3339(text.trim()).map(|time| time.timestamp_micros());
-    time.map_err(|_| format!("`{text}` is not a time with an offset; write it like `2026-03-02T00:00:00Z`"))
-}
 
 /// Replaces labels that were not final at some time by the values that they had then.
 #[derive(Debug, Clone)]

@@ -87,7 +87,6 @@ use crate::preprocess::{Preprocessor, Sampler};
 use crate::{Error, PackedBatch, Result, SentBatch};
 
 pub use checks::Checks;
-pub use known_labels::parse_time;
 pub use options::{Dedupe, ReadRequest, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};

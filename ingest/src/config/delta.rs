@@ -1,7 +1,7 @@
 //! The keys of a source that is a version of a Delta Lake table.
 
 use chrono::{DateTime, Utc};
-use onefold_datasets::TableVersion;
+use onefold_datasets::{TableVersion, parse_time};
 use serde::Deserialize;
 
 use crate::error::MessageAndHint;
@@ -87,9 +87,9 @@ impl DeltaKeys {
 /// Parses the `timestamp` of a table: a text, or a time of TOML.
 fn instant(time: &toml::Value) -> Result<DateTime<Utc>, MessageAndHint> {
     let text = time.as_str().map_or_else(|| time.to_string(), str::to_owned);
-    let parsed = DateTime::parse_from_rfc3339(&text).map_err(|_| {
+    let parsed = parse_time(&text).ok().and_then(DateTime::from_timestamp_micros);
+    parsed.ok_or_else(|| {
         let hint = "write it with its offset, as `timestamp = \"2024-06-01T00:00:00Z\"`";
         (format!("`timestamp` is {time}, which is not a time with an offset"), hint.to_owned())
-    })?;
-    Ok(parsed.to_utc())
+    })
 }

@@ -22,8 +22,8 @@ pub(crate) fn wrong_number_type(column: &str, data_type: &DataType) -> Option<Me
         format!("take one item, as `{column}[1]`, or make it `kind = \"sparse\"` or `kind = \"sequence\"`")
     } else if IdType::of(data_type).is_some() {
         format!(
-            "if the texts are numbers, write `CAST({column} AS DOUBLE)` in the query; if they are names, make it `kind = \
-             \"sparse\"` with `ids = \"hash\"` or `vocabulary = \"frequency\"`"
+            "if the texts are numbers, write `TRY_CAST({column} AS DOUBLE)` in the query, which is null for other texts; if \
+             they are names, make it `kind = \"sparse\"` with `ids = \"hash\"` or `vocabulary = \"frequency\"`"
         )
     } else {
         format!("make a number of it in the query, for example with `CAST` or `date_part('hour', {column})`")

@@ -53,6 +53,34 @@ const NOUNS: [&str; 33] = [
     "country",
 ];
 
+/// Words in the names of labels.
+pub(super) const LABELS: [&str; 24] = [
+    "label",
+    "target",
+    "click",
+    "clicked",
+    "clk",
+    "purchase",
+    "purchased",
+    "buy",
+    "bought",
+    "book",
+    "booked",
+    "booking",
+    "conversion",
+    "converted",
+    "convert",
+    "like",
+    "liked",
+    "ordered",
+    "chosen",
+    "selected",
+    "skipped",
+    "played",
+    "watched",
+    "y",
+];
+
 /// The types of values, as far as roles depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Type {
@@ -187,6 +215,13 @@ impl Column {
         self.present().map(|value| value.parse().ok()).collect()
     }
 
+    /// Returns whether the values are floats that are whole numbers, as pandas writes integers with missing values.
+    pub(super) fn is_whole(&self) -> bool {
+        let most = if self.kind == Type::Float32 { 1e7 } else { 9e15 };
+        let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() < most;
+        self.kind.is_float() && !self.is_list && self.numbers().is_some_and(|all| all.iter().all(is_whole))
+    }
+
     /// Returns whether all values are 0 or 1.
     pub(super) fn is_binary(&self) -> bool {
         let is_bit = |value: &str| matches!(value, "0" | "1" | "0.0" | "1.0");
@@ -195,13 +230,9 @@ impl Column {
         !self.is_list && !self.is_empty() && bits
     }
 
-    /// Returns whether the name contains one of the words, alone or in forms such as `itemid` and `items`.
+    /// Returns whether the name contains one of the words, as [`says`] finds them.
     pub(super) fn says(&self, words: &[&str]) -> bool {
-        let is_said = |token: &String| {
-            let stems = ["ids", "id", "s"].map(|end| token.strip_suffix(end));
-            words.contains(&token.as_str()) || stems.into_iter().flatten().any(|stem| words.contains(&stem))
-        };
-        !self.is_unnamed && tokens(&self.name).iter().any(is_said)
+        !self.is_unnamed && says(&self.name, words)
     }
 
     /// Returns whether the name is the name of an id.
@@ -233,6 +264,25 @@ impl Column {
         }
         if shown.is_empty() { "no value".to_owned() } else { shown.join(", ") }
     }
+}
+
+/// Returns whether a name is the position of a column, as in headers of tables without names.
+pub(super) fn is_position(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_digit())
+}
+
+/// Returns whether pandas gives this name to the labels of rows, which are not data of the log.
+pub(super) fn is_row_label(name: &str) -> bool {
+    name.is_empty() || name.starts_with("__index_level_") || name.starts_with("Unnamed: ")
+}
+
+/// Returns whether a name contains one of the words, alone or in forms such as `itemid` and `items`.
+pub(super) fn says(name: &str, words: &[&str]) -> bool {
+    let is_said = |token: &String| {
+        let stems = ["ids", "id", "s"].map(|end| token.strip_suffix(end));
+        words.contains(&token.as_str()) || stems.into_iter().flatten().any(|stem| words.contains(&stem))
+    };
+    tokens(name).iter().any(is_said)
 }
 
 /// Splits a name into words: `userId` and `user_id` become `user` and `id`.

@@ -4,14 +4,17 @@ use std::path::Path;
 
 use onefold_base::units::count_of;
 
-use super::columns::in_comment;
+use super::columns::{in_comment, is_row_label};
 use super::logs::{Log, ROWS};
 use super::roles::{Choice, Feature, Plan};
+use super::times;
 use crate::config::{Format, MissingColumns, Quote, SourceConfig};
 use crate::sql::quote;
 
 /// The pause that ends a session if only a user is known.
 const GAP: &str = "30m";
+/// The time after a sample in which its events count.
+const WINDOW: &str = "7d";
 
 /// Returns the text of the configuration at `out` for the samples of `logs[main]`.
 pub(super) fn written(logs: &[Log], main: usize, plan: &Plan, out: &Path) -> String {
@@ -45,7 +48,7 @@ pub(super) fn written(logs: &[Log], main: usize, plan: &Plan, out: &Path) -> Str
     samples(&mut lines, &logs[main], plan);
     checks(&mut lines, plan);
     session(&mut lines, plan);
-    others(&mut lines, logs, main);
+    others(&mut lines, logs, (main, plan));
     features(&mut lines, plan);
     lines.join("\n") + "\n"
 }
@@ -71,7 +74,11 @@ fn query(log: &Log, plan: &Plan) -> String {
         true => sql.to_owned(),
         false => format!("{sql} AS {}", quote(name)),
     };
-    let taken = plan.taken.iter().map(|taken| expression((taken.name.as_str(), taken.sql.as_str())));
+    // The fields of objects are columns of the samples only.
+    let of_log = |sql: &str| {
+        log.fields.iter().fold(sql.to_owned(), |sql, (name, field)| sql.replace(&quote(name), field))
+    };
+    let taken = plan.taken.iter().map(|taken| expression((taken.name.as_str(), of_log(&taken.sql).as_str())));
     let taken: Vec<String> = taken.collect();
     if plan.unnested.is_empty() {
         return format!("SELECT\n    {}\nFROM {table}", taken.join(",\n    "));
@@ -145,22 +152,52 @@ fn timed_session(lines: &mut Vec<String>, plan: &Plan) {
     }
     comment(lines, &plan.time);
     let column = plan.time.columns.first().map(String::as_str).unwrap_or_default();
-    lines.push(match plan.time_keys.as_slice() {
-        [] => format!("time = {}", text(column)),
-        keys => format!("time = {{ column = {}, {} }}", text(column), keys.join(", ")),
-    });
+    lines.push(format!("time = {}", time_of(column, &plan.time_keys)));
     if !plan.key.columns.is_empty() {
         lines.push(format!("order = {}    # among samples of one time", array(&plan.key.columns)));
     }
 }
 
+/// Formats a time column with its other keys.
+fn time_of(column: &str, keys: &[String]) -> String {
+    match keys {
+        [] => text(column),
+        keys => format!("{{ column = {}, {} }}", text(column), keys.join(", ")),
+    }
+}
+
 /// Adds comments with possible uses of the other logs.
-fn others(lines: &mut Vec<String>, logs: &[Log], main: usize) {
+fn others(lines: &mut Vec<String>, logs: &[Log], (main, plan): (usize, &Plan)) {
     for (_, log) in logs.iter().enumerate().filter(|(place, _)| *place != main) {
         let has = |name: &String| logs[main].columns.iter().any(|column| column.name == *name);
-        let names: Vec<String> = log.columns.iter().map(|column| column.name.clone()).collect();
+        let is_field = |name: &String| log.fields.iter().any(|(field, _)| field == name);
+        let names = log.columns.iter().map(|column| column.name.clone());
+        let names: Vec<String> = names.filter(|name| !is_field(name) && !is_row_label(name)).collect();
         let (on, columns): (Vec<String>, Vec<String>) = names.into_iter().partition(has);
         lines.push(String::new());
+        let key = &plan.key.columns;
+        if !key.is_empty()
+            && !plan.by_rows
+            && key.iter().all(|name| on.contains(name))
+            && let Some((time, found)) = times::choose(&log.columns)
+            && !is_field(&time.name)
+        {
+            lines.push(format!(
+                "# No section reads `{}` yet. If its rows are events of the samples, they can be a label:",
+                log.name
+            ));
+            lines.push("# [join]".to_owned());
+            lines.push(format!("# source = {}", text(&log.name)));
+            lines.push(format!("# on = {}", array(key)));
+            lines.push(format!("# time = {}", time_of(&time.name, &found.keys)));
+            lines.push(format!("# window = \"{WINDOW}\""));
+            lines.push("# [join.labels]".to_owned());
+            lines.push(format!(
+                "# {} = {{ when = \"TRUE\" }}    # and under [features], as `kind = \"label\"`",
+                self::key(&format!("has_{}", log.name))
+            ));
+            continue;
+        }
         lines.push(format!(
             "# No section reads `{}` yet. If it has one row for each value of a column of the samples:",
             log.name

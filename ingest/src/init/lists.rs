@@ -1,4 +1,6 @@
-//! Finds lists in texts, and lists that belong to other lists.
+//! Finds lists and numbers with commas in texts, and lists that belong to other lists.
+
+use std::fmt;
 
 use super::columns::{Column, MOST_ITEMS, Type};
 
@@ -77,6 +79,57 @@ impl TextLists {
             lists: column.values.iter().map(|text| text.as_ref().map(list)).collect(),
             ..column.clone()
         }
+    }
+}
+
+/// The meaning of commas in texts that are numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DecimalComma {
+    /// A comma is before the fraction, and points are between thousands, as in `1.234,50`.
+    Fraction,
+    /// Commas are between thousands, as in `1,234.50`.
+    Thousands,
+}
+
+impl DecimalComma {
+    /// Finds the meaning of commas in the texts of a column; returns `None` if the texts are not numbers with commas.
+    /// Texts such as `7,50` may also be lists, so it must be `likely` that the column has numbers.
+    pub(super) fn of(column: &Column, likely: bool) -> Option<Self> {
+        if !likely || column.is_list || column.kind != Type::Text || column.is_empty() {
+            return None;
+        }
+        let are_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_number = |text: &str, thousands: char, fraction: char| {
+            let text = text.strip_prefix(['-', '+']).unwrap_or(text);
+            let (whole, rest) = text.split_once(fraction).unwrap_or((text, "0"));
+            let (first, groups) = whole.split_once(thousands).unwrap_or((whole, ""));
+            let has_groups = groups.split(thousands).all(|group| group.len() == 3 && are_digits(group));
+            are_digits(first) && are_digits(rest) && (groups.is_empty() || (first.len() <= 3 && has_groups))
+        };
+        let has = |mark: char| column.present().any(|text| text.contains(mark));
+        if has(',') && column.present().all(|text| is_number(text, '.', ',')) {
+            return Some(Self::Fraction);
+        }
+        // Without a point, they may be lists of ids with three digits.
+        (has(',') && has('.') && column.present().all(|text| is_number(text, ',', '.')))
+            .then_some(Self::Thousands)
+    }
+
+    /// Returns the SQL expression for the numbers of a text column. `column` is a quoted name.
+    pub(super) fn sql(self, column: &str) -> String {
+        match self {
+            Self::Fraction => format!("CAST(replace(replace({column}, '.', ''), ',', '.') AS DOUBLE)"),
+            Self::Thousands => format!("CAST(replace({column}, ',', '') AS DOUBLE)"),
+        }
+    }
+}
+
+impl fmt::Display for DecimalComma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fraction => "with a comma before the fraction",
+            Self::Thousands => "with commas between thousands",
+        })
     }
 }
 

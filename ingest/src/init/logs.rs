@@ -5,13 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::{Field, SchemaRef};
+use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use datafusion::dataframe::DataFrame;
+use datafusion::logical_expr::Expr;
+use datafusion::prelude::ident;
 use onefold_base::fault::{Explain, Fault, Kind};
 
-use super::columns::{Column, tokens};
+use super::columns::{Column, LABELS, is_position, is_row_label, says, tokens};
 use crate::config::{DeltaVersion, Format, MissingColumns, Quote, SourceConfig};
 use crate::problems::Problems;
 use crate::sources::{self, Source};
+use crate::sql::quote;
 use crate::{EngineOptions, Error, Result, engine};
 
 /// The number of rows of a log whose values are examined.
@@ -32,6 +36,10 @@ pub(super) struct Log {
     /// The number of its files.
     pub(super) files: usize,
     pub(super) columns: Vec<Column>,
+    /// The columns that are fields of objects, with their SQL expressions.
+    pub(super) fields: Vec<(String, String)>,
+    /// The columns whose values have types that contradict each other.
+    pub(super) unread: Vec<String>,
     /// The number of rows that were read.
     pub(super) rows: usize,
 }
@@ -53,11 +61,11 @@ pub(super) async fn read(paths: &[String], out: &Path, options: &EngineOptions) 
         let path = from_folder(path, &folder)?;
         let (source, config) = probed(out, &path, options).await?;
         let groups = match &config.delta {
-            Some(_) => vec![(vec![path.clone()], vec![path])],
+            Some(_) => vec![(vec![path.clone()], vec![path], config.missing_columns)],
             None => by_columns(&source, &path, out),
         };
-        for (columns, paths) in groups {
-            let config = SourceConfig { paths, ..config.clone() };
+        for (columns, paths, missing_columns) in groups {
+            let config = SourceConfig { paths, missing_columns, ..config.clone() };
             let is_same = |known: &SourceConfig| {
                 SourceConfig { paths: config.paths.clone(), ..known.clone() } == config
             };
@@ -120,19 +128,109 @@ async fn found_source(out: &Path, source: &SourceConfig, problems: Problems) -> 
     sources::find_source(out.parent().unwrap_or(Path::new("")), PROBED, source, problems).await
 }
 
-/// Reads the first rows of a source. Values that do not have the type inferred from the first rows are null.
+/// The first rows of a source.
+struct FirstRows {
+    columns: SchemaRef,
+    /// The name and the SQL expression of each column.
+    expressions: Vec<(String, String)>,
+    batches: Vec<RecordBatch>,
+    /// The columns that cannot be read, which are not among the others.
+    unread: Vec<String>,
+}
+
+/// Reads the first rows of a source, with the fields of objects as columns. Values that do not have the type inferred
+/// from the first rows are null.
 async fn first_rows(
     out: &Path,
     source: &SourceConfig,
     rows: usize,
     options: &EngineOptions,
-) -> Result<(SchemaRef, Vec<RecordBatch>)> {
+) -> Result<FirstRows> {
     let context = engine::context(options, false)?;
     let found = found_source(out, source, Problems::collected()).await?;
     sources::register(&context, &[found]).await?;
-    let table = context.table(PROBED).await?.limit(0, Some(rows))?;
-    let columns = SchemaRef::from(table.schema().as_arrow().clone());
-    Ok((columns, table.collect().await?))
+    let table = context.table(PROBED).await?;
+    let expressions = flat_columns(table.schema().as_arrow());
+    let is_plain = |(name, sql): &(String, String)| *sql == quote(name);
+    let select = |expressions: &[(String, String)]| -> Result<DataFrame> {
+        let column = |expression: &(String, String)| -> Result<Expr> {
+            let (name, sql) = expression;
+            Ok(match is_plain(expression) {
+                true => ident(name),
+                false => table.parse_sql_expr(sql)?.alias(name),
+            })
+        };
+        let columns = expressions.iter().map(column).collect::<Result<Vec<_>>>()?;
+        Ok(table.clone().select(columns)?.limit(0, Some(rows))?)
+    };
+    let all = match expressions.iter().all(is_plain) {
+        true => table.clone().limit(0, Some(rows))?,
+        false => select(&expressions)?,
+    };
+    let columns = SchemaRef::from(all.schema().as_arrow().clone());
+    let error = match all.collect().await {
+        Ok(batches) => return Ok(FirstRows { columns, expressions, batches, unread: Vec::new() }),
+        Err(error) => Error::from(error),
+    };
+    if error.fault().kind == Kind::Storage {
+        return Err(error);
+    }
+    // Find the columns whose values have types that contradict each other.
+    let (mut read, mut unread) = (Vec::new(), Vec::new());
+    for expression in expressions {
+        match select(std::slice::from_ref(&expression))?.collect().await {
+            Ok(_) => read.push(expression),
+            Err(_) => unread.push(expression.0),
+        }
+    }
+    if read.is_empty() || unread.is_empty() {
+        return Err(error);
+    }
+    let some = select(&read)?;
+    let columns = SchemaRef::from(some.schema().as_arrow().clone());
+    Ok(FirstRows { columns, expressions: read, batches: some.collect().await?, unread })
+}
+
+/// Returns the name and the SQL expression of each column. The fields of objects are columns: `id` in `user` is
+/// `user_id`.
+fn flat_columns(schema: &Schema) -> Vec<(String, String)> {
+    let mut columns = Vec::new();
+    let names: Vec<String> = schema.fields().iter().map(|field| field.name().to_lowercase()).collect();
+    for field in schema.fields() {
+        match field.data_type() {
+            DataType::Struct(fields) if !fields.is_empty() => {
+                add_fields(&names, (field.name(), &quote(field.name())), fields, &mut columns);
+            }
+            _ => columns.push((field.name().clone(), quote(field.name()))),
+        }
+    }
+    columns
+}
+
+/// Adds the fields of an object with this name and SQL expression. `names` are the names of other columns.
+fn add_fields(
+    names: &[String],
+    (name, sql): (&str, &str),
+    fields: &Fields,
+    columns: &mut Vec<(String, String)>,
+) {
+    for field in fields {
+        let mut name = format!("{name}_{}", field.name());
+        let sql = format!("{sql}['{}']", field.name().replace('\'', "''"));
+        match field.data_type() {
+            DataType::Struct(fields) if !fields.is_empty() => {
+                add_fields(names, (&name, &sql), fields, columns);
+            }
+            _ => {
+                while names.contains(&name.to_lowercase())
+                    || columns.iter().any(|(known, _)| known.eq_ignore_ascii_case(&name))
+                {
+                    name.push('_');
+                }
+                columns.push((name, sql));
+            }
+        }
+    }
 }
 
 /// Finds out how to read the files of a path: as their names indicate, or in another way if this fails or gives fewer
@@ -162,10 +260,33 @@ async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Sour
         if let Ok(source) = found_source(out, &other, Problems::default()).await
             && (!is_csv(&source) || !is_narrow(&source))
         {
+            // The names of a header may be wrong, but they are no values.
+            if !other.header && is_csv(&source) && has_names(out, &other, options).await {
+                break;
+            }
             return with_header(out, source, other, options).await;
         }
     }
     Ok((first?, plain))
+}
+
+/// Returns whether the first row of CSV files that are read without a header has names: a column begins with a text, and
+/// has only numbers below.
+async fn has_names(out: &Path, source: &SourceConfig, options: &EngineOptions) -> bool {
+    let Ok(FirstRows { columns, batches, .. }) = first_rows(out, source, ROWS, options).await else {
+        return false;
+    };
+    let is_number = |value: &Option<String>| value.as_ref().is_none_or(|text| text.parse::<f64>().is_ok());
+    let has_name = |(index, field): (usize, &Arc<Field>)| {
+        let column = Column::of(field.name(), field.data_type(), &batches, index);
+        column.is_ok_and(|column| match column.values.split_first() {
+            Some((first, rest)) => {
+                !is_number(first) && rest.iter().any(Option::is_some) && rest.iter().all(is_number)
+            }
+            None => false,
+        })
+    };
+    columns.fields().iter().enumerate().any(has_name)
 }
 
 /// Returns whether a file name does not indicate a format other than CSV.
@@ -203,8 +324,18 @@ async fn with_header(
     if source.format() != Format::Csv || !config.header {
         return Ok((source, config));
     }
+    // pandas writes the positions of columns without names. In a narrow file, they may be values.
+    let has_positions = |columns: &Schema| {
+        let mut names = columns.fields().iter().map(|field| field.name());
+        columns.fields().len() > 3 && names.all(|name| is_position(name) || is_row_label(name))
+    };
+    if source.columns_of_files().all(|(_, columns)| has_positions(columns)) {
+        return Ok((source, config));
+    }
     let bare = SourceConfig { header: false, ..config.clone() };
-    let Ok((columns, rows)) = first_rows(out, &bare, 1, options).await else { return Ok((source, config)) };
+    let Ok(FirstRows { columns, batches: rows, .. }) = first_rows(out, &bare, 1, options).await else {
+        return Ok((source, config));
+    };
     let is_value = |(index, field): (usize, &Arc<Field>)| -> Result<bool> {
         let column = Column::of(field.name(), field.data_type(), &rows, index)?;
         let is_number =
@@ -224,25 +355,48 @@ async fn with_header(
     Ok((source, config))
 }
 
-/// Groups the files of `path` by the names of their columns. If all files have the same columns, the group has only
-/// `path`. JSON omits nulls, so the files of a JSON path always form one group.
-fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<String>)> {
+/// Groups the files of `path` by the names of their columns. Files that lack a few columns are in a group with the
+/// others, because logs get further columns over time. Each group has its columns and paths; a group of all files has
+/// only `path`. JSON omits nulls, so the files of a JSON path always form one group.
+fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<String>, MissingColumns)> {
     let base = out.parent().unwrap_or(Path::new(""));
-    let mut groups: Vec<(Vec<String>, Vec<String>)> = Vec::new();
+    let mut groups: Vec<(Vec<String>, Vec<String>, MissingColumns)> = Vec::new();
     for (file, columns) in source.columns_of_files() {
-        let mut names: Vec<String> = columns.fields().iter().map(|field| field.name().clone()).collect();
+        let names = columns.fields().iter().map(|field| field.name().clone());
+        let mut names: Vec<String> = names.filter(|name| !is_row_label(name)).collect();
         names.sort_unstable();
         let file = file.strip_prefix(base).unwrap_or(file).to_string_lossy().into_owned();
-        match groups.iter_mut().find(|(known, _)| *known == names) {
-            Some((_, files)) => files.push(file),
-            None => groups.push((names, vec![file])),
+        match groups.iter_mut().find(|(known, ..)| are_alike(known, &names)) {
+            Some((known, files, missing)) => {
+                if *known != names {
+                    *missing = MissingColumns::Null;
+                    known.extend(names);
+                    known.sort_unstable();
+                    known.dedup();
+                }
+                files.push(file);
+            }
+            None => groups.push((names, vec![file], MissingColumns::Error)),
         }
     }
     match groups.len() {
-        1 => groups.into_iter().map(|(names, _)| (names, vec![path.to_owned()])).collect(),
-        _ if source.format() == Format::Json => vec![(Vec::new(), vec![path.to_owned()])],
+        1 => groups.into_iter().map(|(names, _, missing)| (names, vec![path.to_owned()], missing)).collect(),
+        _ if source.format() == Format::Json => {
+            vec![(Vec::new(), vec![path.to_owned()], MissingColumns::Error)]
+        }
         _ => groups,
     }
+}
+
+/// Returns whether files with these columns are the same log: more than four of five columns are in both, and the
+/// others are no labels, which may be unknown in a part of a log.
+fn are_alike(ours: &[String], theirs: &[String]) -> bool {
+    let differ = |names: &[String], others: &[String]| -> Vec<String> {
+        names.iter().filter(|name| !others.contains(name)).cloned().collect()
+    };
+    let others = [differ(ours, theirs), differ(theirs, ours)].concat();
+    let shared = (ours.len() + theirs.len() - others.len()) / 2;
+    others.is_empty() || (shared > 4 * others.len() && !others.iter().any(|name| says(name, &LABELS)))
 }
 
 /// Reads the first rows of a log. `others` are the logs that already have names.
@@ -253,7 +407,7 @@ async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &En
         source.missing_columns = MissingColumns::Null;
         found = found_source(out, &source, Problems::default()).await?;
     }
-    let (fields, batches) = first_rows(out, &source, ROWS, options).await?;
+    let FirstRows { columns, expressions, batches, unread } = first_rows(out, &source, ROWS, options).await?;
     let rows = batches.iter().map(RecordBatch::num_rows).sum();
     if rows == 0 {
         let message = "its files have no rows";
@@ -264,13 +418,14 @@ async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &En
     let column = |(index, field): (usize, &Arc<Field>)| -> Result<Column> {
         Ok(Column {
             is_folder: folders.iter().any(|folder| folder.name() == field.name()),
-            is_unnamed: !source.header,
+            is_unnamed: !source.header || is_position(field.name()),
             ..Column::of(field.name(), field.data_type(), &batches, index)?
         })
     };
-    let columns = fields.fields().iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
+    let columns = columns.fields().iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
     let (format, files) = (found.format(), found.columns_of_files().count());
-    Ok(Log { name: name_of(&source.paths, others), source, format, files, columns, rows })
+    let fields = expressions.into_iter().filter(|(name, sql)| *sql != quote(name)).collect();
+    Ok(Log { name: name_of(&source.paths, others), source, format, files, columns, fields, unread, rows })
 }
 
 /// Returns a name for the source of these paths. No other log has it, and SQL accepts it without quotes.

@@ -4,11 +4,11 @@ mod labels;
 
 use onefold_datasets::{BATCH_COLUMNS, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 
-use super::columns::{Column, Type, in_comment, tokens};
-use super::lists::TextLists;
+use super::columns::{Column, Type, in_comment, is_row_label, tokens};
+use super::lists::{DecimalComma, TextLists};
 use super::logs::Log;
 use super::times;
-use crate::config::RESERVED;
+use crate::config::{Format, MissingColumns, RESERVED};
 use crate::sql::quote;
 
 /// Words in the names of columns with sessions, users and keys of samples.
@@ -85,6 +85,11 @@ const SEQUENCES: [&str; 12] = [
 
 /// The names of columns that every dataset has.
 const OWN_NAMES: [&str; 3] = [SESSION_COLUMN, TIME_COLUMN, SAMPLE_KEY_COLUMN];
+
+/// Returns whether datasets or batches have another column with this name.
+fn is_of_dataset(name: &str) -> bool {
+    OWN_NAMES.contains(&name) || BATCH_COLUMNS.contains(&name)
+}
 
 /// A column of the samples: its name, and its SQL expression over the columns of the previous step.
 #[derive(Debug, Clone, PartialEq)]
@@ -198,9 +203,31 @@ struct Roles<'a> {
 impl<'a> Roles<'a> {
     fn new(log: &'a Log) -> Self {
         let mut roles = Self { log, free: Vec::new(), plan: Plan::default() };
+        let may_lack = log.source.missing_columns == MissingColumns::Null;
+        if may_lack && log.format != Format::Json && log.source.delta.is_none() {
+            let check =
+                "some files lack columns, which are null there: make two sources if they are different logs";
+            roles.plan.rows.check = Some(check.to_owned());
+        }
+        let unread = log.unread.iter().map(|name| (name.clone(), "values of several types".to_owned()));
+        roles.plan.unused.extend(unread);
+        let is_padded = |column: &&Column| {
+            column.kind == Type::Text
+                && column.present().next().is_some()
+                && column.present().all(|text| text.starts_with(' '))
+        };
+        if let Some(column) = log.columns.iter().find(is_padded) {
+            let check = format!(
+                "all values of `{}` begin with a blank, so they are texts: remove the blanks behind the delimiters of the files",
+                in_comment(&column.name)
+            );
+            roles.plan.rows.check = Some(check);
+        }
         for column in &log.columns {
             let lengths_of = |other: &Column| column.name == format!("{}.length", other.name);
-            let reason = if column.name.is_empty() || column.name.starts_with(RESERVED) {
+            let reason = if is_row_label(&column.name) {
+                "the labels of rows, as pandas writes them"
+            } else if column.name.starts_with(RESERVED) {
                 "a name that no feature can have"
             } else if log.columns.iter().any(lengths_of) {
                 "a name that the dataset has for the lengths of lists"
@@ -267,10 +294,18 @@ impl<'a> Roles<'a> {
             self.plan.by_rows = true;
             return;
         };
+        let zone = self.free.iter().find(|other| found.is_local(&column) && times::are_zones(other));
+        let zone = zone.map(|zone| {
+            format!(
+                "the times are read as UTC, but `{}` names the zone of each row ({}): write them in UTC, or with offsets",
+                in_comment(&zone.name),
+                zone.examples()
+            )
+        });
         self.plan.time = Choice {
             columns: vec![column.name.clone()],
             evidence: found.evidence(&column),
-            check: found.doubt.clone(),
+            check: zone.or(found.doubt.clone()),
         };
         self.plan.by_day = true;
         match column.kind {
@@ -340,7 +375,9 @@ impl<'a> Roles<'a> {
     /// Chooses the session's key, or the user.
     fn session(&mut self) {
         let is_key = |column: &&Column| {
-            !column.is_list && (column.kind.is_integer() || column.kind == Type::Text) && !column.is_binary()
+            let is_whole = column.is_id() && column.is_whole();
+            let has_type = column.kind.is_integer() || column.kind == Type::Text || is_whole;
+            !column.is_list && has_type && !column.is_binary()
         };
         // Select columns with an id; `device_type`, for example, is not one.
         let is_identity = |column: &&Column| {
@@ -398,7 +435,10 @@ impl<'a> Roles<'a> {
         let evidence = shown.collect::<Vec<_>>().join("; ");
         for column in &columns {
             self.allow_nulls(column);
-            self.plan.take(&column.name);
+            match column.kind.is_float() {
+                true => self.plan.take_as(&column.name, format!("whole_id({})", quote(&column.name))),
+                false => self.plan.take(&column.name),
+            }
         }
         let user = columns
             .iter()
@@ -410,9 +450,9 @@ impl<'a> Roles<'a> {
         }
         self.plan.session = Choice { columns: names, evidence, check };
         if let Some(user) = user
-            && !OWN_NAMES.contains(&user.name.as_str())
+            && !is_of_dataset(&user.name)
         {
-            let hash = user.kind != Type::Integer;
+            let hash = matches!(user.kind, Type::Text | Type::Unsigned);
             let feature = Feature::new(&user.name, "sparse", user.examples());
             self.plan.features.push(Feature { group: Some("user".to_owned()), hash, ..feature });
         }
@@ -420,7 +460,11 @@ impl<'a> Roles<'a> {
 
     /// Converts text columns that contain lists to list columns.
     fn text_lists(&mut self) {
+        let delimiter = self.log.source.delimiter;
         for column in &mut self.free {
+            if DecimalComma::of(column, column.says(&NUMBERS) || delimiter == Some(b';')).is_some() {
+                continue;
+            }
             if let Some(lists) = TextLists::of(column) {
                 let sql = lists.sql(&quote(&column.name));
                 self.plan.taken.push(Expression { name: column.name.clone(), sql });
@@ -477,7 +521,7 @@ impl<'a> Roles<'a> {
     /// Returns the feature of a column, or the reason why it is not one.
     fn feature(&mut self, column: &Column) -> Result<Feature, String> {
         let name = column.name.clone();
-        if OWN_NAMES.contains(&name.as_str()) || BATCH_COLUMNS.contains(&name.as_str()) {
+        if is_of_dataset(&name) {
             return Err("a name that the dataset has for another column".to_owned());
         }
         let evidence = column.examples();
@@ -512,8 +556,7 @@ impl<'a> Roles<'a> {
             }
             Type::Number | Type::Float32 => {
                 let numbers = column.numbers().unwrap_or_default();
-                let are_whole = numbers.iter().all(|number| number.fract() == 0.0 && number.abs() < 1e7);
-                if column.is_id() && are_whole {
+                if column.is_id() && column.is_whole() {
                     self.plan.take_as(&name, format!("whole_id({quoted})"));
                     return Ok(sparse(false));
                 }
@@ -527,6 +570,13 @@ impl<'a> Roles<'a> {
                 Ok(dense())
             }
             Type::Text => {
+                let is_likely = column.says(&NUMBERS) || self.log.source.delimiter == Some(b';');
+                if let Some(numbers) = DecimalComma::of(column, is_likely) {
+                    self.plan.take_as(&name, format!("coalesce({}, 0)", numbers.sql(&quoted)));
+                    let check =
+                        format!("the texts of `{}` are read as numbers, {numbers}", in_comment(&name));
+                    return Ok(Feature { check: Some(check), ..dense() });
+                }
                 let is_long = |text: &str| text.chars().count() > 64 || text.split_whitespace().count() > 6;
                 let long = column.present().filter(|text| is_long(text)).count();
                 if 10 * long > column.values.len() {

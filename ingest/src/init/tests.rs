@@ -34,7 +34,8 @@ fn list(name: &str, kind: Type, values: &[&[&str]]) -> Column {
 fn log(columns: Vec<Column>) -> Log {
     let rows = columns.first().map_or(0, |column| column.values.len().max(column.lists.len()));
     let source = SourceConfig::new("log.csv");
-    Log { name: "log".to_owned(), source, format: Format::Csv, files: 1, columns, rows }
+    let (name, fields, unread) = ("log".to_owned(), Vec::new(), Vec::new());
+    Log { name, source, format: Format::Csv, files: 1, columns, fields, unread, rows }
 }
 
 /// Returns the text of the configuration of a log, and the parsed configuration.
@@ -102,7 +103,80 @@ fn items_that_were_shown_become_samples() {
     }
 }
 
-const NAMES: [&str; 22] = [
+#[test]
+fn a_retail_log_of_another_country_is_read_as_numbers_dates_and_users() {
+    let mut log = log(vec![
+        column("InvoiceDate", Type::Text, &["01/12/2010 08:26", "02/12/2010 09:00", "03/12/2010 10:00"]),
+        column("CustomerID", Type::Number, &["17850.0", "", "17851.0"]),
+        column("UnitPrice", Type::Text, &["7,58", "1.234,00", "12"]),
+        column("Total", Type::Text, &["1,234.50", "7", "12"]),
+        column("tags", Type::Text, &["12,34", "5", "6,7"]),
+    ]);
+    let (text, config) = written(log.clone());
+    // Within a few days in December, and not on the 12th of several months.
+    assert!(text.contains("format = \"%d/%m/%Y %H:%M\"") && text.contains("as `%m/%d/%Y`"), "{text}");
+    assert_eq!(config.session_columns(), ["CustomerID"]);
+    for part in [
+        "whole_id(\"CustomerID\") AS \"CustomerID\"",
+        "null_keys = \"skip\"",
+        "CAST(replace(replace(\"UnitPrice\", '.', ''), ',', '.') AS DOUBLE)",
+        "CAST(replace(\"Total\", ',', '') AS DOUBLE)",
+        "# CHECK: the texts of `UnitPrice` are read as numbers, with a comma before the fraction",
+        "split_ids(\"tags\", ',')",
+    ] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    // Where semicolons separate values, commas are in numbers.
+    log.source.delimiter = Some(b';');
+    assert!(written(log).0.contains("replace(\"tags\""));
+}
+
+#[test]
+fn unknown_times_and_blanks_are_named() {
+    let times = ["1717200000", "-1", "1717200001", "1717200002"];
+    let (text, config) = written(log(vec![
+        column("ts", Type::Integer, &times),
+        column("item", Type::Text, &[" 1", " 2", " 3", ""]),
+    ]));
+    assert_eq!(config.time.column, "ts");
+    assert!(text.contains("past = \"skip\"") && text.contains("unit = \"s\""), "{text}");
+    assert!(text.contains("# CHECK: all values of `item` begin with a blank"), "{text}");
+    // Without the name of a time, all values must be times.
+    let (_, config) = written(log(vec![column("price", Type::Integer, &times)]));
+    assert_ne!(config.time.column, "price");
+}
+
+#[test]
+fn local_times_of_several_zones_are_to_be_checked() {
+    let zones = column("where", Type::Text, &["Europe/Madrid", "Asia/Tokyo"]);
+    let check = "# CHECK: the times are read as UTC, but `where` names the zone of each row";
+    for (times, is_local) in [
+        (["2024-10-26T22:00:00", "2024-10-27T05:00:01"], true),
+        (["2024-10-26T22:00:00Z", "2024-10-27T05:00:01Z"], false),
+        (["2024-10-26T22:00:00+02:00", "2024-10-27T05:00:01+09:00"], false),
+    ] {
+        for kind in [Type::Time, Type::Text] {
+            let (text, _) = written(log(vec![column("searched_at", kind, &times), zones.clone()]));
+            assert_eq!(text.contains(check), is_local, "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_log_without_names_may_have_a_label() {
+    let unnamed =
+        |name: &str, values: &[&str]| Column { is_unnamed: true, ..column(name, Type::Integer, values) };
+    let (text, config) =
+        written(log(vec![unnamed("column_1", &["0", "1", "0"]), unnamed("column_2", &["5", "6", "7"])]));
+    assert!(text.contains("coalesce(\"column_1\", 0) AS \"column_1\""), "{text}");
+    assert!(
+        text.contains("# CHECK: the log has no header, and this column of 0 and 1 may be another one"),
+        "{text}"
+    );
+    assert!(kinds(&config).contains(&("column_1".to_owned(), FeatureKind::Label)), "{text}");
+}
+
+const NAMES: [&str; 23] = [
     "session_id",
     "timestamp",
     "sample_key",
@@ -110,6 +184,7 @@ const NAMES: [&str; 22] = [
     "hour",
     "user_id",
     "label",
+    "labels",
     "time",
     "session",
     "clicked",

@@ -5,7 +5,7 @@ use chrono::format::StrftimeItems;
 use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
 
 use super::columns::{Column, Type, in_comment, tokens};
-use crate::clock::parse_with_format;
+use crate::clock::{Zone, parse_with_format};
 use crate::config::EpochUnit;
 use crate::times::{FIRST_PLAUSIBLE, shown};
 
@@ -92,6 +92,15 @@ impl Found {
         format!("{}: {}, {first} to {last}", in_comment(value), self.how)
     }
 
+    /// Returns whether the times of `column` have neither a zone nor an offset, and are no counts since 1970.
+    pub(super) fn is_local(&self, column: &Column) -> bool {
+        let has_offset = |text: &str| {
+            text.get(10..).is_some_and(|rest| rest.contains(['Z', '+', '-']) || rest.contains("UTC"))
+        };
+        let is_count = self.keys.iter().any(|key| key.starts_with("unit"));
+        !is_count && !column.present().any(has_offset)
+    }
+
     /// Returns whether a time is before the earliest accepted time, and whether a time is after now.
     pub(super) fn is_past_and_future(&self) -> (bool, bool) {
         let now = Utc::now().timestamp_micros();
@@ -167,6 +176,12 @@ pub(super) fn read(column: &Column) -> Option<Found> {
     }
 }
 
+/// Returns whether the values of a column are names of time zones, as `Europe/Madrid`.
+pub(super) fn are_zones(column: &Column) -> bool {
+    let is_zone = |text: &str| (text.contains('/') || text == "UTC") && text.parse::<Zone>().is_ok();
+    column.kind == Type::Text && !column.is_empty() && column.present().all(is_zone)
+}
+
 fn all(column: &Column, micros: impl Fn(&str) -> Option<i64>) -> Option<Vec<i64>> {
     column.present().map(micros).collect()
 }
@@ -184,30 +199,35 @@ fn of_texts(column: &Column) -> Option<Found> {
     if let Some(micros) = all(column, |text| if text.len() < 10 { None } else { iso(text) }) {
         return Found::new(&[], micros, "a text in ISO 8601");
     }
-    let fits = |format: &&str| all(column, |text| by_format(text, format)).is_some();
-    let fitting: Vec<&str> = FORMATS.into_iter().filter(fits).collect();
-    let format = *fitting.first()?;
-    let found = Found::new(
-        &[format!("format = \"{format}\"")],
-        all(column, |text| by_format(text, format))?,
-        "without a zone, so UTC",
-    )?;
-    // Both orders of day and month fit the first rows.
-    let doubt = fitting.iter().any(|other| other.starts_with("%d/%m")) && format.starts_with("%m/%d");
-    Some(Found {
-        doubt: doubt.then(|| "day and month may be the other way round, as `%d/%m/%Y`".to_owned()),
-        ..found
-    })
+    let fits = |format: &'static str| Some((format, all(column, |text| by_format(text, format))?));
+    let fitting: Vec<(&str, Vec<i64>)> = FORMATS.into_iter().filter_map(fits).collect();
+    // If both orders of day and month fit, the first rows of a log are more likely to be close in time.
+    let length = |micros: &[i64]| {
+        micros.iter().max().zip(micros.iter().min()).map(|(last, first)| last.saturating_sub(*first))
+    };
+    let (format, micros) = fitting.iter().min_by_key(|(_, micros)| length(micros))?;
+    let other = match format.get(..5) {
+        Some("%m/%d") => "%d/%m",
+        Some("%d/%m") => "%m/%d",
+        _ => "",
+    };
+    let both_fit = !other.is_empty() && fitting.iter().any(|(format, _)| format.starts_with(other));
+    let doubt = both_fit.then(|| format!("day and month may be the other way round, as `{other}/%Y`"));
+    let found = Found::new(&[format!("format = \"{format}\"")], micros.clone(), "without a zone, so UTC")?;
+    Some(Found { doubt, ..found })
 }
 
-/// Reads counts since 1970, in the unit in which all values are between 1990 and now.
+/// Reads counts since 1970, in the unit in which all values are between 1990 and now. If the name is that of a time, a
+/// quarter of the values may be others, such as -1 for an unknown time.
 fn by_unit(column: &Column, numbers: &[f64], is_named: bool) -> Option<Found> {
     let now = Utc::now().timestamp_micros() as f64;
     let in_unit = |unit: EpochUnit| -> Option<Vec<i64>> {
         let micros = numbers.iter().map(|number| number * 1e6 / unit.per_second() as f64);
-        micros
-            .map(|micros| (FIRST_PLAUSIBLE as f64..=now).contains(&micros).then_some(micros as i64))
-            .collect()
+        let micros: Vec<f64> = micros.collect();
+        let plausible =
+            micros.iter().filter(|micros| (FIRST_PLAUSIBLE as f64..=now).contains(*micros)).count();
+        let is_unit = plausible == micros.len() || (is_named && 4 * plausible >= 3 * micros.len());
+        is_unit.then(|| micros.into_iter().map(|micros| micros as i64).collect())
     };
     let (unit, micros) = EpochUnit::ALL.into_iter().find_map(|unit| Some((unit, in_unit(unit)?)))?;
     let name = match unit {

@@ -48,6 +48,15 @@ pub(super) struct RowError {
     pub(super) hint: String,
 }
 
+impl RowError {
+    /// Returns the error for a row with bytes that are not UTF-8.
+    pub(super) fn not_utf8(line: Option<u64>) -> Self {
+        let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+        let hint = "convert the file to UTF-8, for example with `iconv -f ISO-8859-1 -t UTF-8`";
+        Self { message: format!("{place}it has bytes that are not a text in UTF-8"), hint: hint.to_owned() }
+    }
+}
+
 /// The position of the next byte within a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -230,7 +239,7 @@ impl Checker {
                 return Ok(is_row);
             }
             State::QuoteInQuoted => return Err(self.text_after_quote()),
-            _ if byte == NO_QUOTE && self.quote.is_none() => return Err(self.not_utf8()),
+            _ if byte == NO_QUOTE && self.quote.is_none() => return Err(RowError::not_utf8(Some(self.line))),
             State::ValueStart | State::Plain => self.state = State::Plain,
         }
         if ends_line {
@@ -319,13 +328,6 @@ impl Checker {
                 "set the source's `quote = \"none\"` if quotes are part of the texts, or `quote = '\"'` if \
                    the quoted value has line ends in it"
                     .to_owned(),
-        }
-    }
-
-    fn not_utf8(&self) -> RowError {
-        RowError {
-            message: format!("line {}: it has a byte that UTF-8 does not have", self.line),
-            hint: "convert the file to UTF-8, for example with `iconv`".to_owned(),
         }
     }
 

@@ -65,13 +65,12 @@ pub(super) fn exact(texts: &ArrayRef, to: &DataType, guessed: bool) -> Result<Ar
     }
 }
 
-/// Converts like [`exact`], but replaces wrong values with null. Returns also the number of wrong values and the
-/// first of them.
+/// Converts like [`exact`], but replaces wrong values with null. Returns also the wrong values.
 pub(super) fn exact_or_null(
     texts: &ArrayRef,
     to: &DataType,
     guessed: bool,
-) -> Result<(ArrayRef, u64, String), ArrowError> {
+) -> Result<(ArrayRef, Vec<String>), ArrowError> {
     let (mut values, mut wrong) = (Vec::with_capacity(texts.len()), Vec::new());
     for row in 0..texts.len() {
         values.push(exact(&texts.slice(row, 1), to, guessed).unwrap_or_else(|text| {
@@ -80,7 +79,7 @@ pub(super) fn exact_or_null(
         }));
     }
     let values: Vec<&dyn Array> = values.iter().map(|values| &**values).collect();
-    Ok((concat(&values)?, wrong.len() as u64, wrong.into_iter().next().unwrap_or_default()))
+    Ok((concat(&values)?, wrong))
 }
 
 fn lists<O: OffsetSizeTrait>(texts: &ArrayRef, item: &FieldRef, guessed: bool) -> Result<ArrayRef, String> {
@@ -271,16 +270,17 @@ mod tests {
     fn wrong_values_of_rows_are_null() {
         let texts: ArrayRef =
             Arc::new(StringArray::from(vec![Some("1"), Some("x"), None, Some("007"), Some("4")]));
-        let (values, wrong, first) = exact_or_null(&texts, &DataType::Int64, true).unwrap();
+        let (values, wrong) = exact_or_null(&texts, &DataType::Int64, true).unwrap();
         let values: Vec<_> = values.as_primitive::<Int64Type>().iter().collect();
-        assert_eq!((values, wrong, first.as_str()), (vec![Some(1), None, None, None, Some(4)], 2, "x"));
+        assert_eq!(values, [Some(1), None, None, None, Some(4)]);
+        assert_eq!(wrong, ["x", "007"]);
         let mut lists = ListBuilder::new(StringBuilder::new());
         lists.append_value([Some("1"), Some("2")]);
         lists.append_value([Some("3.5")]);
         lists.append_value([Some("4")]);
         let lists: ArrayRef = Arc::new(lists.finish());
-        let (values, wrong, first) = exact_or_null(&lists, &"List(Int64)".parse().unwrap(), true).unwrap();
-        assert_eq!((values.null_count(), wrong, first.as_str()), (1, 1, "3.5"));
+        let (values, wrong) = exact_or_null(&lists, &"List(Int64)".parse().unwrap(), true).unwrap();
+        assert_eq!((values.null_count(), wrong), (1, vec!["3.5".to_owned()]));
         assert_eq!(values.as_list::<i32>().value(2).as_primitive::<Int64Type>().values(), &[4]);
     }
 

@@ -9,7 +9,7 @@ use arrow::error::ArrowError;
 use arrow::json::reader::infer_json_schema;
 use futures::{Stream, StreamExt};
 
-use super::csv::Checker;
+use super::csv::{Checker, RowError};
 use super::exact::{as_text, exact};
 use super::formats::{Dialect, not_text};
 use crate::config::Format;
@@ -78,7 +78,19 @@ fn check_start(start: &[u8], dialect: Dialect) -> Result<(), MessageAndHint> {
     if dialect.format == Format::Csv && start.starts_with(b"{\"") {
         return Err(("it looks like JSON lines, not CSV".to_owned(), "set `format = \"json\"`".to_owned()));
     }
-    Ok(())
+    check_utf8(start)
+}
+
+/// Checks that the first bytes of a file are UTF-8. The last character may be incomplete.
+fn check_utf8(bytes: &[u8]) -> Result<(), MessageAndHint> {
+    match std::str::from_utf8(bytes) {
+        Err(error) if error.error_len().is_some() => {
+            let lines = bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
+            let RowError { message, hint } = RowError::not_utf8(Some(lines as u64 + 1));
+            Err((message, hint))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Finds the ends of rows.
@@ -147,6 +159,7 @@ impl Head {
     ///
     /// A message and a hint if the rows do not have the format, with the line if it is known.
     pub(super) fn infer(&self, dialect: Dialect) -> Result<Schema, MessageAndHint> {
+        check_utf8(&self.bytes)?;
         let inferred = match dialect.format {
             Format::Csv => self.infer_csv(dialect)?,
             _ => self.infer_json()?,
@@ -344,6 +357,20 @@ mod tests {
         }
         let json = "{\"id\": 1, \"ids\": [1, 2]}\n{\"id\": 20000000000000000001, \"ids\": [9007199254740993, 0.5]}\n";
         assert_eq!(infer(json, JSON).unwrap(), "id Utf8, ids List(Utf8)");
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf8_are_named_before_their_rows_are_read() {
+        let read = |bytes: &'static [u8]| {
+            let chunks = stream::iter([Ok::<_, String>(bytes::Bytes::from_static(bytes))]);
+            let head = futures::executor::block_on(read_head(chunks, CSV, None))?;
+            head.infer(CSV).map(|schema| schema.fields().len())
+        };
+        // Another delimiter would be a second error, but the encoding comes first.
+        let (message, hint) = read(b"a;b\n1;caf\xe9, 2\n").unwrap_err();
+        assert!(message.starts_with("line 2: ") && message.contains("UTF-8"), "{message}");
+        assert!(hint.contains("iconv -f ISO-8859-1"), "{hint}");
+        assert_eq!(read("a;b\n1;café\n".as_bytes()), Ok(1));
     }
 
     #[test]

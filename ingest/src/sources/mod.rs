@@ -62,6 +62,7 @@ pub(crate) use self::segments::{SEGMENTS_FILE, check_segments, segment_name, seg
 pub(crate) use self::sent::SentScan;
 use self::stores::{SourceStore, Stores, VersionedStore};
 use self::table::FileTable;
+use self::text::toml_key;
 use self::text_store::{SkippedRows, TextStore};
 use crate::config::{Compression, Format, ObjectStores, SourceConfig};
 use crate::error::MessageAndHint;
@@ -403,6 +404,24 @@ impl Source {
         }
     }
 
+    /// Returns the fault of a source of text files without rows, whose columns are texts for want of a better type;
+    /// `None` if a type is known.
+    fn without_rows(&self) -> Option<Fault> {
+        let has_rows = |file: &SourceFile| file.inspection.counted_rows > 0;
+        if self.format() == Format::Parquet || self.files.iter().any(has_rows) {
+            return None;
+        }
+        let column = self.columns.fields().iter().find(|field| !self.declared.contains(field.name()))?;
+        let message =
+            "neither it nor another file of the source has rows, so the types of its columns are not known";
+        let hint = format!(
+            "give the types under `[sources].{}`, as `schema = {{ {} = \"BIGINT\" }}`, or write some rows",
+            self.name,
+            toml_key(column.name())
+        );
+        Some(Error::source(&self.name, &self.files[0].found.name, message.to_owned(), hint).fault())
+    }
+
     /// Returns the schema of the source, including the columns that are made for it.
     fn schema(&self) -> SchemaRef {
         let format = self.files[0].dialect.format;
@@ -514,6 +533,12 @@ impl Source {
         let columns: Vec<Expr> = columns.collect();
         Ok(context.read_table(Arc::new(table))?.select(columns)?)
     }
+}
+
+/// Returns the faults of sources without rows. They explain an error of types, because no row has shown the types of
+/// their columns.
+pub(crate) fn without_rows(sources: &[Source]) -> Vec<Fault> {
+    sources.iter().filter_map(Source::without_rows).collect()
 }
 
 /// Returns the versions of the tables among the sources, by name of the source.

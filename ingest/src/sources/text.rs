@@ -31,6 +31,7 @@ use super::text_store::{SkippedRows, TextStore};
 use crate::config::Format;
 use crate::error::external;
 use crate::problems::{Problems, WrongRows};
+use crate::sql::quote;
 
 /// The number of bytes that are read from a local file at once.
 const CHUNK: usize = 256 << 10;
@@ -168,21 +169,21 @@ impl RowReader {
                 columns.push(values);
                 continue;
             }
-            let (values, wrong, first) = exact_or_null(texts, field.data_type(), !declared)?;
-            self.collect(file, place, (wrong, &first)).await?;
+            let (values, wrong) = exact_or_null(texts, field.data_type(), !declared)?;
+            self.collect(file, place, &wrong).await?;
             columns.push(values);
         }
         self.batch(columns, texts.num_rows())
     }
 
-    /// Adds rows with a wrong value in a column to the problems. `first` is the first such value.
-    async fn collect(&self, file: &PartitionedFile, place: usize, (rows, first): (u64, &str)) -> Result<()> {
+    /// Adds rows with these wrong values in a column to the problems.
+    async fn collect(&self, file: &PartitionedFile, place: usize, values: &[String]) -> Result<()> {
         let column = self.columns.field(place);
         let declared = self.declared.contains(column.name());
         let of_file = {
             let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
             let of_file = wrong.entry(column.name().clone()).or_default();
-            *of_file += rows;
+            *of_file += values.len() as u64;
             *of_file
         };
         let source = format!("source `{}`: column `{}`", self.source, column.name());
@@ -199,13 +200,14 @@ impl RowReader {
             let name = file.extension::<FileName>().map(|name| name.0.display().to_string());
             let name = name.unwrap_or_else(|| file.object_meta.location.to_string());
             let (data_type, by) = (column.data_type(), by(declared));
+            let first = values.first().map(String::as_str).unwrap_or_default();
             what = format!(
                 "rows have a value that does not fit {by}, {data_type}; the first is `{first}` in {line}`{name}`"
             );
         }
         let range = file.range.as_ref().map_or(0, |range| range.start);
         let part = format!("{}:{range}", file.object_meta.location);
-        let hint = self.type_hint(first, column);
+        let hint = self.type_hint(values, column);
         let wrong = WrongRows { place: &source, kind: WRONG_TYPE, what: &what, hint: &hint };
         self.problems.count(&wrong, &part, of_file).map_err(external)
     }
@@ -273,23 +275,47 @@ impl RowReader {
     fn unfit(&self, value: &str, column: &Field, declared: bool) -> DataFusionError {
         let (name, data_type, by) = (column.name(), column.data_type(), by(declared));
         let message = format!("`{value}` in the column `{name}` does not fit {by}, {data_type}");
-        DataFusionError::External(Box::new(RowError { message, hint: self.type_hint(value, column) }))
+        DataFusionError::External(Box::new(RowError {
+            message,
+            hint: self.type_hint(&[value.to_owned()], column),
+        }))
     }
 
-    /// Returns the hint for a value that does not have its column's type.
-    fn type_hint(&self, value: &str, column: &Field) -> String {
-        let is_number = value.parse::<f64>().is_ok_and(f64::is_finite) && !value.contains(['+', 'x']);
+    /// Returns the hint for values that do not have their column's type.
+    fn type_hint(&self, values: &[String], column: &Field) -> String {
+        let is_number = |value: &String| value.parse::<f64>().is_ok_and(f64::is_finite);
+        let is_text = !values.iter().all(is_number);
         // An integer with leading zeros, or with too many digits, is likely to be an identifier.
-        let is_fraction = is_number && value.contains(['.', 'e', 'E']) && !value.starts_with("00");
-        let wider = match column.data_type() {
-            integer if integer.is_integer() && is_fraction => "DOUBLE",
-            DataType::List(_) | DataType::LargeList(_) => "VARCHAR[]",
-            _ => "VARCHAR",
+        let is_fraction = values.iter().all(|value| {
+            is_number(value)
+                && value.contains(['.', 'e', 'E'])
+                && !value.contains('+')
+                && !value.starts_with("00")
+        });
+        let name = column.name();
+        let cast = |to: &str| format!("`TRY_CAST({} AS {to})`", quote(name));
+        let null = |to: &str| format!("; then {} in the query is null for such texts", cast(to));
+        let (wider, then) = match column.data_type() {
+            integer if integer.is_integer() && is_fraction => ("DOUBLE", String::new()),
+            DataType::List(_) | DataType::LargeList(_) => ("VARCHAR[]", String::new()),
+            integer if integer.is_integer() && is_text => ("VARCHAR", null("BIGINT")),
+            DataType::Float32 | DataType::Float64 if is_text => ("VARCHAR", null("DOUBLE")),
+            DataType::Boolean => ("VARCHAR", null("BOOLEAN")),
+            DataType::Date32 | DataType::Timestamp(..) => {
+                let such = cast("TIMESTAMP");
+                ("VARCHAR", format!("; then leave such rows out in the query, `WHERE {such} IS NOT NULL`"))
+            }
+            _ => ("VARCHAR", String::new()),
+        };
+        // Files that were joined have a header in the middle.
+        let correct = match values.first() == Some(name) {
+            true => "remove the row, which repeats the header",
+            false => "correct the row",
         };
         format!(
-            "correct the row, or give the column's type under `[sources].{}`, as `schema = {{ {} = \"{wider}\" }}`",
+            "{correct}, or give the column's type under `[sources].{}`, as `schema = {{ {} = \"{wider}\" }}`{then}",
             self.source,
-            toml_key(column.name())
+            toml_key(name)
         )
     }
 
@@ -300,12 +326,13 @@ impl RowReader {
             None => None,
         };
         let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+        let message = error.find_root().strip_backtrace();
         let located = match row_error(error) {
             Some(RowError { message, hint }) => {
                 RowError { message: format!("{place}{message}"), hint: hint.clone() }
             }
+            None if message.contains("UTF-8") => RowError::not_utf8(line),
             None => {
-                let message = error.find_root().strip_backtrace();
                 let column = message.split_once("field '").and_then(|(_, rest)| rest.split_once('\''));
                 let column = column.map_or_else(|| "column".to_owned(), |(name, _)| toml_key(name));
                 let hint = format!(
@@ -452,7 +479,7 @@ fn by(declared: bool) -> &'static str {
 }
 
 /// Formats a name as a TOML key.
-fn toml_key(name: &str) -> String {
+pub(super) fn toml_key(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !name.is_empty() && name.chars().all(is_bare) { name.to_owned() } else { format!("{name:?}") }
 }

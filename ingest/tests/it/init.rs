@@ -156,6 +156,145 @@ fn a_music_log_of_json_lines() {
 }
 
 #[test]
+fn fields_of_json_objects_are_columns() {
+    let dir = Dir::new();
+    let row = |row: i64| {
+        format!(
+            "{{\"ts\": {}, \"user\": {{\"id\": \"u{}\", \"age\": {}}}, \"user_age\": 1, \
+             \"track\": {{\"id\": {}, \"artist\": {{\"id\": {}, \"o'name\": \"x\"}}}}, \"skipped\": {}}}\n",
+            1_717_200_000 + 30 * row,
+            row / 10,
+            if row % 2 == 0 { "null".to_owned() } else { (20 + row).to_string() },
+            row % 7,
+            row % 3,
+            row % 4 == 0
+        )
+    };
+    dir.write("plays.jsonl", (0..40).map(row).collect::<String>());
+    let (text, summary) = init_and_build(&dir, &["plays.jsonl"]);
+    for part in [
+        "\"user\"['id'] AS \"user_id\"",
+        "user = \"user_id\"",
+        "coalesce(\"user\"['age'], 0) AS \"user_age_\"",
+        "\"track\"['artist']['o''name'] AS \"track_artist_o'name\"",
+    ] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    assert!(!text.contains("# CHECK"), "{text}");
+    assert_eq!((&summary["samples"], &summary["sessions"]), (&40.into(), &4.into()));
+    assert_eq!(statistics_of(&summary, "track_id")["distinct_ids"], 7);
+    assert_eq!(statistics_of(&summary, "track_artist_id")["distinct_ids"], 3);
+    assert_eq!(statistics_of(&summary, "user_age_")["max"], 59.0);
+}
+
+#[test]
+fn a_log_that_got_a_column_is_one_log() {
+    let dir = Dir::new();
+    let names = ["user_id", "ts", "clicked", "item", "price", "page"];
+    let file = |name: &str, header: &[&str]| {
+        let row = |row: i64| {
+            let values =
+                (2..header.len()).map(|place| (row % (place as i64)).to_string()).collect::<Vec<_>>();
+            format!("{},{},{}\n", row / 5, 1_717_200_000 + row, values.join(","))
+        };
+        let rows: String = (0..20).map(row).collect();
+        dir.write(name, format!("{}\n{rows}", header.join(",")));
+    };
+    file("log/1.csv", &names[..5]);
+    file("log/2.csv", &names);
+    let (text, summary) = init_and_build(&dir, &["log"]);
+    assert!(text.contains("log = { path = \"log\", missing_columns = \"null\" }"), "{text}");
+    assert!(text.contains("# CHECK: some files lack columns"), "{text}");
+    assert_eq!(
+        (&summary["samples"], statistics_of(&summary, "page")["null_share"].clone()),
+        (&40.into(), 0.5.into())
+    );
+    // A part without labels is another log.
+    file("log/2.csv", &["user_id", "ts", "kind", "item", "price", "page"]);
+    file("log/1.csv", &["user_id", "ts", "kind", "item", "price", "page", "clicked"]);
+    let (summary, _) = init(&dir, &["log"]);
+    assert_eq!(summary["sources"].as_array().unwrap().len(), 2, "{summary}");
+}
+
+#[test]
+fn values_of_several_types_and_names_that_repeat() {
+    let dir = Dir::new();
+    let row = |row: i64| {
+        let tags = if row % 2 == 0 { "\"a\"" } else { "[\"a\"]" };
+        let time = 1_717_200_000 + row;
+        format!("{{\"user_id\": {}, \"ts\": {time}, \"tags\": {tags}, \"clicked\": {}}}\n", row / 5, row % 2)
+    };
+    dir.write("log.jsonl", (0..20).map(row).collect::<String>());
+    let (text, summary) = init_and_build(&dir, &["log.jsonl"]);
+    assert!(text.contains("# Not used: `tags`: values of several types"), "{text}");
+    assert_eq!(summary["samples"], 20);
+    // The header is not taken for a row.
+    dir.write("twice.csv", "user_id,ts,item,ts\n1,1717200000,5,5\n1,1717200001,6,6\n");
+    let command = dir.command(&["init", "twice.csv", "--out", "new.toml"]);
+    dir.fails_as(command, &["twice.csv", "it has two columns `ts`"]);
+    assert!(!dir.path("new.toml").exists());
+}
+
+#[test]
+fn events_of_another_log_can_be_a_label() {
+    let dir = Dir::new();
+    let shown = |row: i64| format!("{row},{},{}\n", row / 5, 1_717_200_000 + 60 * row);
+    let bought = |row: i64| format!("{row},{}\n", 1_717_200_000 + 60 * row + 86_400);
+    dir.write("shown.csv", "impression_id,user_id,ts\n".to_owned() + &(0..20).map(shown).collect::<String>());
+    dir.write(
+        "purchases.csv",
+        "impression_id,bought_at\n".to_owned() + &(0..20).step_by(4).map(bought).collect::<String>(),
+    );
+    let (_, text) = init(&dir, &["shown.csv", "purchases.csv"]);
+    // Uncomment the section, and use its label.
+    let (before, rest) = text.split_once("# [join]\n").expect(&text);
+    let (join, after) = rest.split_once("\n\n").unwrap();
+    let join = join.replace("# ", "").replace("    and under", "    # and under");
+    let after = after.replace("[features]\n", "[features]\nhas_purchases = { kind = \"label\" }\n");
+    dir.write("dataset.toml", format!("{before}[join]\n{join}\n\n{after}"));
+    let (summary, _) = dir.build("dataset");
+    let label = statistics_of(&summary, "has_purchases");
+    assert!((label["positive_share"].as_f64().unwrap() - 0.25).abs() < 1e-6, "{label}");
+}
+
+#[test]
+fn labels_of_rows_and_positions_of_columns_that_pandas_writes() {
+    let dir = Dir::new();
+    let columns = |names: &[&'static str]| -> Vec<(&'static str, ArrayRef)> {
+        let values = |place: usize| -> ArrayRef {
+            Arc::new(Int32Array::from_iter_values((0..20).map(|row| match place {
+                0 => row / 5,
+                1 => 1_717_200_000 + row,
+                2 => row % 2,
+                _ => row,
+            })))
+        };
+        names.iter().enumerate().map(|(place, name)| (*name, values(place))).collect()
+    };
+    dir.write("log/a.parquet", parquet(columns(&["user_id", "ts", "clicked", "item"])));
+    dir.write("log/b.parquet", parquet(columns(&["user_id", "ts", "clicked", "item", "__index_level_0__"])));
+    let (text, summary) = init_and_build(&dir, &["log"]);
+    assert!(text.contains("log = \"log\"") && text.contains("# Not used: `__index_level_0__`"), "{text}");
+    assert_eq!(summary["samples"], 40);
+    fs_err::remove_dir_all(dir.path("dataset")).unwrap();
+
+    // `to_csv` of a table without names, with and without the labels of rows.
+    let row = |row: i64| format!("{},{},{},{}\n", row / 5, 1_717_200_000 + row, row % 2, row);
+    dir.write("plain.csv", "0,1,2,3\n".to_owned() + &(0..20).map(row).collect::<String>());
+    let labelled = (0..20).map(|number| format!("{number},{}", row(number))).collect::<String>();
+    dir.write("labelled.csv", ",0,1,2,3\n".to_owned() + &labelled);
+    for file in ["plain.csv", "labelled.csv"] {
+        let (text, summary) = init_and_build(&dir, &[file]);
+        assert!(!text.contains("header = false"), "{text}");
+        assert_eq!(summary["samples"], 20, "{file}");
+        fs_err::remove_dir_all(dir.path("dataset")).unwrap();
+    }
+    // In a narrow file, these are more likely values.
+    dir.write("pairs.txt", "0 1\n0 2\n1 1\n1 3\n");
+    assert_eq!(init_and_build(&dir, &["pairs.txt"]).1["samples"], 4);
+}
+
+#[test]
 fn a_log_of_tabs_without_a_header() {
     let dir = Dir::new();
     let row = |row: i64| {

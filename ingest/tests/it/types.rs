@@ -320,3 +320,105 @@ fn offsets_of_times_count() {
         "schema = { at = \"VARCHAR\" }",
     ]);
 }
+
+#[test]
+fn a_file_with_only_a_header_has_no_types() {
+    let dir = Dir::new();
+    dir.write("none.csv", "n,at,clicked\n");
+    let rest = "time = \"at\"\n[samples]\nsource = \"log\"\n[features]\nn = { kind = \"sparse\" }\n";
+    configure(&dir, "\"none.csv\"", rest);
+    let hint = "under `[sources].log`, as `schema = { n = \"BIGINT\" }`";
+    dir.fails(&[
+        "there are 3 problems",
+        "none.csv",
+        "has rows, so the types of its columns are not known",
+        hint,
+    ]);
+    let typed =
+        "{ path = \"none.csv\", schema = { n = \"BIGINT\", at = \"TIMESTAMP\", clicked = \"BIGINT\" } }";
+    configure(&dir, typed, rest);
+    dir.fails(&["gives no samples"]);
+
+    // A day without events.
+    dir.write("log.csv", "n,at,clicked\n1,2024-06-01T12:00:00,0\n");
+    let join = "[join]\nsource = \"events\"\non = [\"n\"]\ntime = \"at\"\nwindow = \"1h\"\n[join.labels]\n\
+                bought = { when = \"TRUE\" }\n";
+    let rest = rest
+        .replace("[features]", &format!("key = [\"n\"]\n{join}[features]\nbought = {{ kind = \"label\" }}"));
+    configure(&dir, "\"log.csv\"\nevents = \"none.csv\"", &rest);
+    dir.fails(&["`[join].on`", "none.csv", "`[sources].events`, as `schema = { n = \"BIGINT\" }`"]);
+    configure(&dir, "\"log.csv\"\nevents = { path = \"none.csv\", schema = { n = \"BIGINT\" } }", &rest);
+    assert_eq!(dir.build("dataset").0["samples"], 1);
+}
+
+#[test]
+fn hints_for_wrong_values_lead_to_a_dataset() {
+    let dir = Dir::new();
+    let header = "n,at,clicked,seconds\n";
+    let rows: String = (0..1500).map(|n| format!("{n},2024-06-01T12:00:00Z,0,{n}\n")).collect();
+    // The header of a file that was joined to another, and a marker for a missing number.
+    dir.write("log.csv", format!("{header}{rows}{header}1500,2024-06-01T12:00:00Z,0,n/a\n"));
+    let query = |seconds: &str, rows: &str| {
+        format!(
+            "time = \"at\"\n[samples]\nquery = \"\"\"SELECT n, at, clicked, {seconds} AS seconds FROM log{rows}\"\"\"\n\
+             [features]\nn = {{ kind = \"sparse\" }}\nseconds = {{ kind = \"dense\" }}\n"
+        )
+    };
+    configure(&dir, "\"log.csv\"", &query("seconds", ""));
+    dir.fails(&[
+        "column `seconds`: 2 rows have a value that does not fit the type of the first rows, Int64; the first is `seconds` in \
+         line 1502",
+        "remove the row, which repeats the header, or give the column's type under `[sources].log`, as `schema = { seconds = \
+         \"VARCHAR\" }`; then `TRY_CAST(\"seconds\" AS BIGINT)` in the query is null for such texts",
+        "then leave such rows out in the query, `WHERE TRY_CAST(\"at\" AS TIMESTAMP) IS NOT NULL`",
+    ]);
+    // Fractions alone fit a double. An id with too many digits does not, whichever comes first.
+    for (others, hint) in [
+        ("1e3\n1501,2024-06-01T12:00:00Z,0,0.5", "schema = { seconds = \"DOUBLE\" }`"),
+        ("1e3\n1501,2024-06-01T12:00:00Z,0,99999999999999999999", "schema = { seconds = \"VARCHAR\" }`"),
+    ] {
+        dir.write("log.csv", format!("{header}{rows}1500,2024-06-01T12:00:00Z,0,{others}\n"));
+        dir.fails(&["column `seconds`: 2 rows have a value", "the first is `1e3` in line 1502", hint]);
+    }
+    dir.write("log.csv", format!("{header}{rows}1500,2024-06-01T12:00:00Z,0,n/a\n"));
+    let texts = "{ path = \"log.csv\", schema = { seconds = \"VARCHAR\" } }";
+    configure(&dir, texts, &query("seconds", ""));
+    dir.fails(&[
+        "column `seconds`",
+        "Utf8",
+        "write `TRY_CAST(seconds AS DOUBLE)` in the query, which is null for other texts",
+    ]);
+    configure(&dir, texts, &query("CAST(seconds AS DOUBLE)", ""));
+    dir.fails(&["n/a", "`TRY_CAST` in place of `CAST` is null for it"]);
+    configure(&dir, texts, &query("TRY_CAST(seconds AS DOUBLE)", ""));
+    dir.fails(&["column `seconds`: 1 samples have no value", "COALESCE(seconds, 0)"]);
+    configure(
+        &dir,
+        texts,
+        &query("COALESCE(TRY_CAST(seconds AS DOUBLE), 0)", " WHERE TRY_CAST(at AS TIMESTAMP) IS NOT NULL"),
+    );
+    assert_eq!(dir.build("dataset").0["samples"], 1501);
+}
+
+#[test]
+fn bytes_of_another_encoding_are_named() {
+    let dir = Dir::new();
+    let rest = "time = \"at\"\n[samples]\nsource = \"log\"\n[features]\nn = { kind = \"sparse\" }\n";
+    let rows = |format: &dyn Fn(usize, &str) -> String| -> Vec<u8> {
+        let rows: String = (0..1500).map(|n| format(n, if n == 1400 { "caf\u{1}" } else { "tea" })).collect();
+        rows.bytes().map(|byte| if byte == 1 { 0xe9 } else { byte }).collect()
+    };
+    let csv = rows(&|n, name| format!("{n},2024-06-01T12:00:00Z,0,{name}\n"));
+    dir.write("log.csv", [&b"n,at,clicked,name\n"[..], &csv].concat());
+    dir.write(
+        "log.jsonl",
+        rows(&|n, name| {
+            format!("{{\"n\":{n},\"at\":\"2024-06-01T12:00:00Z\",\"clicked\":0,\"name\":\"{name}\"}}\n")
+        }),
+    );
+    for (file, line) in [("log.csv", 1402), ("log.jsonl", 1401)] {
+        configure(&dir, &format!("\"{file}\""), rest);
+        let place = format!("{file}`: line {line}: it has bytes that are not a text in UTF-8");
+        dir.fails(&[&place, "iconv -f ISO-8859-1 -t UTF-8"]);
+    }
+}

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use onefold_base::units::parse_duration_micros;
-use onefold_datasets::{PartitionFilter, Schema, Snapshot, delay_label};
-use onefold_ikjt::{Shuffle, parse_time};
+use onefold_datasets::{PartitionFilter, Schema, Snapshot, delay_label, parse_time};
+use onefold_ikjt::Shuffle;
 use serde::{Deserialize, Serialize};
 
 use super::{DEFAULT_BATCH_SIZE, DataType, Error, Loss, Precision, Result, TrainConfig};

@@ -1,37 +1,10 @@
 //! Chooses the labels of samples, and the items that have a label each.
 
-use super::super::columns::{Column, Type, in_comment};
+use super::super::columns::{Column, LABELS, Type, in_comment};
 use super::super::lists::{are_parallel, is_among, repeats};
-use super::{Choice, Expression, Feature, NUMBERS, Roles};
+use super::{Choice, Expression, Feature, NUMBERS, Roles, is_of_dataset};
 use crate::sql::quote;
 
-/// Words in the names of labels.
-const LABELS: [&str; 24] = [
-    "label",
-    "target",
-    "click",
-    "clicked",
-    "clk",
-    "purchase",
-    "purchased",
-    "buy",
-    "bought",
-    "book",
-    "booked",
-    "booking",
-    "conversion",
-    "converted",
-    "convert",
-    "like",
-    "liked",
-    "ordered",
-    "chosen",
-    "selected",
-    "skipped",
-    "played",
-    "watched",
-    "y",
-];
 /// Words in the names of event types, and the values that count as a success.
 const EVENTS: [&str; 7] = ["event", "action", "behavior", "behaviour", "type", "kind", "interaction"];
 const SUCCESSES: [&str; 10] =
@@ -45,7 +18,7 @@ impl Roles<'_> {
         if let [shown, mark] = pairs.as_slice() {
             return self.pairs(shown, mark);
         }
-        if self.chosen() || self.binary() || self.events() || self.ratings() {
+        if self.chosen() || self.binary() || self.events() || self.ratings() || self.unnamed() {
             return;
         }
         let name = self.unused_name("label");
@@ -165,18 +138,37 @@ impl Roles<'_> {
         let is_label = |column: &&Column| column.is_binary() && column.says(&LABELS);
         let labels: Vec<Column> = self.free.iter().filter(is_label).cloned().collect();
         for column in &labels {
-            let (name, nulls) = (&column.name, column.nulls());
-            let default = if column.kind == Type::Boolean { "false" } else { "0" };
-            self.plan.take_as(name, format!("coalesce({}, {default})", quote(name)));
+            let nulls = column.nulls();
             let check = format!(
                 "{nulls} of {} rows have no `{}`, and are taken for 0",
                 self.log.rows,
-                in_comment(name)
+                in_comment(&column.name)
             );
-            self.label(name, column.examples(), (nulls > 0).then_some(check));
-            self.remove(name);
+            self.bits(column, (nulls > 0).then_some(check));
         }
         !labels.is_empty()
+    }
+
+    /// Makes a column of 0 and 1 a label.
+    fn bits(&mut self, column: &Column, check: Option<String>) {
+        let name = match is_of_dataset(&column.name) {
+            true => self.unused_name("label"),
+            false => column.name.clone(),
+        };
+        let default = if column.kind == Type::Boolean { "false" } else { "0" };
+        self.plan.take_as(&name, format!("coalesce({}, {default})", quote(&column.name)));
+        self.label(&name, column.examples(), check);
+        self.remove(&column.name);
+    }
+
+    /// Makes the first column of 0 and 1 of a log without names a label.
+    fn unnamed(&mut self) -> bool {
+        let may_be_label =
+            |column: &&Column| column.is_unnamed && column.is_binary() && column.distinct().len() > 1;
+        let Some(column) = self.free.iter().find(may_be_label).cloned() else { return false };
+        let check = "the log has no header, and this column of 0 and 1 may be another one than the label";
+        self.bits(&column, Some(check.to_owned()));
+        true
     }
 
     fn events(&mut self) -> bool {
