@@ -655,8 +655,7 @@ fn ranks_that_do_not_belong_together_are_refused() {
     drop(other);
     let options = TrainOptions { plan: Some(plan), ..options(Arc::new(collectives)) };
     let error = Prepared::new(&jobs.config, &jobs.folder.path().join("dataset"), &options).unwrap_err();
-    let expected =
-        "the plan is for 4 ranks, and the job has 2 ranks\n  hint: make a plan for 2 ranks (`onefold-shard";
+    let expected = "the plan is for 4 ranks, and the job has 2 ranks\n  hint: make a plan for 2 ranks, with the topology";
     assert!(error.to_string().contains(expected), "{error}");
 }
 
