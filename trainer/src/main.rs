@@ -250,7 +250,6 @@ impl SharedArguments {
 }
 
 fn main() -> ExitCode {
-    command::set_environment();
     Program::of::<Cli>().main(std::env::args_os())
 }
 

@@ -349,7 +349,7 @@ struct Detached {
 impl Detached {
     fn new(bottom: Option<&Tensor>, projected: &[Option<Projected>], sequences: &Sequences) -> Self {
         let detached = |tensor: &Tensor| tensor.detach().contiguous();
-        let of_lookup = |projected: &Option<Projected>| projected.as_ref().map(|own| detached(own.rows()));
+        let of_lookup = |projected: &Option<Projected>| projected.as_ref().map(|own| detached(&own.rows));
         Self {
             bottom: bottom.map(detached),
             projected: projected.iter().map(of_lookup).collect(),

@@ -24,7 +24,7 @@ pub(super) struct Projected {
     /// The pooled vectors of the tables, `[U, W]`, a leaf of autograd.
     pooled: Tensor,
     /// The vectors that interact, `[U, F, D]`.
-    rows: Tensor,
+    pub(super) rows: Tensor,
 }
 
 impl Projections {
@@ -45,24 +45,22 @@ impl Projections {
         }
         let shape = [(lookup.pooled.len() / lookup.width()) as i64, lookup.width() as i64];
         let pooled = tensors::from_f32(&lookup.pooled, &shape).set_requires_grad(true);
-        let vectors = features.iter().zip(&lookup.columns).map(|(feature, columns)| {
-            let own = pooled.narrow(1, columns.start as i64, columns.len() as i64);
-            match &self.weights[feature.table] {
-                Some(weights) => self.compute.linear(&own, (weights, None)),
-                None => own,
-            }
-        });
+        let widths: Vec<i64> = lookup.columns.iter().map(|columns| columns.len() as i64).collect();
+        // The gradient of one split is one concatenation. That of a `narrow` per feature would be a sum of as many
+        // tensors of the size of `pooled`.
+        let vectors =
+            features.iter().zip(pooled.split_with_sizes(widths.as_slice(), 1)).map(|(feature, own)| {
+                match &self.weights[feature.table] {
+                    Some(weights) => self.compute.linear(&own, (weights, None)),
+                    None => own,
+                }
+            });
         let rows = Tensor::stack(&vectors.collect::<Vec<_>>(), 1);
         Some(Projected { pooled, rows })
     }
 }
 
 impl Projected {
-    /// Returns the vectors that interact, `[U, F, D]`.
-    pub(super) fn rows(&self) -> &Tensor {
-        &self.rows
-    }
-
     /// Returns the gradients of the pooled vectors, `[U, W]`, given those of [`rows`](Self::rows). Adds the
     /// gradients of the weights to those of the parameters.
     pub(super) fn backward(&self, gradients: &[f32]) -> Vec<f32> {
