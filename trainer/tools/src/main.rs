@@ -6,7 +6,6 @@ mod measure;
 mod profile;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use onefold_base::fault::{Explainer, Fault, Kind, Text};
@@ -105,7 +104,6 @@ fn wrong_file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> E
     Fault::of_file(Kind::Options, path, message).hint(hint).into()
 }
 
-fn main() -> ExitCode {
-    command::set_environment();
-    Program::of::<Cli>().main(std::env::args_os())
+fn main() {
+    command::main(Program::of::<Cli>())
 }
