@@ -45,14 +45,15 @@ pub fn are_several() -> crate::Result<bool> {
 }
 
 impl Ranks {
-    /// Joins the other ranks and opens this rank's device. Exits with status 1 and without a message if the
-    /// ranks cannot join and another rank or the launcher reports why.
+    /// Joins the other ranks and opens this rank's device, after [`set_environment`]. Exits with status 1 and without
+    /// a message if the ranks cannot join and another rank or the launcher reports why.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`] if the environment variables of a rank are incomplete or invalid, or the ranks cannot
     /// connect.
     pub fn join(options: &RankOptions, device: DeviceName) -> crate::Result<Self> {
+        set_environment();
         let environment = Environment::read()?;
         // The device must be opened before any other use of libtorch. An error is reported after all ranks have
         // joined.
@@ -148,7 +149,14 @@ pub fn launch<C: CommandLine>(
     let added = [("--json", output.json && !own.json), ("--quiet", output.quiet && !own.quiet)];
     let added = added.into_iter().filter(|(_, is_added)| *is_added).map(|(flag, _)| OsString::from(flag));
     let command: Vec<OsString> = added.chain(arguments.command.iter().cloned()).collect();
-    let exits = distributed::launch(arguments.ranks, &program, &command, PATIENCE)?;
+    // The ranks get these variables here, so that they need not restart, which takes the time of loading libtorch again.
+    let variables = missing_variables(|variable| std::env::var_os(variable).is_some());
+    let rank = || {
+        let mut rank = std::process::Command::new(&program);
+        rank.args(&command).envs(variables.iter().copied());
+        rank
+    };
+    let exits = distributed::launch(arguments.ranks, rank, PATIENCE)?;
     if exits.iter().all(|exit| exit.status.success()) {
         return Ok(());
     }
@@ -185,9 +193,8 @@ pub const ERRORS: &[Explainer] = &[
     explained::<onefold_datasets::Error>,
 ];
 
-/// Runs a program as its binary does, and ends the process.
+/// Runs a program of libtorch as its binary does, and ends the process.
 pub fn main(program: Program) -> ! {
-    set_environment();
     let status = program.status(std::env::args_os());
     // An error is ignored: the pipe may be closed.
     let _ = io::stdout().flush();
@@ -197,19 +204,48 @@ pub fn main(program: Program) -> ! {
     unsafe { libc::_exit(status.into()) }
 }
 
-/// Restarts the program with the environment variables that libtorch's threads and NCCL need, unless they are
-/// set.
-fn set_environment() {
+/// The environment variables that libtorch's threads and NCCL need. If the user has set a variable of a group, the
+/// group stays as it is.
+const ENVIRONMENT: [&[(&str, &str)]; 2] = [
     // By default, libtorch's OpenMP threads wait in a busy loop. This takes processor time from the threads
     // that read and look up, and makes training many times slower on a machine with other load. Sleeping
     // immediately would cost a wake-up per operation, so GNU's OpenMP spins about as long as the time between
     // two operations.
-    let passive = [("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")];
+    &[("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")],
     // The ranks monitor NCCL themselves; c10d must not abort the process.
-    let nccl =
-        ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"]
-            .map(|variable| (variable, "0"));
-    onefold_terminal::restart_with(&[&passive[..], &nccl[..]].concat());
-    // Applies if the user has set one of the OpenMP variables.
-    onefold_terminal::restart_with(&nccl);
+    &[
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),
+        ("TORCH_NCCL_ENABLE_MONITORING", "0"),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "0"),
+    ],
+];
+
+/// Returns the variables of the groups of [`ENVIRONMENT`] of which none `is_set`.
+fn missing_variables(is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
+    let is_missing = |group: &&[(&str, &str)]| !group.iter().any(|(variable, _)| is_set(variable));
+    ENVIRONMENT.into_iter().filter(is_missing).flatten().copied().collect()
+}
+
+/// Restarts the program with the environment variables that libtorch's threads and NCCL need, unless they are
+/// set. Programs call it before they compute with libtorch.
+pub fn set_environment() {
+    onefold_terminal::restart_with(&missing_variables(|variable| std::env::var_os(variable).is_some()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_the_user_has_set_stay_with_their_group() {
+        let missing = |set: &[&str]| {
+            let missing = missing_variables(|variable| set.contains(&variable));
+            missing.into_iter().map(|(variable, _)| variable).collect::<Vec<_>>()
+        };
+        let all = missing(&[]);
+        assert_eq!(all.len(), 5);
+        assert_eq!(missing(&["GOMP_SPINCOUNT"]), all[2..]);
+        assert_eq!(missing(&["TORCH_NCCL_ENABLE_MONITORING"]), all[..2]);
+        assert!(missing(&all).is_empty());
+    }
 }

@@ -437,7 +437,7 @@ fn check_dim(table: &FeatureConfig, common: u64) -> Result<()> {
     let section = || format!("tables.{feature}");
     if *dim > common {
         let message = format!("`dim` is {dim}, but `[embedding].dim`, the common dimension, is {common}");
-        let hint = "give a table at most the common dimension, or raise that";
+        let hint = "give the table at most that, or raise `[embedding].dim` and the last width of `[model].bottom_mlp`";
         return Err(wrong_section(section(), message, hint));
     }
     if *dim < common && pooling.is_sequence() {

@@ -95,6 +95,86 @@ fn every_mistake_names_its_place() {
     assert!(refused("epochs = 1", "epochs = 1\nepoch = 2").contains("unknown field `epoch`"));
 }
 
+/// Every hint is followed literally, and the configuration is then accepted.
+#[test]
+fn hints_lead_to_a_configuration_that_is_accepted() {
+    /// A text that occurs in the configuration, and the one in its place.
+    type Edit = (&'static str, &'static str);
+    const DOT: &str = "interaction = \"dot\"";
+    let edited = |edits: &[Edit]| {
+        edits.iter().fold(WHOLE.to_owned(), |text, (from, to)| {
+            assert!(text.contains(from), "no `{from}` in:\n{text}");
+            text.replacen(from, to, 1)
+        })
+    };
+    let parse = |text: &str| TrainConfig::parse(Path::new("train.toml"), text);
+    let cases: [(Edit, &str, &[Edit]); 12] = [
+        (("[8, 4]", "[8, 5]"), "the last must be the embedding dimension", &[("dim = 4", "dim = 5")]),
+        (("[8, 4]", "[16777217, 4]"), "give at most 16777216", &[("[16777217, 4]", "[16777216, 4]")]),
+        (
+            ("[embedding]", "attention_heads = 3\n[embedding]\npooling = \"attention\""),
+            "the dimension must be a multiple of the heads",
+            &[("attention_heads = 3", "attention_heads = 2")],
+        ),
+        ((DOT, "encoder_hidden = 0"), "give a positive width", &[("hidden = 0", "hidden = 8")]),
+        ((DOT, "encoder_hidden = 0"), "or leave it out", &[("encoder_hidden = 0", "")]),
+        ((DOT, "din_hidden = []"), "give at least one layer", &[("din_hidden = []", "din_hidden = [8]")]),
+        (
+            (DOT, "interaction = \"dcn\"\ndcn_low_rank_dim = 0"),
+            "both must be at least 1",
+            &[("dcn_low_rank_dim = 0", "dcn_low_rank_dim = 1")],
+        ),
+        (("[8, 1]", "[8, 2]"), "the last must be 1", &[("[8, 2]", "[8, 1]")]),
+        (
+            ("[8, 1]", "[8, 2]"),
+            "several labels are given in `[[tasks]]`",
+            &[("label = \"label\"\n", "[[tasks]]\nlabel = \"label\"\n[[tasks]]\nlabel = \"like\"\n")],
+        ),
+        (
+            ("[model]", "[early_stopping]\npatience = 2\n[model]"),
+            "say after how many steps the model is evaluated",
+            &[("[model]", "[evaluation]\nevery_steps = 5\n[model]")],
+        ),
+        (
+            ("kind = \"sgd\"", "kind = \"adam\"\nmomentum = 0.9"),
+            "only `kind = \"sgd\"` has one; leave it out",
+            &[("momentum = 0.9", "")],
+        ),
+        (
+            ("[model]", "[schedule.dense]\nkind = \"cosine\"\n[model]"),
+            "give the steps that the decay takes",
+            &[("kind = \"cosine\"", "kind = \"cosine\"\ndecay_steps = 10")],
+        ),
+    ];
+    for (wrong, hint, right) in cases {
+        let error = parse(&edited(&[wrong])).unwrap_err().to_string();
+        let (_, hints) = error.split_once("\n  hint: ").unwrap();
+        assert!(hints.contains(hint), "{error}");
+        let mut followed = vec![wrong];
+        followed.extend(right);
+        parse(&edited(&followed)).unwrap();
+    }
+
+    let history = SparseFeature::new("history", SparseKind::Sequence);
+    let group = FeatureGroup { name: "user".into(), deduplicated: true, features: vec![history] };
+    let schema = Schema {
+        labels: vec!["label".into()],
+        weight: None,
+        dense: Vec::new(),
+        kept: Vec::new(),
+        groups: vec![group],
+    };
+    let resolved = |edits: &[Edit]| {
+        let config = parse(&edited(edits)).unwrap();
+        resolve_tables(&config.embedding, &config.tables, &schema, &Default::default())
+    };
+    let wide = ("[tables.history]", "[tables.history]\ndim = 5");
+    let error = resolved(&[wide]).unwrap_err().to_string();
+    assert!(error.contains("raise `[embedding].dim` and the last width of `[model].bottom_mlp`"), "{error}");
+    assert_eq!(resolved(&[wide, ("dim = 4", "dim = 5"), ("[8, 4]", "[8, 5]")]).unwrap()[0].dim, 5);
+    assert_eq!(resolved(&[wide, ("dim = 5", "dim = 4")]).unwrap()[0].dim, 4);
+}
+
 /// Every log has at least 20 points, or one per step in shorter runs, independent of where a run ends or
 /// resumes.
 #[test]

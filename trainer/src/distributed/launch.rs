@@ -1,6 +1,5 @@
 //! Starts the ranks of a job on this host, like `torchrun --nproc-per-node`.
 
-use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -34,8 +33,8 @@ pub struct Exit {
     pub killed: bool,
 }
 
-/// Runs `program` with `arguments` once per rank, with the variables of [`Environment`](super::Environment),
-/// and waits until all have ended. Returns their exits, in the order of ranks.
+/// Runs the command that `program` returns once per rank, with the variables of [`Environment`](super::Environment)
+/// in addition, and waits until all have ended. Returns their exits, in the order of ranks.
 ///
 /// The ranks have an empty stdin, and inherit stdout and stderr. The first SIGTERM or SIGINT is passed on to the
 /// ranks; the second one kills them. When a rank fails, the others have `patience` to end. No rank outlives this
@@ -46,7 +45,7 @@ pub struct Exit {
 /// [`Error::Fault`] or [`Error::Io`] if not all ranks could be started; the started ones are killed.
 /// [`Error::Fault`] also if a second signal killed a rank, and if a signal, other than one that this process
 /// passed on, ended a rank before all had joined, because no rank can report that.
-pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Duration) -> Result<Vec<Exit>> {
+pub fn launch(ranks: u32, program: impl Fn() -> Command, patience: Duration) -> Result<Vec<Exit>> {
     let failed = |message: String| {
         Error::ranks(
             format!("the ranks' store could not be started: {message}"),
@@ -62,9 +61,11 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     let signals = Signals::catch()?;
     let mut running = Running { ranks: Vec::new(), signals: 0 };
     for rank in 0..ranks {
-        let child = command(program, arguments, (rank, ranks), port).spawn().map_err(|error| {
+        let mut command = as_rank(program(), (rank, ranks), port);
+        let child = command.spawn().map_err(|error| {
+            let name = Path::new(command.get_program()).display();
             Error::ranks(
-                format!("rank {rank} could not be started: `{}`: {error}", program.display()),
+                format!("rank {rank} could not be started: `{name}`: {error}"),
                 "name a program that can be run",
             )
         })?;
@@ -91,9 +92,8 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
 }
 
 /// Returns the command that starts a rank.
-fn command(program: &Path, arguments: &[OsString], (rank, ranks): (u32, u32), port: u16) -> Command {
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null());
+fn as_rank(mut command: Command, (rank, ranks): (u32, u32), port: u16) -> Command {
+    command.stdin(Stdio::null());
     for (name, value) in
         [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", ranks)]
     {

@@ -619,12 +619,21 @@ fn bf16_trains_as_floats_do() {
     floats.optimizer.tables.eps = 1e-2;
     let mut halves = floats.clone();
     halves.train.precision = Precision::Bf16;
-    for interaction in [Interaction::Dot, Interaction::Dcn] {
+    let all = [("in memory", 0), ("in memory", 1), ("in memory", 2), ("on a device", 2)];
+    for (interaction, features, places) in [
+        (Interaction::Dot, tables(), &all[..]),
+        (Interaction::Dcn, tables(), &all[..]),
+        // The projections of narrow tables are linear layers.
+        (Interaction::Dot, mixed_tables(), &all[..1]),
+    ] {
         floats.model.interaction = interaction;
         halves.model.interaction = interaction;
-        let expected = losses(&floats, model(&floats, 2), 0);
-        for (place, form) in [("in memory", 0), ("in memory", 1), ("in memory", 2), ("on a device", 2)] {
-            let model = if place == "in memory" { model(&halves, 2) } else { on_device::on_device(&halves) };
+        let expected = losses(&floats, model_of(&floats, &features, 2), 0);
+        for &(place, form) in places {
+            let model = match place {
+                "in memory" => model_of(&halves, &features, 2),
+                _ => on_device::on_device(&halves),
+            };
             let found = losses(&halves, model, form);
             assert!(found != expected, "{interaction:?}, {place}: nothing was rounded");
             for (step, (a, b)) in found.iter().zip(&expected).enumerate() {

@@ -172,8 +172,8 @@ fn placement(config: &TrainConfig, options: &TrainOptions, features: &[FeatureCo
             path,
             format!("the plan is for {}, and the job has {}", of(plan.topology.ranks), of(ranks)),
             format!(
-                "make a plan for {} (`onefold-shard topology --ranks {ranks}`), or start as many ranks as the plan is for \
-                 (`onefold-train launch --ranks {}`)",
+                "make a plan for {}, with the topology that `onefold-shard topology --ranks {ranks} --memory SIZE --out FILE` \
+                 writes, or start as many ranks as the plan is for (`onefold-train launch --ranks {} -- run …`)",
                 of(ranks),
                 plan.topology.ranks
             ),

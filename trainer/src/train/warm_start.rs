@@ -15,7 +15,7 @@ use crate::distributed::Collectives;
 use crate::normalize::{Normalizer, Normalizers};
 use crate::preprocess::Preprocessing;
 use crate::run::{Run, Stored, WarmStarted, absolute};
-use crate::{Error, Result, TrainConfig};
+use crate::{Error, Result, TrainConfig, name_of};
 
 /// The options for continuing with the model of another run.
 #[derive(Debug, Clone)]
@@ -116,17 +116,12 @@ impl Earlier {
                 if new.ids == IdPolicy::Checked { new.rows >= old.rows } else { new.rows == old.rows };
             let resized = FeatureConfig { rows: new.rows, ..old.clone() };
             if resized != *new || !rows_fit {
-                let describe = |config: &FeatureConfig| {
-                    let (rows, dim, ids) =
-                        (config.rows, config.dim, format!("{:?}", config.ids).to_lowercase());
-                    format!("{rows} rows of {dim} values, {ids} ids")
-                };
                 return Err(self.refused(
                     format!(
                         "its table for `{}` has {}, and `train.toml` asks for {}",
                         new.feature,
-                        describe(old),
-                        describe(new)
+                        described(old, new),
+                        described(new, old)
                     ),
                     "tables of checked ids may grow, as with `rows = \"vocabulary\"`; all else stays as it is",
                 ));
@@ -199,6 +194,23 @@ impl Earlier {
         let checkpoint = self.options.checkpoint.map(step).transpose()?;
         Ok(WarmStarted { run, checkpoint, identity: self.run.identity() })
     }
+}
+
+/// Describes the table lookup `own`: rows, dimension and ids, and every other setting in which it differs from `other`.
+fn described(own: &FeatureConfig, other: &FeatureConfig) -> String {
+    let FeatureConfig { rows, dim, ids, .. } = own;
+    let others = |config: &FeatureConfig| {
+        let target =
+            config.target.as_ref().map_or_else(String::new, |target| format!(" with the target `{target}`"));
+        [
+            format!("weights of type {}", name_of(&config.dtype)),
+            format!("pooling by {}{target}", name_of(&config.pooling)),
+            format!("the name `{}`", config.table_name()),
+        ]
+    };
+    let different = others(own).into_iter().zip(others(other)).filter(|(own, other)| own != other);
+    let parts = [format!("{rows} rows of {dim} values"), format!("{} ids", name_of(ids))].into_iter();
+    parts.chain(different.map(|(own, _)| own)).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the digests of the partitions of a snapshot, by key, with which later runs detect new and changed

@@ -42,11 +42,15 @@ fn child() {
 fn launched(task: &str) -> Result<()> {
     let (patience, scenario) = task.split_once(' ').expect("a patience and a scenario");
     let patience = Duration::from_secs(patience.parse().expect("a number of seconds"));
-    let program = std::env::current_exe()?.into_os_string();
+    let program = std::env::current_exe()?;
     let more = std::env::var(VARIABLES).unwrap_or_default();
-    let variables = more.split_whitespace().map(Into::into).chain([format!("{SCENARIO}={scenario}").into()]);
-    let arguments: Vec<_> = variables.chain([program]).chain(CHILD.map(Into::into)).collect();
-    for exit in launch(3, Path::new("env"), &arguments, patience)? {
+    let rank = || {
+        // `env` replaces variables that the launcher sets.
+        let mut rank = Command::new("env");
+        rank.args(more.split_whitespace()).arg(format!("{SCENARIO}={scenario}")).arg(&program).args(CHILD);
+        rank
+    };
+    for exit in launch(3, rank, patience)? {
         eprintln!("rank {}: {}, killed: {}", exit.rank, exit.status, exit.killed);
     }
     Ok(())
@@ -464,7 +468,7 @@ fn the_network_interface_can_be_named() {
 
 #[test]
 fn a_program_that_cannot_be_started_is_named() {
-    let error = launch(2, Path::new("no-such-program"), &[], Duration::ZERO).unwrap_err().to_string();
+    let error = launch(2, || Command::new("no-such-program"), Duration::ZERO).unwrap_err().to_string();
     assert!(error.starts_with("rank 0 could not be started: `no-such-program`"), "{error}");
 }
 

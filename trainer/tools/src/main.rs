@@ -105,5 +105,6 @@ fn wrong_file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> E
 }
 
 fn main() {
+    command::set_environment();
     command::main(Program::of::<Cli>())
 }

@@ -211,7 +211,7 @@ fn plans_that_cannot_be_run() {
     plan(2);
     let planned = format!("{TRAIN} --plan plan.json");
     dir.command(&planned)
-        .fails(&["for 2 ranks, and the job has 1 rank", "`onefold-shard topology --ranks 1`"]);
+        .fails(&["for 2 ranks, and the job has 1 rank", "`onefold-shard topology --ranks 1 --memory SIZE"]);
     let one = plan(1);
     let cases: &[(String, &[&str])] = &[
         (
@@ -240,6 +240,10 @@ fn plans_that_cannot_be_run() {
     ]);
     dir.command(&format!("{TRAIN} --plan nothing.json")).fails(&["nothing.json", "onefold-shard plan"]);
     assert!(!dir.path("run").exists());
+    // The hint is followed: tables and plan are made again, with this configuration.
+    dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json --overwrite").works();
+    plan(1);
+    dir.command(&planned).works();
 }
 
 #[test]

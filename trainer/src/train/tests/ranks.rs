@@ -88,10 +88,21 @@ struct Job {
     stop_at: Option<usize>,
     on_device: bool,
     traced: Option<RangeInclusive<u64>>,
+    /// The run whose model is trained further.
+    warm_start: Option<&'static str>,
 }
 
 fn job(ranks: u32, division: Division, dedupe: Dedupe) -> Job {
-    Job { ranks, division, dedupe, existing: Existing::Refuse, stop_at: None, on_device: false, traced: None }
+    Job {
+        ranks,
+        division,
+        dedupe,
+        existing: Existing::Refuse,
+        stop_at: None,
+        on_device: false,
+        traced: None,
+        warm_start: None,
+    }
 }
 
 fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
@@ -197,6 +208,11 @@ impl Jobs {
                 plan: plan.clone(),
                 existing: job.existing,
                 trace_steps: job.traced.clone(),
+                warm_start: job.warm_start.map(|run| WarmStart {
+                    run: self.folder.path().join(run),
+                    checkpoint: None,
+                    new_partitions: false,
+                }),
                 stop,
                 ..options(Arc::clone(&collectives))
             };
@@ -249,9 +265,13 @@ fn losses(summary: &TrainSummary) -> Vec<f64> {
 }
 
 fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
+    assert_within(1e-5, what, found, expected);
+}
+
+fn assert_within(most: f64, what: &str, found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (step, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= 1e-5 * b.abs(), "{what}, step {step}: {a} {b}");
+        assert!((a - b).abs() <= most * b.abs(), "{what}, step {step}: {a} {b}");
     }
 }
 
@@ -409,17 +429,22 @@ fn ranks_share_tables() {
     }
 }
 
-/// Training with narrow tables, whose pooled vectors are projected: with any division, the losses equal those of one
-/// rank, also of jobs that are resumed with other ranks, and ranks send fewer bytes than for wide tables.
-#[test]
-fn ranks_train_narrow_tables() {
-    let mut jobs = Jobs::new();
+/// Returns jobs of a model with narrow tables, whose pooled vectors are projected.
+fn with_narrow_tables() -> Jobs {
     let text = GENTLE.replace("pooling = \"encoder\"", "pooling = \"mean\"\ndim = 3").replace(
         "pooling = \"din\"\ntarget = \"item\"\n",
         "dim = 2\n[tables.item]\ndim = 3\npooling = \"mean\"\n",
     );
-    jobs.config = TrainConfig::parse(Path::new("train.toml"), &text).unwrap();
-    jobs.config.optimizer.tables.kind = TableOptimizer::Adagrad;
+    let mut config = TrainConfig::parse(Path::new("train.toml"), &text).unwrap();
+    config.optimizer.tables.kind = TableOptimizer::Adagrad;
+    Jobs { config, ..Jobs::new() }
+}
+
+/// Training with narrow tables: with any division, the losses equal those of one rank, also of jobs that are resumed with
+/// other ranks, and ranks send fewer bytes than for wide tables, and half as many in messages of 16-bit floats.
+#[test]
+fn ranks_train_narrow_tables() {
+    let mut jobs = with_narrow_tables();
     let whole = jobs.summary("whole", &job(1, Division::Even, Dedupe::Exact));
     assert_eq!(whole.parameters.embedding, 50 * (4 + 3 + 2 + 3));
     let divisions = [Division::Rows, Division::Columns, Division::Replicas, Division::Mixed];
@@ -438,6 +463,15 @@ fn ranks_train_narrow_tables() {
         assert_near("moving", &losses, &self::losses(&whole)[..losses.len()]);
         assert_eq!(summary.ended, if turn < 3 { Ending::Stopped } else { Ending::Completed });
     }
+    let [.., mixed] = sent;
+    for (dtype, most) in [(DataType::Bf16, 1e-2), (DataType::Fp16, 1e-3)] {
+        jobs.config.exchange.dtype = dtype;
+        let found = jobs.summary(&format!("{dtype:?}"), &job(3, Division::Mixed, Dedupe::Exact));
+        assert_within(most, &format!("{dtype:?}"), &losses(&found), &losses(&whole));
+        let halves = found.sent_bytes;
+        assert_eq!((2 * halves.answers, 2 * halves.gradients), (mixed.answers, mixed.gradients), "{dtype:?}");
+    }
+    jobs.config.exchange.dtype = DataType::Fp32;
     let on_device = Job { on_device: true, ..job(1, Division::Even, Dedupe::Exact) };
     let error = jobs.train("device", &on_device).remove(0).unwrap_err().to_string();
     assert!(error.contains("`[tables.read].dim` is 3, and on a GPU all tables need"), "{error}");
@@ -447,6 +481,41 @@ fn ranks_train_narrow_tables() {
         assert_eq!(narrow.requests, wide.requests, "{division:?}");
         assert!(narrow.gradients < wide.gradients, "{division:?}: {narrow:?} {wide:?}");
         assert!(narrow.answers < wide.answers || wide.answers == 0, "{division:?}: {narrow:?} {wide:?}");
+    }
+}
+
+/// A model with narrow tables is trained further, also by other ranks with another plan, as if its training had not ended.
+/// With other tables it is not, and the message names what differs.
+#[test]
+fn narrow_tables_are_trained_further() {
+    let mut jobs = with_narrow_tables();
+    jobs.config.embedding.evict_after = None;
+    jobs.summary("first", &job(3, Division::Rows, Dedupe::Exact));
+    let warm = |ranks, division| Job { warm_start: Some("first"), ..job(ranks, division, Dedupe::Exact) };
+    let further = [(1, Division::Even), (3, Division::Columns)]
+        .map(|(ranks, division)| losses(&jobs.summary(&format!("further-{ranks}"), &warm(ranks, division))));
+    let refused = |change: &dyn Fn(&mut TrainConfig)| {
+        let mut config = jobs.config.clone();
+        change(&mut config);
+        let mut ranks = jobs.train_as("refused", &warm(1, Division::Even), |_| config.clone());
+        ranks.remove(0).unwrap_err().to_string()
+    };
+    let own = "its table for `item` has 50 rows of 3 values, checked ids";
+    let error = refused(&|config| config.tables.get_mut("item").unwrap().dim = None);
+    let expected = format!("{own}, and `train.toml` asks for 50 rows of 4 values, checked ids\n");
+    assert!(error.contains(&expected), "{error}");
+    let error = refused(&|config| config.tables.get_mut("item").unwrap().dtype = Some(DataType::Bf16));
+    assert!(error.contains(&format!("{own}, weights of type fp32, and `train.toml`")), "{error}");
+    assert!(error.contains(" checked ids, weights of type bf16\n"), "{error}");
+    let error = refused(&|config| config.tables.get_mut("item").unwrap().pooling = None);
+    assert!(error.contains(", pooling by mean, ") && error.contains(", pooling by sum\n"), "{error}");
+    let error = refused(&|config| config.tables.get_mut("item").unwrap().table = Some("things".to_owned()));
+    assert!(error.contains(", the name `item`, ") && error.contains(", the name `things`\n"), "{error}");
+
+    jobs.config.train.epochs *= 2;
+    let whole = losses(&jobs.summary("whole", &job(1, Division::Even, Dedupe::Exact)));
+    for losses in further {
+        assert_near("further", &losses, &whole[whole.len() - losses.len()..]);
     }
 }
 
@@ -586,8 +655,7 @@ fn ranks_that_do_not_belong_together_are_refused() {
     drop(other);
     let options = TrainOptions { plan: Some(plan), ..options(Arc::new(collectives)) };
     let error = Prepared::new(&jobs.config, &jobs.folder.path().join("dataset"), &options).unwrap_err();
-    let expected =
-        "the plan is for 4 ranks, and the job has 2 ranks\n  hint: make a plan for 2 ranks (`onefold-shard";
+    let expected = "the plan is for 4 ranks, and the job has 2 ranks\n  hint: make a plan for 2 ranks, with the topology";
     assert!(error.to_string().contains(expected), "{error}");
 }
 
