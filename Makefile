@@ -57,17 +57,19 @@ test-python: build tools ## Build the wheel and run the tests of the Python pack
 	@$(WITH_LIBTORCH) tests/run.py python
 
 # By default, 100 times as many cases as in `make test`, with a random seed, which is printed. proptest fails when it
-# rejects more cases than a limit, so the limits increase too. The filter selects only property tests.
+# rejects more cases than a limit, so the limits increase too. The filter selects only property tests: those of the
+# folders in PART, or all.
 TIMES ?= 100
 SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
-PROPERTY_TESTS = $$(tests/property/names.py)
+PART ?=
 
 .PHONY: test-random
-test-random: build tools ## Run property tests with new cases: SEED=… (random), TIMES=100 as many
-	@echo "property tests with SEED=$(SEED) TIMES=$(TIMES)"
-	@$(WITH_TESTS) export PROPTEST_RNG_SEED=$(SEED) PROPTEST_CASES=$$((256 * $(TIMES))) && \
+test-random: build tools ## Run property tests with new cases: SEED=… (random), TIMES=100 as many, PART=ingest (all)
+	@echo "property tests with SEED=$(SEED) TIMES=$(TIMES) PART=$(PART)"
+	@names="$$(tests/property/names.py $(PART))" && $(WITH_TESTS) \
+	    export PROPTEST_RNG_SEED=$(SEED) PROPTEST_CASES=$$((256 * $(TIMES))) && \
 	    export PROPTEST_MAX_GLOBAL_REJECTS=$$((1024 * $(TIMES))) PROPTEST_MAX_LOCAL_REJECTS=$$((65536 * $(TIMES))) && \
-	    tests/run.py rust -- --lib --test it --test distributed -- $(PROPERTY_TESTS)
+	    tests/run.py rust -- --lib --test it --test distributed -- $$names
 
 # `make test` runs the first two of these tests with smaller numbers.
 KILLS ?= 300

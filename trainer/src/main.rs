@@ -6,7 +6,6 @@ mod trace_command;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
@@ -249,8 +248,8 @@ impl SharedArguments {
     }
 }
 
-fn main() -> ExitCode {
-    Program::of::<Cli>().main(std::env::args_os())
+fn main() {
+    command::main(Program::of::<Cli>())
 }
 
 impl CommandLine for Cli {

@@ -120,7 +120,7 @@ fn check(setup: &Setup, rows: &[(Row, u8)], lacking: &[&str]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 60, ..onefold_property::cases(10) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 60, ..onefold_property::cases(7) })]
 
     #[test]
     fn added_features_are_those_of_a_build(

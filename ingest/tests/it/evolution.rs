@@ -347,7 +347,7 @@ fn file_names(folder: &Path) -> BTreeSet<PathBuf> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 10, ..onefold_property::cases(4) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 10, ..onefold_property::cases(3) })]
 
     #[test]
     fn a_changed_dataset_is_one_that_is_built_anew(sequence in changes()) {

@@ -18,8 +18,8 @@ use crate::samples::{
     Sample, assert_only_named_files, read_samples_at, samples_of, snapshot_numbers, unnamed_files, workers,
 };
 
-/// The number of days that each writer appends, in 28 appends by both.
-const DAYS: i64 = 12;
+/// The number of days that each writer appends, in 20 appends by both.
+const DAYS: i64 = 8;
 /// The number of days of a third part of the dataset, which both writers append with the same samples.
 const SHARED_DAYS: i64 = 2;
 const PARTS: [&str; 3] = ["a", "b", "shared"];
@@ -31,7 +31,7 @@ const SAMPLES: i64 = 200;
 const KILLED_OF_TEN: u64 = 7;
 /// The pause of a reader between two epochs and between two trainings, so that most of the processor time is the
 /// writers'.
-const PAUSE: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_millis(700);
 
 const CONFIG: &str = r#"format_version = 1
 

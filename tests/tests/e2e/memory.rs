@@ -149,16 +149,16 @@ fn logs_in_any_order_and_sessions_of_any_size_make_the_same_samples() {
     let shuffled = UInt32Array::from_iter_values((0..SAMPLES as u32).map(|i| i * 1_237 % SAMPLES as u32));
     let reordered = |order: &UInt32Array| take_record_batch(&in_order, order).unwrap();
     let sessions = Snapshot::load(&dir.path("expected")).unwrap().statistics.sessions;
-    // Every log is built in two of the three orders, and every pair of orders occurs.
+    // Every order is used with two of the logs.
     let logs = [
-        ("newest first", reordered(&newest_first), sessions, ["session", "arrival"]),
-        ("shuffled", reordered(&shuffled), sessions, ["session-hash", "session"]),
-        ("one session", with_sessions(&in_order, |_, _| 7), 1, ["session-hash", "arrival"]),
+        ("newest first", reordered(&newest_first), sessions, &["session", "arrival"][..]),
+        ("shuffled", reordered(&shuffled), sessions, &["session-hash"][..]),
+        ("one session", with_sessions(&in_order, |_, _| 7), 1, &["arrival"][..]),
         (
             "half of the samples in one session",
             with_sessions(&in_order, |row, id| if row % 2 == 0 { -1 } else { id }),
             0,
-            ["session", "session-hash"],
+            &["session", "session-hash"][..],
         ),
     ];
     for (log, rows, sessions, orders) in logs {
@@ -181,9 +181,9 @@ fn logs_in_any_order_and_sessions_of_any_size_make_the_same_samples() {
                 "{log}, {order}: the samples differ"
             );
         }
-        // The last dataset is compared with its log in the same memory.
-        let verify = "onefold-ingest verify small --against logs/dataset.toml --memory-limit 64MiB";
-        let verified = dir.command(verify).json();
-        assert_eq!(verified["against"]["samples"].as_u64(), Some(SAMPLES as u64), "{log}");
     }
+    // The last dataset is compared with its log in the same memory.
+    let verify = "onefold-ingest verify small --against logs/dataset.toml --memory-limit 64MiB";
+    let verified = dir.command(verify).json();
+    assert_eq!(verified["against"]["samples"].as_u64(), Some(SAMPLES as u64));
 }

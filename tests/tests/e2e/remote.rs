@@ -10,9 +10,9 @@ use crate::training::make_small;
 
 const REMOTE: &str = "s3://data/some/ds";
 
-/// The number of seconds within which a command fails if it does not retry for minutes, as it does for temporary
-/// failures of a store.
-pub(crate) const SOON: u64 = 58;
+/// The number of seconds within which a command fails if it does not retry for three minutes, as it does for temporary
+/// failures of a store. A busy machine needs a large part of them.
+pub(crate) const SOON: u64 = 150;
 
 /// Returns a directory with two generated logs, `logs` and `more`, and a small model for them.
 pub(crate) fn with_logs(samples: u32) -> Dir {

@@ -6,7 +6,6 @@ mod measure;
 mod profile;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use onefold_base::fault::{Explainer, Fault, Kind, Text};
@@ -105,7 +104,7 @@ fn wrong_file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> E
     Fault::of_file(Kind::Options, path, message).hint(hint).into()
 }
 
-fn main() -> ExitCode {
+fn main() {
     command::set_environment();
-    Program::of::<Cli>().main(std::env::args_os())
+    command::main(Program::of::<Cli>())
 }

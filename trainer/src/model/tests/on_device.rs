@@ -203,10 +203,10 @@ fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
         config.optimizer.tables.eps = 1e-2;
         let model = |config: &TrainConfig, device: Option<&Accelerator>| at(config, &tables, device);
         let device = Some(emulated());
-        let (_, unlimited) = train(&config, &mut model(&config, device.as_ref()), 2, 40);
+        let (_, unlimited) = train(&config, &mut model(&config, device.as_ref()), 2, 16);
         config.optimizer.tables.max_row_grad_norm = Some(0.01);
-        let (expected, cpu) = train(&config, &mut model(&config, None), 2, 40);
-        let (losses, stored) = train(&config, &mut model(&config, device.as_ref()), 2, 40);
+        let (expected, cpu) = train(&config, &mut model(&config, None), 2, 16);
+        let (losses, stored) = train(&config, &mut model(&config, device.as_ref()), 2, 16);
         for (step, (a, b)) in expected.iter().zip(&losses).enumerate() {
             let close = (a - b).abs() <= 1e-4 * a.abs().max(b.abs());
             assert!(close, "{kind}, step {step}: {a} {b}");
@@ -220,7 +220,7 @@ fn narrow_tables_and_clipped_gradients_train_as_the_cpus() {
                 assert!(different * 20 <= weights, "{kind}, {}: {different} of {weights}", table.feature);
             }
         }
-        let again = train(&config, &mut model(&config, device.as_ref()), 2, 40);
+        let again = train(&config, &mut model(&config, device.as_ref()), 2, 16);
         assert!(again == (losses, stored), "{kind}");
     }
 }
