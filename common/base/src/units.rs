@@ -94,14 +94,21 @@ pub fn format_count(count: u64) -> String {
     text
 }
 
-/// Formats a count of things for a person, given the singular name: `1 file`, `1,234 files`.
+/// Formats a count of things for a person, given the singular name: `1 file`, `1,234 files`, `2 batches`.
 pub fn count_of(count: u64, name: &str) -> String {
-    format!("{} {name}{}", format_count(count), if count == 1 { "" } else { "s" })
+    let ending = match count {
+        1 => "",
+        _ if name.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{} {name}{ending}", format_count(count))
 }
+
+/// The number of texts of a list that are shown.
+pub(crate) const SHOWN: usize = 8;
 
 /// Returns the first few texts and the number of the others, so that a list of a thousand names remains readable.
 pub fn abridged(texts: &[String]) -> Vec<String> {
-    const SHOWN: usize = 8;
     let mut shown: Vec<String> = texts.iter().take(SHOWN).cloned().collect();
     shown.extend((texts.len() > SHOWN).then(|| format!("… ({} more)", texts.len() - SHOWN)));
     shown

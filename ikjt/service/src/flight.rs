@@ -36,6 +36,9 @@ pub(crate) type Batches = BoxStream<'static, Result<Sent, Status>>;
 /// A process that answers requests.
 #[tonic::async_trait]
 pub(crate) trait Answers: Send + Sync + 'static {
+    /// The name of the process's role.
+    const ROLE: &'static str;
+
     /// Returns whether only processes of the service may request an action.
     fn is_for_workers(&self, action: &str) -> bool {
         let _ = action;
@@ -110,9 +113,13 @@ async fn answered<A: Answers>(answers: &A, guard: Guard, request: Request) -> Re
         role.check_worker(&action)?;
     }
     let answer = answers.act(&action, &body).await?;
-    let unknown =
-        || Status::unimplemented(format!("Onefold's preprocessing service has no action `{action}`"));
-    answer.map(Bytes::from).ok_or_else(unknown)
+    answer.map(Bytes::from).ok_or_else(|| {
+        Status::unimplemented(format!(
+            "this process is a {} of a preprocessing service, which does not answer `{action}`\n  hint: give the address \
+             of the service's master",
+            A::ROLE
+        ))
+    })
 }
 
 /// Returns the batches that a request asks for.

@@ -129,17 +129,19 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| to_status(&error.fault()))
 }
 
-/// Converts a fault to a status. The code tells the client whether to try again.
+/// Converts a fault to a status. The code tells the client whether to try again, and the worker whether its own operator
+/// must act.
 pub(crate) fn to_status(fault: &Fault) -> Status {
-    let fault = &of_worker(fault);
+    let sent = of_worker(fault);
     let code = match fault.kind {
+        _ if sent != *fault => Code::FailedPrecondition,
         Kind::Data => Code::DataLoss,
         // Another worker, or this worker later, may be able to read the data.
         Kind::Storage => Code::Unavailable,
         Kind::Usage | Kind::Options | Kind::Failed | Kind::Stopped | Kind::Internal => Code::InvalidArgument,
     };
-    let details = serde_json::to_vec(fault).unwrap_or_default();
-    Status::with_details(code, fault.to_string(), details.into())
+    let details = serde_json::to_vec(&sent).unwrap_or_default();
+    Status::with_details(code, sent.to_string(), details.into())
 }
 
 /// Replaces options in a fault by the worker's own flags. The client would otherwise print them as flags of its
@@ -172,7 +174,9 @@ mod tests {
         let fault = Fault::new(Kind::Options, "a row group does not fit")
             .hint(text!["raise ", option("memory_limit"), ", or read fewer features"])
             .hint(other.clone());
-        let sent: Fault = serde_json::from_slice(to_status(&fault).details()).unwrap();
+        let status = to_status(&fault);
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        let sent: Fault = serde_json::from_slice(status.details()).unwrap();
         assert!(
             sent.hints[0].named(|_| panic!("an option of the client")).contains("`onefold-serve worker`")
         );

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use futures::stream::StreamExt;
+use onefold_base::address::Listening;
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::sync::locked;
 use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
@@ -24,7 +25,7 @@ use crate::messages::{AskStatus, Drain, Heartbeat, Orders, Status};
 use crate::placement::{Earlier, Placement};
 use crate::rates::{ClientRate, Limit};
 use crate::security::{Proof, SecurityArguments};
-use crate::server::{Listening, listen, serve, told_to_end};
+use crate::server::{listen, serve, told_to_end};
 use crate::warnings::Warnings;
 
 /// The time without a report after which a client is considered gone.
@@ -267,6 +268,8 @@ impl Master {
 
 #[tonic::async_trait]
 impl Answers for Master {
+    const ROLE: &'static str = "master";
+
     fn is_for_workers(&self, action: &str) -> bool {
         [Heartbeat::ACTION, Drain::ACTION].contains(&action)
     }

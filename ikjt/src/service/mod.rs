@@ -18,7 +18,6 @@ mod source;
 mod waiting;
 
 pub use address::ServiceAddress;
-pub use certificate::not_valid_now;
 pub use network::{Failure, Network};
 pub use security::{Credentials, Security};
 pub use source::connect;

@@ -61,8 +61,8 @@ const REFUSED: [(&str, &str); 4] = [
     // The answer of a process with TLS to one without.
     (
         "frame with invalid size",
-        "the other process uses TLS: write `grpcs://` in place of `grpc://`, or give a process of the service \
-         `--tls-certificate`",
+        "the other process uses TLS (write `grpcs://` in place of `grpc://`, or give a process of the service \
+         `--tls-certificate`), or it is not a process of a preprocessing service",
     ),
 ];
 
@@ -275,7 +275,7 @@ mod tests {
     fn one_side_without_tls_is_told() {
         for (message, remedy) in [
             ("received corrupt message of type InvalidContentType", "does not use TLS: write `grpc://`"),
-            ("connection error detected: frame with invalid size", "uses TLS: write `grpcs://`"),
+            ("connection error detected: frame with invalid size", "uses TLS (write `grpcs://`"),
         ] {
             let mut connection = Status::unavailable("transport error");
             connection.set_source(std::sync::Arc::new(std::io::Error::other(message)));

@@ -16,6 +16,7 @@ use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_
 use ballista_executor::flight_service::BallistaFlightService;
 use datafusion::error::Result;
 use datafusion::prelude::SessionConfig;
+use onefold_base::address::{Address, Listening};
 use onefold_base::process::available_threads;
 use onefold_base::units::parse_bytes;
 use onefold_ingest::executor::{executor_runtime, functions};
@@ -24,7 +25,6 @@ use onefold_terminal::Printer;
 use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;
-use crate::address::{Address, Listening};
 use crate::codec::PlanCodec;
 use crate::engine::Engine;
 use crate::tls::{Tls, TlsArguments};
