@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -18,6 +18,7 @@ use datafusion::error::Result;
 use datafusion::prelude::SessionConfig;
 use onefold_base::address::{Address, Listening};
 use onefold_base::process::available_threads;
+use onefold_base::sync::locked;
 use onefold_base::units::parse_bytes;
 use onefold_ingest::executor::{executor_runtime, functions};
 use onefold_ingest::remote::Stores;
@@ -153,7 +154,7 @@ fn flight_service(
 ) -> Arc<ballista_executor::ArrowFlightServerProvider> {
     let (incoming, tls) = (Mutex::new(Some(incoming)), tls.cloned());
     Arc::new(move |work_dir, _, mut shutdown, config| {
-        let incoming = incoming.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let incoming = locked(&incoming).take();
         let tls = tls.as_ref().map(Tls::server);
         tokio::spawn(async move {
             let incoming = incoming
