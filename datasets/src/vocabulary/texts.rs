@@ -133,7 +133,7 @@ impl TextIds {
 
     /// Prevents other threads from adding texts, so that texts can be looked up by their numbers.
     pub fn lock(&self) -> LockedTextIds<'_> {
-        LockedTextIds { shards: self.shards.iter().map(lock).collect() }
+        LockedTextIds { shards: self.shards.iter().map(locked).collect() }
     }
 }
 
