@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use onefold_base::fault::{Explain, Fault, Kind, Text};
 use onefold_base::sync::locked;
-use onefold_ikjt::service::protocol::Job;
+use onefold_ikjt::service::protocol::{Job, OF_WORKER};
 use onefold_ikjt::{Checks, Error, ReadRequest, Reader, Workers};
 use tokio::sync::OnceCell;
 use tonic::{Code, Status};
@@ -19,10 +19,6 @@ const MOST_JOBS: usize = 256;
 
 /// The time without requests after which a job and the metadata of its files are dropped.
 const IDLE: Duration = Duration::from_secs(300);
-
-/// The option `memory_limit` of a reader, described for a worker's operator.
-const MEMORY_LIMIT: &str = "`--memory-limit` of `onefold-serve worker` to at least twice as much (it reads with half of \
-                            it; the workers of `onefold-serve local` share its `--memory-limit`)";
 
 /// The jobs of a worker. They share its threads and its memory.
 #[derive(Debug)]
@@ -152,7 +148,10 @@ fn of_worker(fault: &Fault) -> Fault {
         let words = text.named(|option| match option.name.as_str() {
             "memory_limit" => {
                 is_here.set(true);
-                MEMORY_LIMIT.to_owned()
+                format!(
+                    "`--memory-limit` {OF_WORKER} to at least twice as much (it reads with half of it; the workers of \
+                     `onefold-serve local` share its `--memory-limit`)"
+                )
             }
             _ => option.to_string(),
         });

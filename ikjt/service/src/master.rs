@@ -287,7 +287,16 @@ impl Answers for Master {
             }
             Heartbeat::ACTION => {
                 answer(body, async |question: Heartbeat| {
-                    let drain = locked(&self.placement).heard(question.worker, Instant::now());
+                    let address = question.worker.address.clone();
+                    let mut placement = locked(&self.placement);
+                    let drain = placement.heard(question.worker, Instant::now());
+                    let is_shared = placement.is_shared(&address);
+                    drop(placement);
+                    if is_shared {
+                        let shared = format!("two processes report that they are the worker at `{address}`");
+                        let hint = "give each worker an address of its own, by `--listen` and `--host`";
+                        self.warnings.warn(&shared, &format!("{shared}\n  hint: {hint}"));
+                    }
                     let locations = self.only_named.then(|| self.datasets.values().cloned().collect());
                     Ok(Orders { drain, locations })
                 })

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_ikjt::service::Security;
-use onefold_ikjt::service::protocol::{PROTOCOL, PROTOCOL_KEY, VERSION};
+use onefold_ikjt::service::protocol::{PROTOCOL, PROTOCOL_KEY, UNKNOWN_TOKEN, VERSION};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
@@ -212,10 +212,9 @@ impl Guard {
     pub(crate) fn admit(&self, metadata: &MetadataMap) -> Result<Role, Status> {
         let text = |key| metadata.get(key).and_then(|value| value.to_str().ok());
         let Some(role) = self.role(text("authorization")) else {
-            let message = "the token is missing or unknown\n  hint: a client sets `ONEFOLD_TOKEN` to the text of \
-                           the service's token file, a process of the service has `--worker-token-file`, or \
-                           `--token-file` if there is no other token";
-            return Err(Status::unauthenticated(message));
+            let hint = "a client sets `ONEFOLD_TOKEN` to the text of the service's token file, a process of the service \
+                        has `--worker-token-file`, or `--token-file` if there is no other token";
+            return Err(Status::unauthenticated(format!("{UNKNOWN_TOKEN}\n  hint: {hint}")));
         };
         match text(PROTOCOL_KEY) {
             Some(PROTOCOL) => Ok(role),

@@ -1,7 +1,7 @@
 //! A worker, which reads datasets and sends batches.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -100,6 +100,12 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),
     };
+    if is_local(&host) && !is_local(&arguments.master.host) {
+        tracing::warn!(
+            "clients on other machines cannot reach this worker at `{address}`, where only its own machine does\n  \
+             hint: name an address that they reach with `--listen`"
+        );
+    }
     let worker = Arc::new(Worker {
         address: address.clone(),
         process: format!("{:016x}", RandomState::new().build_hasher().finish()),
@@ -125,6 +131,12 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     };
     cache.close();
     ended
+}
+
+/// Returns whether a host name or address means the machine itself.
+fn is_local(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    address.map_or(host == "localhost", |address| address.is_loopback())
 }
 
 /// Reports to the master periodically. Ends only with an error that the master returns, unless the files with
@@ -423,6 +435,16 @@ mod tests {
         }
         assert!(Allowed::Any.check("grpcs://10.0.0.1:7070/clicks").is_err());
         assert_eq!(Allowed::Unknown.check("/data").unwrap_err().code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn addresses_of_the_machine_itself_are_known() {
+        for (host, expected) in [("127.0.0.1", true), ("::1", true), ("[::1]", true), ("localhost", true)]
+            .into_iter()
+            .chain([("10.0.0.1", false), ("[fd00::1]", false), ("worker-1", false)])
+        {
+            assert_eq!(is_local(host), expected, "{host}");
+        }
     }
 
     #[test]

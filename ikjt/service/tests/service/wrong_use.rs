@@ -164,7 +164,8 @@ fn too_little_memory_is_told_by_the_worker() {
     let lines = stderr_of(&mut worker);
     let _worker = KilledAtEnd(worker);
     fleet.wait_for_workers(1);
-    let needs: &[&str] = &["must be at least", "`--memory-limit` of `onefold-serve worker`"];
+    let needs: &[&str] =
+        &["must be at least", "the worker `127.0.0.1:", "`--memory-limit` of `onefold-serve worker`"];
     fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).fails(needs);
     while !lines.recv_timeout(START).expect("the worker reports its memory").contains(needs[0]) {}
 }
