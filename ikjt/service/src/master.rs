@@ -10,6 +10,7 @@ use anyhow::bail;
 use futures::stream::StreamExt;
 use onefold_base::address::Listening;
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::location::is_url;
 use onefold_base::sync::locked;
 use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
 use onefold_terminal::Printer;
@@ -123,10 +124,15 @@ async fn decide(master: &Master, mut scaler: Autoscaler) {
 }
 
 impl ServingArguments {
-    /// Returns the datasets that clients may name, as locations by name.
+    /// Returns the datasets that clients may name, as locations by name. Paths are absolute, because workers have other
+    /// working directories.
     fn datasets(&self) -> anyhow::Result<BTreeMap<String, String>> {
         let mut datasets = BTreeMap::new();
         for (name, location) in &self.datasets {
+            let location = &match is_url(location.as_ref()) {
+                true => location.clone(),
+                false => std::path::absolute(location)?.display().to_string(),
+            };
             if let Some(other) = datasets.insert(name.clone(), location.clone()) {
                 let message = format!("two datasets have the name `{name}`: `{other}` and `{location}`");
                 bail!(Fault::new(Kind::Options, message).hint("give each dataset a name of its own"));
@@ -322,5 +328,24 @@ impl Answers for Master {
 
     async fn get(&self, _: Ticket) -> Result<Batches, GrpcStatus> {
         Ok(futures::stream::empty().boxed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_do_not_depend_on_the_working_directory_of_workers() {
+        let datasets = ["a=s3://bucket/a", "b=data/b", "c=/data/c"].map(|text| parse_dataset(text).unwrap());
+        let arguments = ServingArguments {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            datasets: datasets.to_vec(),
+            only_named: false,
+            security: SecurityArguments::default(),
+        };
+        let here = std::env::current_dir().unwrap().join("data/b").display().to_string();
+        let locations: Vec<String> = arguments.datasets().unwrap().into_values().collect();
+        assert_eq!(locations, ["s3://bucket/a", here.as_str(), "/data/c"]);
     }
 }
