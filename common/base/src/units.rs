@@ -104,11 +104,9 @@ pub fn count_of(count: u64, name: &str) -> String {
     format!("{} {name}{ending}", format_count(count))
 }
 
-/// The number of texts of a list that are shown.
-pub(crate) const SHOWN: usize = 8;
-
 /// Returns the first few texts and the number of the others, so that a list of a thousand names remains readable.
 pub fn abridged(texts: &[String]) -> Vec<String> {
+    const SHOWN: usize = 8;
     let mut shown: Vec<String> = texts.iter().take(SHOWN).cloned().collect();
     shown.extend((texts.len() > SHOWN).then(|| format!("… ({} more)", texts.len() - SHOWN)));
     shown

@@ -192,11 +192,10 @@ pub(super) fn read_entry(wheel: &Path, entry: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::sync::Mutex;
+    use std::sync::{Mutex, PoisonError};
 
     use super::*;
     use onefold_base::progress::Silent;
-    use onefold_base::sync::locked;
 
     const WHEEL: Wheel = Wheel {
         requirement: "tiny==1.0",
@@ -226,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_second_fetch_downloads_nothing_and_a_corrupt_wheel_is_fetched_anew() {
-        let _scripts = locked(&SCRIPTS);
+        let _scripts = SCRIPTS.lock().unwrap_or_else(PoisonError::into_inner);
         let directory = tempfile::tempdir().unwrap();
         let cache = directory.path().join("cache");
         let python = fake_python(directory.path(), DELIVERS);
@@ -244,7 +243,7 @@ mod tests {
 
     #[test]
     fn what_pip_lacks_is_named_with_its_remedy() {
-        let _scripts = locked(&SCRIPTS);
+        let _scripts = SCRIPTS.lock().unwrap_or_else(PoisonError::into_inner);
         let directory = tempfile::tempdir().unwrap();
         let cache = directory.path().join("cache");
         let fails = |python: &Path, message: &str, hint: &str| {
