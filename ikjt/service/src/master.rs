@@ -7,19 +7,18 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use futures::stream::StreamExt;
 use onefold_base::address::Listening;
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::location::is_url;
 use onefold_base::sync::locked;
-use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
+use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, VERSION};
 use onefold_terminal::Printer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::Status as GrpcStatus;
 
 use crate::autoscale::{Autoscaler, Bounds, Observed};
-use crate::flight::{Answers, Batches, answer};
+use crate::flight::{Answers, answer};
 use crate::http;
 use crate::jobs::to_status;
 use crate::messages::{AskStatus, Drain, Heartbeat, Orders, Status};
@@ -324,10 +323,6 @@ impl Answers for Master {
             }
             _ => Ok(None),
         }
-    }
-
-    async fn get(&self, _: Ticket) -> Result<Batches, GrpcStatus> {
-        Ok(futures::stream::empty().boxed())
     }
 }
 
