@@ -10,6 +10,7 @@ mod certificate;
 mod client;
 mod fetch;
 mod network;
+mod pace;
 pub mod protocol;
 #[cfg(test)]
 mod same_bytes;
