@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use arrow::array::{
     Array, ArrayRef, ArrowPrimitiveType, AsArray, Float32Array, Int64Array, ListArray, ListViewArray,
@@ -18,6 +18,7 @@ use arrow::datatypes::{
     TimestampMicrosecondType,
 };
 use onefold_base::process::catch_panic;
+use onefold_base::sync::locked;
 use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -202,7 +203,7 @@ impl OpenFiles {
     }
 
     fn fetched(&self) -> MutexGuard<'_, HashMap<usize, Vec<Ranges>>> {
-        self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.fetched)
     }
 
     /// Returns the compressed bytes of each column over all row groups, with the column's name, in the order

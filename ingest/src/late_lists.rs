@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, NullArray, RecordBatch, UInt32Array, UInt64Array};
 use datafusion::arrow::compute::{filter_record_batch, is_not_null, take_record_batch};
@@ -30,6 +30,7 @@ use datafusion::physical_plan::joins::utils::build_join_schema;
 use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
+use onefold_base::sync::locked;
 
 use crate::probe_lists::is_wide;
 
@@ -234,7 +235,7 @@ impl LateLists {
     }
 
     fn waiting(&self, partition: usize) -> std::sync::MutexGuard<'_, Waiting> {
-        self.waiting[partition].lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.waiting[partition])
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{
     MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation, human_readable_size,
 };
+use onefold_base::sync::locked;
 
 /// A pool that divides its bytes among the operators that can spill and currently hold memory.
 ///
@@ -54,7 +55,7 @@ impl EnginePool {
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.held)
     }
 
     /// Returns the bytes that no operator holds, without the budget of exchanges.

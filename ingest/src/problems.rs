@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use onefold_base::fault::{Explain as _, Fault, Kind};
+use onefold_base::sync::locked;
 
 use crate::error::bug;
 use crate::{Error, Result};
@@ -79,7 +80,7 @@ impl Problems {
                 fault => vec![fault],
             },
         };
-        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = locked(found);
         for fault in faults {
             if found.iter().all(|known| known.told() != fault) {
                 found.push(Problem { fault, rows: BTreeMap::new(), counted: None });
@@ -97,7 +98,7 @@ impl Problems {
     pub(crate) fn or<T>(&self, name: &str, values: Result<T>, others: impl FnOnce() -> T) -> Result<T> {
         match (values, &self.0) {
             (Err(error), Some(found)) if error.fault().kind == Kind::Data => {
-                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut found = locked(found);
                 if !found.iter().any(|known| known.is(name, VALUE)) {
                     let counted = Some([name, VALUE, ""].map(str::to_owned));
                     found.push(Problem { fault: error.fault(), rows: BTreeMap::new(), counted });
@@ -111,7 +112,7 @@ impl Problems {
     /// Returns whether rows with this problem were counted before.
     pub(crate) fn knows(&self, place: &str, kind: &str) -> bool {
         let Some(found) = &self.0 else { return false };
-        let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = locked(found);
         found.iter().any(|known| known.is(place, kind))
     }
 
@@ -127,7 +128,7 @@ impl Problems {
         let Some(found) = &self.0 else {
             return Err(Error::data(place, format!("{rows} {what}"), hint));
         };
-        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = locked(found);
         let at = found.iter().position(|known| known.is(place, kind)).unwrap_or(found.len());
         if at == found.len() {
             let fault = Fault::new(Kind::Data, "").hint(hint);
@@ -158,7 +159,7 @@ impl Problems {
     /// All collected problems.
     pub(crate) fn check(&self) -> Result<()> {
         let Some(found) = &self.0 else { return Ok(()) };
-        let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = locked(found);
         let mut faults: Vec<Fault> = found.iter().map(Problem::told).collect();
         match faults.len() {
             0 => Ok(()),

@@ -31,6 +31,7 @@ use datafusion::physical_plan::{
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use onefold_base::process::{ThreadSeconds, cpu_seconds, threads_named};
+use onefold_base::sync::locked;
 
 /// The length of the intervals in which work is shown.
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -141,7 +142,7 @@ pub(crate) async fn staged<T>(name: &str, work: impl Future<Output = T>) -> T {
 
 impl Profile {
     fn stages(&self) -> MutexGuard<'_, Vec<Stage>> {
-        self.stages.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.stages)
     }
 
     /// Adds a stage, and returns its number.

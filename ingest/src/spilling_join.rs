@@ -12,7 +12,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::compute::SortOptions;
@@ -38,6 +38,7 @@ use datafusion::physical_plan::{
 };
 use datafusion::prelude::SessionConfig;
 use futures::{StreamExt, TryStreamExt};
+use onefold_base::sync::locked;
 use tokio::sync::OnceCell;
 
 use crate::exchanges::exchange_of;
@@ -410,7 +411,7 @@ impl PartitionStream for Once {
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_else(|| {
+        locked(&self.rows).take().unwrap_or_else(|| {
             let error = DataFusionError::Internal("rows that are there once are read twice".to_owned());
             let schema = Arc::clone(&self.schema);
             Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::iter([Err(error)])))

@@ -23,8 +23,9 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use onefold_base::sync::locked;
 use serde_json::Value;
 
 pub use self::certificates::EXPIRY;
@@ -60,7 +61,7 @@ impl Dir {
     #[track_caller]
     pub fn made_once(key: &str, make: impl FnOnce(&Self)) -> Self {
         let place = (*Location::caller(), key.to_owned());
-        let made = Arc::clone(MADE.lock().unwrap_or_else(PoisonError::into_inner).entry(place).or_default());
+        let made = Arc::clone(locked(&MADE).entry(place).or_default());
         let files = made.get_or_init(|| {
             let first = Self::new();
             make(&first);

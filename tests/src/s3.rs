@@ -20,7 +20,7 @@ use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -28,6 +28,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::CONTENT_LENGTH;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use onefold_base::sync::locked;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use s3s::auth::SimpleAuth;
@@ -414,7 +415,7 @@ async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) -> Result<(), 
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Answers a request. An error makes hyper close the connection.

@@ -6,6 +6,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use onefold_base::fault::{Fault, Text, text};
+use onefold_base::sync::locked;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
@@ -69,8 +70,7 @@ impl dyn Collectives + '_ {
             // thread would continue to report that it is working.
             let result = catch_unwind(AssertUnwindSafe(work));
             let result = result.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
-            *state.0.lock().unwrap_or_else(PoisonError::into_inner) =
-                if result.is_ok() { SUCCEEDED } else { BROKEN };
+            *locked(&state.0) = if result.is_ok() { SUCCEEDED } else { BROKEN };
             state.1.notify_all();
             std::io::Result::Ok((result, watching.join()))
         })?;
@@ -83,7 +83,7 @@ impl dyn Collectives + '_ {
     fn watch(&self, (state, changed): &(Mutex<f64>, Condvar)) -> Result<Option<usize>> {
         loop {
             let own = {
-                let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                let state = locked(state);
                 let wait = changed.wait_timeout_while(state, BEAT, |state| *state == WORKING);
                 *wait.unwrap_or_else(PoisonError::into_inner).0
             };

@@ -1,8 +1,9 @@
 //! Conversions between slices and libtorch tensors.
 
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use onefold_base::sync::locked;
 use onefold_kernels::element::Elements;
 use onefold_kernels::fresh::write_all;
 use tch::{Device, Kind, Tensor};
@@ -11,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 /// draws from it must run through this function, which runs one caller at a time.
 pub(crate) fn seeded<T>(seed: i64, work: impl FnOnce() -> T) -> T {
     static GENERATOR: Mutex<()> = Mutex::new(());
-    let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = locked(&GENERATOR);
     tch::manual_seed(seed);
     work()
 }

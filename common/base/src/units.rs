@@ -94,9 +94,14 @@ pub fn format_count(count: u64) -> String {
     text
 }
 
-/// Formats a count of things for a person, given the singular name: `1 file`, `1,234 files`.
+/// Formats a count of things for a person, given the singular name: `1 file`, `1,234 files`, `2 batches`.
 pub fn count_of(count: u64, name: &str) -> String {
-    format!("{} {name}{}", format_count(count), if count == 1 { "" } else { "s" })
+    let ending = match count {
+        1 => "",
+        _ if name.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{} {name}{ending}", format_count(count))
 }
 
 /// Returns the first few texts and the number of the others, so that a list of a thousand names remains readable.

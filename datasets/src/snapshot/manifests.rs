@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use onefold_base::sync::locked;
 use onefold_storage::Storage;
 use parquet::file::reader::ChunkReader;
 use rayon::prelude::*;
@@ -457,7 +458,7 @@ pub(super) fn statistics(
         let mut wanted = listed.iter().filter(|listed| is_wanted(&listed.key)).peekable();
         if wanted.peek().is_some() {
             let sum = statistics.sum(wanted, dense)?;
-            all.lock().unwrap_or_else(PoisonError::into_inner).merge(&sum);
+            locked(&all).merge(&sum);
         }
         Ok(())
     })?;

@@ -1,7 +1,9 @@
 //! Assigns numbers to text ids. The ETL passes the numbers instead of the texts from logs to the writer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use onefold_base::sync::locked;
 
 use super::CountBudget;
 use super::table::IdTable;
@@ -85,7 +87,7 @@ impl TextIds {
     /// [`Error::TooManyIds`] if the budget does not suffice for another text.
     pub fn number(&self, text: &str) -> Result<i64> {
         let hash = (self.hash)(text.as_bytes());
-        let mut shard = lock(&self.shards[shard_of(hash)]);
+        let mut shard = locked(&self.shards[shard_of(hash)]);
         for number in candidates(hash) {
             match shard.places.get(number) {
                 0 => return self.add(&mut shard, number, text),
@@ -131,14 +133,14 @@ impl TextIds {
 
     /// Prevents other threads from adding texts, so that texts can be looked up by their numbers.
     pub fn lock(&self) -> LockedTextIds<'_> {
-        LockedTextIds { shards: self.shards.iter().map(lock).collect() }
+        LockedTextIds { shards: self.shards.iter().map(locked).collect() }
     }
 }
 
 impl Drop for TextIds {
     fn drop(&mut self) {
         for shard in &self.shards {
-            let shard = lock(shard);
+            let shard = locked(shard);
             self.budget.give_back(shard.places.memory_bytes() + shard.texts.capacity());
         }
     }
@@ -176,11 +178,6 @@ impl LockedTextIds<'_> {
 /// Returns the shard of a non-negative number.
 fn shard_of(number: i64) -> usize {
     ((number & !WITHIN_SHARD) >> (63 - SHARDS.trailing_zeros())) as usize % SHARDS
-}
-
-/// Locks a shard. It is consistent after each change, so a panic of another thread does not matter.
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

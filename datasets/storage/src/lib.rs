@@ -35,7 +35,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -46,6 +46,7 @@ use object_store::{MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt};
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::location::{check_scheme, is_url};
 use onefold_base::percent;
+use onefold_base::sync::locked;
 
 pub use self::error::{Error, Result, write_hint};
 use self::folder::{Folder, wrong_location};
@@ -657,7 +658,7 @@ impl Storage {
         T: Send + 'static,
         R: Future<Output = object_store::Result<T>> + Send + 'static,
     {
-        let probe = || self.probe.lock().unwrap_or_else(PoisonError::into_inner);
+        let probe = || locked(&self.probe);
         let (store, first) = (Arc::clone(&self.store), probe().clone());
         let answer = self.wait(path, async move {
             let Some(first) = first else {

@@ -19,13 +19,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use onefold_base::process::available_threads;
+use onefold_base::sync::locked;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -155,7 +156,7 @@ impl DiskThreads {
 /// Runs requests until the process ends. If a request panics, its result is missing, and the thread
 /// continues.
 fn answer_requests(requests: &Mutex<Receiver<BoxFuture<'static, ()>>>) {
-    let next = || requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    let next = || locked(requests).recv();
     while let Ok(request) = next() {
         let _ = catch_unwind(AssertUnwindSafe(|| futures::executor::block_on(request)));
     }

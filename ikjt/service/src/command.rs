@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::{Parser, Subcommand};
+use onefold_base::address::{Address, Listening};
 use onefold_base::fault::{Explainer, explained, option, text};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_ikjt::service::protocol::Question;
@@ -14,7 +15,7 @@ use crate::master::MasterArguments;
 use crate::messages::{AskStatus, Drain, Status};
 use crate::rates::{JobRate, JobRates};
 use crate::security::SecurityArguments;
-use crate::server::Listening;
+use crate::server::told_if_silent;
 use crate::worker::WorkerArguments;
 use crate::{local, master, worker};
 
@@ -63,7 +64,7 @@ enum Command {
     /// Example: onefold-serve drain 10.0.0.2:7071 --master 10.0.0.1:7070
     Drain {
         /// Worker, as `HOST:PORT`
-        worker: String,
+        worker: Address,
         #[command(flatten)]
         asking: Asking,
     },
@@ -74,7 +75,7 @@ enum Command {
 struct Asking {
     /// Master, as `HOST:PORT`
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7070")]
-    master: String,
+    master: Address,
     #[command(flatten)]
     security: SecurityArguments,
 }
@@ -106,7 +107,10 @@ impl CommandLine for Cli {
 async fn ask<Q: Question>(asking: &Asking, question: &Q) -> anyhow::Result<Q::Answer> {
     let proof = asking.security.load()?;
     let network = Network::new(&proof.security, proof.secure)?;
-    network.ask(&asking.master, question).await.map_err(|failure| match failure {
+    let master = asking.master.to_string();
+    let say = || tracing::warn!("the master at `{master}` has not answered yet, still waiting");
+    let answer = told_if_silent(network.ask(&master, question), say).await;
+    answer.map_err(|failure| match failure {
         Failure::Final(error) => error.into(),
         Failure::Passing(cause) => {
             let master = option("master");
@@ -187,10 +191,10 @@ fn describe_job(job: &JobRate) -> String {
     )
 }
 
-async fn drain(worker: &str, asking: &Asking, printer: &Printer) -> anyhow::Result<()> {
-    ask(asking, &Drain { worker: worker.to_owned() }).await?;
+async fn drain(worker: &Address, asking: &Asking, printer: &Printer) -> anyhow::Result<()> {
+    ask(asking, &Drain { worker: worker.to_string() }).await?;
     let text = format!("worker {worker} ends when its clients have read what it computes");
-    Ok(printer.summary(&text, &Listening { address: worker.to_owned() })?)
+    Ok(printer.summary(&text, &Listening { address: worker.to_string() })?)
 }
 
 #[cfg(test)]
@@ -202,5 +206,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn processes_are_named_by_host_and_port() {
+        for line in ["worker --master", "status --master", "jobs --master", "drain"] {
+            for (address, is_right) in
+                [("10.0.0.1:7070", true), ("10.0.0.1", false), ("http://a:7070", false)]
+            {
+                let words = format!("onefold-serve {line} {address}");
+                assert_eq!(Cli::try_parse_from(words.split(' ')).is_ok(), is_right, "{words}");
+            }
+        }
     }
 }

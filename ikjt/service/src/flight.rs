@@ -36,6 +36,9 @@ pub(crate) type Batches = BoxStream<'static, Result<Sent, Status>>;
 /// A process that answers requests.
 #[tonic::async_trait]
 pub(crate) trait Answers: Send + Sync + 'static {
+    /// The name of the process's role.
+    const ROLE: &'static str;
+
     /// Returns whether only processes of the service may request an action.
     fn is_for_workers(&self, action: &str) -> bool {
         let _ = action;
@@ -45,8 +48,19 @@ pub(crate) trait Answers: Send + Sync + 'static {
     /// Returns the answer to an action in JSON, or `None` if the process does not know the action.
     async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status>;
 
-    /// Returns the batches of a ticket.
-    async fn get(&self, ticket: Ticket) -> Result<Batches, Status>;
+    /// Returns the batches of a ticket, if the process has batches.
+    async fn get(&self, _: Ticket) -> Result<Batches, Status> {
+        Err(not_answered::<Self>("DoGet"))
+    }
+}
+
+/// Returns the error for a request that processes of this role do not answer.
+fn not_answered<A: Answers + ?Sized>(request: &str) -> Status {
+    Status::unimplemented(format!(
+        "this process is a {} of a preprocessing service, which does not answer `{request}`\n  hint: give the address of \
+         the service's master",
+        A::ROLE
+    ))
 }
 
 /// Decodes a question of type `Q`, and encodes the answer that `answer` returns.
@@ -110,9 +124,7 @@ async fn answered<A: Answers>(answers: &A, guard: Guard, request: Request) -> Re
         role.check_worker(&action)?;
     }
     let answer = answers.act(&action, &body).await?;
-    let unknown =
-        || Status::unimplemented(format!("Onefold's preprocessing service has no action `{action}`"));
-    answer.map(Bytes::from).ok_or_else(unknown)
+    answer.map(Bytes::from).ok_or_else(|| not_answered::<A>(&action))
 }
 
 /// Returns the batches that a request asks for.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use onefold_base::fault::{Explain, Fault, Kind, Text};
 use onefold_base::sync::locked;
-use onefold_ikjt::service::protocol::Job;
+use onefold_ikjt::service::protocol::{Job, OF_WORKER};
 use onefold_ikjt::{Checks, Error, ReadRequest, Reader, Workers};
 use tokio::sync::OnceCell;
 use tonic::{Code, Status};
@@ -19,10 +19,6 @@ const MOST_JOBS: usize = 256;
 
 /// The time without requests after which a job and the metadata of its files are dropped.
 const IDLE: Duration = Duration::from_secs(300);
-
-/// The option `memory_limit` of a reader, described for a worker's operator.
-const MEMORY_LIMIT: &str = "`--memory-limit` of `onefold-serve worker` to at least twice as much (it reads with half of \
-                            it; the workers of `onefold-serve local` share its `--memory-limit`)";
 
 /// The jobs of a worker. They share its threads and its memory.
 #[derive(Debug)]
@@ -129,17 +125,19 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| to_status(&error.fault()))
 }
 
-/// Converts a fault to a status. The code tells the client whether to try again.
+/// Converts a fault to a status. The code tells the client whether to try again, and the worker whether its own operator
+/// must act.
 pub(crate) fn to_status(fault: &Fault) -> Status {
-    let fault = &of_worker(fault);
+    let sent = of_worker(fault);
     let code = match fault.kind {
+        _ if sent != *fault => Code::FailedPrecondition,
         Kind::Data => Code::DataLoss,
         // Another worker, or this worker later, may be able to read the data.
         Kind::Storage => Code::Unavailable,
         Kind::Usage | Kind::Options | Kind::Failed | Kind::Stopped | Kind::Internal => Code::InvalidArgument,
     };
-    let details = serde_json::to_vec(fault).unwrap_or_default();
-    Status::with_details(code, fault.to_string(), details.into())
+    let details = serde_json::to_vec(&sent).unwrap_or_default();
+    Status::with_details(code, sent.to_string(), details.into())
 }
 
 /// Replaces options in a fault by the worker's own flags. The client would otherwise print them as flags of its
@@ -150,7 +148,10 @@ fn of_worker(fault: &Fault) -> Fault {
         let words = text.named(|option| match option.name.as_str() {
             "memory_limit" => {
                 is_here.set(true);
-                MEMORY_LIMIT.to_owned()
+                format!(
+                    "`--memory-limit` {OF_WORKER} to at least twice as much (it reads with half of it; the workers of \
+                     `onefold-serve local` share its `--memory-limit`)"
+                )
             }
             _ => option.to_string(),
         });
@@ -172,7 +173,9 @@ mod tests {
         let fault = Fault::new(Kind::Options, "a row group does not fit")
             .hint(text!["raise ", option("memory_limit"), ", or read fewer features"])
             .hint(other.clone());
-        let sent: Fault = serde_json::from_slice(to_status(&fault).details()).unwrap();
+        let status = to_status(&fault);
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        let sent: Fault = serde_json::from_slice(status.details()).unwrap();
         assert!(
             sent.hints[0].named(|_| panic!("an option of the client")).contains("`onefold-serve worker`")
         );

@@ -7,24 +7,25 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use futures::stream::StreamExt;
+use onefold_base::address::Listening;
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::location::is_url;
 use onefold_base::sync::locked;
-use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
+use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, VERSION};
 use onefold_terminal::Printer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::Status as GrpcStatus;
 
 use crate::autoscale::{Autoscaler, Bounds, Observed};
-use crate::flight::{Answers, Batches, answer};
+use crate::flight::{Answers, answer};
 use crate::http;
 use crate::jobs::to_status;
 use crate::messages::{AskStatus, Drain, Heartbeat, Orders, Status};
 use crate::placement::{Earlier, Placement};
 use crate::rates::{ClientRate, Limit};
 use crate::security::{Proof, SecurityArguments};
-use crate::server::{Listening, listen, serve, told_to_end};
+use crate::server::{listen, serve, told_to_end};
 use crate::warnings::Warnings;
 
 /// The time without a report after which a client is considered gone.
@@ -122,10 +123,15 @@ async fn decide(master: &Master, mut scaler: Autoscaler) {
 }
 
 impl ServingArguments {
-    /// Returns the datasets that clients may name, as locations by name.
+    /// Returns the datasets that clients may name, as locations by name. Paths are absolute, because workers have other
+    /// working directories.
     fn datasets(&self) -> anyhow::Result<BTreeMap<String, String>> {
         let mut datasets = BTreeMap::new();
         for (name, location) in &self.datasets {
+            let location = &match is_url(location.as_ref()) {
+                true => location.clone(),
+                false => std::path::absolute(location)?.display().to_string(),
+            };
             if let Some(other) = datasets.insert(name.clone(), location.clone()) {
                 let message = format!("two datasets have the name `{name}`: `{other}` and `{location}`");
                 bail!(Fault::new(Kind::Options, message).hint("give each dataset a name of its own"));
@@ -267,6 +273,8 @@ impl Master {
 
 #[tonic::async_trait]
 impl Answers for Master {
+    const ROLE: &'static str = "master";
+
     fn is_for_workers(&self, action: &str) -> bool {
         [Heartbeat::ACTION, Drain::ACTION].contains(&action)
     }
@@ -284,7 +292,16 @@ impl Answers for Master {
             }
             Heartbeat::ACTION => {
                 answer(body, async |question: Heartbeat| {
-                    let drain = locked(&self.placement).heard(question.worker, Instant::now());
+                    let address = question.worker.address.clone();
+                    let mut placement = locked(&self.placement);
+                    let drain = placement.heard(question.worker, Instant::now());
+                    let is_shared = placement.is_shared(&address);
+                    drop(placement);
+                    if is_shared {
+                        let shared = format!("two processes report that they are the worker at `{address}`");
+                        let hint = "give each worker an address of its own, by `--listen` and `--host`";
+                        self.warnings.warn(&shared, &format!("{shared}\n  hint: {hint}"));
+                    }
                     let locations = self.only_named.then(|| self.datasets.values().cloned().collect());
                     Ok(Orders { drain, locations })
                 })
@@ -307,8 +324,23 @@ impl Answers for Master {
             _ => Ok(None),
         }
     }
+}
 
-    async fn get(&self, _: Ticket) -> Result<Batches, GrpcStatus> {
-        Ok(futures::stream::empty().boxed())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_do_not_depend_on_the_working_directory_of_workers() {
+        let datasets = ["a=s3://bucket/a", "b=data/b", "c=/data/c"].map(|text| parse_dataset(text).unwrap());
+        let arguments = ServingArguments {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            datasets: datasets.to_vec(),
+            only_named: false,
+            security: SecurityArguments::default(),
+        };
+        let here = std::env::current_dir().unwrap().join("data/b").display().to_string();
+        let locations: Vec<String> = arguments.datasets().unwrap().into_values().collect();
+        assert_eq!(locations, ["s3://bucket/a", here.as_str(), "/data/c"]);
     }
 }

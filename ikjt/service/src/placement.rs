@@ -91,6 +91,10 @@ struct Worker {
     earlier: Earlier<WorkerFigures>,
     /// The number of blocks that were assigned since its last report.
     given: usize,
+    /// The process that reported at the address before this one.
+    former: Option<String>,
+    /// Whether both of them report by turns.
+    is_shared: bool,
 }
 
 impl Worker {
@@ -130,20 +134,28 @@ impl Placement {
     /// Records the report of a worker. Returns whether the worker must drain.
     pub(crate) fn heard(&mut self, state: WorkerState, now: Instant) -> bool {
         let known = self.workers.remove(&state.address);
-        let earlier = match known {
+        let begins = || Earlier::new(state.figures.clone(), now);
+        let (earlier, former, is_shared) = match known {
             Some(known) if known.state.process == state.process => {
-                known.earlier.then(known.state.figures, known.seen)
+                (known.earlier.then(known.state.figures, known.seen), known.former, false)
             }
             // A new process at the address of an earlier one starts with new counters.
             Some(known) => {
                 self.drained.remove(&known.state.process);
-                Earlier::new(state.figures.clone(), now)
+                let is_shared = known.former.as_ref() == Some(&state.process);
+                (begins(), Some(known.state.process), is_shared)
             }
-            None => Earlier::new(state.figures.clone(), now),
+            None => (begins(), None, false),
         };
         let drain = self.drained.contains(&state.process);
-        self.workers.insert(state.address.clone(), Worker { state, seen: now, earlier, given: 0 });
+        let worker = Worker { seen: now, earlier, given: 0, former, is_shared, state };
+        self.workers.insert(worker.state.address.clone(), worker);
         drain
+    }
+
+    /// Returns whether two processes report that they are the worker at this address.
+    pub(crate) fn is_shared(&self, address: &str) -> bool {
+        self.workers.get(address).is_some_and(|worker| worker.is_shared)
     }
 
     /// Returns the worker for a key: the previous worker of the key; otherwise the worker of `affinity`, unless it
@@ -342,6 +354,17 @@ mod tests {
             assert!(placement.drain("one", later));
             assert!(placement.heard(state, later) && placement.lease("key", None, (&[], 1), later).is_none());
         }
+    }
+
+    #[test]
+    fn two_processes_at_one_address_are_noticed() {
+        let (mut placement, now) = (Placement::default(), Instant::now());
+        let mut heard = |process: &str| {
+            placement.heard(WorkerState { process: process.to_owned(), ..worker("one", 1, 0) }, now);
+            placement.is_shared("one")
+        };
+        assert_eq!(["a", "b", "b", "c"].map(&mut heard), [false; 4], "processes that follow each other");
+        assert_eq!(["b", "c", "c"].map(&mut heard), [true, true, false]);
     }
 
     #[test]

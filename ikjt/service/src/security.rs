@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use onefold_base::fault::{Fault, Kind, option, text};
-use onefold_ikjt::service::protocol::{PROTOCOL, PROTOCOL_KEY, VERSION};
-use onefold_ikjt::service::{Security, not_valid_now};
+use onefold_ikjt::service::Security;
+use onefold_ikjt::service::protocol::{PROTOCOL, PROTOCOL_KEY, UNKNOWN_TOKEN, VERSION};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 /// The interval of reloading the files of certificates and tokens.
 const RELOAD: Duration = Duration::from_secs(2);
@@ -71,7 +71,7 @@ impl SecurityArguments {
     ///
     /// # Errors
     ///
-    /// Fails for files that cannot be read, and for a certificate that is not valid now.
+    /// Fails for files that cannot be read or used, such as a certificate that is not valid now.
     pub(crate) fn load(&self) -> anyhow::Result<Proof> {
         let read =
             |path: &PathBuf| fs_err::read(path).context("the files of `--tls-…` must be readable PEM files");
@@ -79,17 +79,20 @@ impl SecurityArguments {
             (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
             _ => None,
         };
-        let why = identity.as_ref().and_then(|(certificate, _)| not_valid_now(certificate));
-        if let (Some(why), Some(path)) = (why, &self.tls_certificate) {
-            let message = format!("the certificate `{}` of this process {why}", path.display());
-            let hint = "give a new one with `--tls-certificate` and `--tls-key`; replaced files are taken up";
-            bail!(Fault::new(Kind::Options, message).hint(hint));
-        }
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let worker_token = self.worker_token_file.as_deref().map(read_token).transpose()?;
         let authority = self.tls_authority.as_ref().map(read).transpose()?;
         let shown = worker_token.clone().or_else(|| token.clone());
         let security = Security { authority, identity, token: shown };
+        let name = |path: &Option<PathBuf>| {
+            path.as_ref().map_or_else(String::new, |path| format!("`{}` of this process", path.display()))
+        };
+        let names = [&self.tls_certificate, &self.tls_key, &self.tls_authority].map(name);
+        if let Err(message) = security.check(&names) {
+            let hint = "give others with `--tls-certificate`, `--tls-key` and `--tls-authority`; replaced files are \
+                        taken up";
+            bail!(Fault::new(Kind::Options, message).hint(hint));
+        }
         Ok(Proof { secure: security.identity.is_some(), security, token, worker_token })
     }
 
@@ -101,8 +104,7 @@ impl SecurityArguments {
             tokio::time::sleep(RELOAD).await;
             let problem = match self.load() {
                 Ok(found) if found == *known => String::new(),
-                Ok(found) if found.is_usable() => return found,
-                Ok(_) => "the files of `--tls-…` are not a certificate with its key".to_owned(),
+                Ok(found) => return found,
                 Err(error) => format!("{error:#}"),
             };
             if problem == last && problem != said {
@@ -122,6 +124,10 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
     if token.is_empty() {
         let message = format!("the token file `{}` is empty", path.display());
         bail!(Fault::new(Kind::Options, message).hint("write a long random text into it"));
+    }
+    if !token.chars().all(|c| c == ' ' || c.is_ascii_graphic()) {
+        let message = format!("the token in `{}` has other characters than visible ASCII", path.display());
+        bail!(Fault::new(Kind::Options, message).hint("write a long random text of one line into it"));
     }
     Ok(token)
 }
@@ -158,11 +164,6 @@ impl Proof {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Returns whether a server can be started with the certificates.
-    fn is_usable(&self) -> bool {
-        self.server_tls().is_none_or(|tls| Server::builder().tls_config(tls).is_ok())
     }
 
     /// Returns the guard that checks a server's requests.
@@ -211,10 +212,9 @@ impl Guard {
     pub(crate) fn admit(&self, metadata: &MetadataMap) -> Result<Role, Status> {
         let text = |key| metadata.get(key).and_then(|value| value.to_str().ok());
         let Some(role) = self.role(text("authorization")) else {
-            let message = "the token is missing or unknown\n  hint: a client sets `ONEFOLD_TOKEN` to the text of \
-                           the service's token file, a process of the service has `--worker-token-file`, or \
-                           `--token-file` if there is no other token";
-            return Err(Status::unauthenticated(message));
+            let hint = "a client sets `ONEFOLD_TOKEN` to the text of the service's token file, a process of the service \
+                        has `--worker-token-file`, or `--token-file` if there is no other token";
+            return Err(Status::unauthenticated(format!("{UNKNOWN_TOKEN}\n  hint: {hint}")));
         };
         match text(PROTOCOL_KEY) {
             Some(PROTOCOL) => Ok(role),

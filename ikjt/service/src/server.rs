@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use onefold_base::fault::{Explain, option, text};
@@ -14,11 +15,8 @@ use tonic::transport::server::TcpIncoming;
 use crate::flight::{self, Answers};
 use crate::security::{Proof, SecurityArguments};
 
-/// The output of `--json` when a process starts listening.
-#[derive(serde::Serialize)]
-pub(crate) struct Listening {
-    pub(crate) address: String,
-}
+/// The time after which a process that waits for an answer reports it.
+const SILENT: Duration = Duration::from_secs(4);
 
 /// Listens on an address.
 pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
@@ -40,7 +38,7 @@ pub(crate) async fn serve<A: Answers>(
     let listener = listener.into_std()?;
     let mut proof = security.load()?;
     loop {
-        let keep_alive = std::time::Duration::from_secs(10);
+        let keep_alive = Duration::from_secs(10);
         let mut builder = Server::builder().accept_http1(true).http2_keepalive_interval(Some(keep_alive));
         if let Some(tls) = proof.server_tls() {
             builder = builder.tls_config(tls)?;
@@ -60,6 +58,18 @@ pub(crate) async fn serve<A: Answers>(
             found = security.changed(&proof) => proof = found,
         }
         let _ = end.send(());
+    }
+}
+
+/// Waits for an answer. Calls `say` once if it takes longer than [`SILENT`], and keeps waiting.
+pub(crate) async fn told_if_silent<T>(answer: impl Future<Output = T>, say: impl FnOnce()) -> T {
+    let mut answer = std::pin::pin!(answer);
+    match tokio::time::timeout(SILENT, answer.as_mut()).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            say();
+            answer.await
+        }
     }
 }
 

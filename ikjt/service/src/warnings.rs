@@ -23,16 +23,16 @@ pub(crate) struct Warnings {
 }
 
 impl Warnings {
-    /// Counts a request that is answered with an error. Warns the operator if this process cannot read data, because a
-    /// client cannot resolve this.
+    /// Counts a request that is answered with an error. Warns the operator if this process cannot read data, or lacks
+    /// memory, because a client cannot resolve this.
     pub(crate) fn failed(&self, status: &Status) {
         // A client sends a job only after a worker has not found it.
         if status.code() != Code::NotFound {
             self.failures.fetch_add(1, Relaxed);
         }
-        let is_of_storage = matches!(status.code(), Code::FailedPrecondition | Code::Unavailable);
+        let is_of_process = matches!(status.code(), Code::FailedPrecondition | Code::Unavailable);
         // Other statuses contain no fault.
-        if is_of_storage && !status.details().is_empty() {
+        if is_of_process && !status.details().is_empty() {
             self.warn(status.message(), status.message());
         }
     }

@@ -1,7 +1,7 @@
 //! A worker, which reads datasets and sends batches.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use futures::stream::{self, StreamExt};
+use onefold_base::address::{Address, Listening};
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::{available_threads, cpu_seconds};
 use onefold_base::units::parse_bytes;
@@ -30,7 +31,7 @@ use crate::jobs::{Jobs, blocking, opening, to_status};
 use crate::messages::{Heartbeat, Orders, WorkerFigures, WorkerState};
 use crate::schedule::{Limits, Request};
 use crate::security::{Proof, SecurityArguments};
-use crate::server::{Listening, listen, serve, told_to_end};
+use crate::server::{listen, serve, told_if_silent, told_to_end};
 use crate::warnings::Warnings;
 
 /// The interval at which a worker reports to the master.
@@ -47,7 +48,7 @@ const DRAINING: Duration = Duration::from_secs(60);
 pub(crate) struct WorkerArguments {
     /// Master, as `HOST:PORT`
     #[arg(long, value_name = "HOST:PORT")]
-    pub(crate) master: String,
+    pub(crate) master: Address,
     /// Address to listen on; with port 0, the system chooses a free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
@@ -99,6 +100,12 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),
     };
+    if is_local(&host) && !is_local(&arguments.master.host) {
+        tracing::warn!(
+            "clients on other machines cannot reach this worker at `{address}`, where only its own machine does\n  \
+             hint: name an address that they reach with `--listen`"
+        );
+    }
     let worker = Arc::new(Worker {
         address: address.clone(),
         process: format!("{:016x}", RandomState::new().build_hasher().finish()),
@@ -126,14 +133,27 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     ended
 }
 
+/// Returns whether a host name or address means the machine itself.
+fn is_local(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    address.map_or(host == "localhost", |address| address.is_loopback())
+}
+
 /// Reports to the master periodically. Ends only with an error that the master returns, unless the files with
 /// certificates or tokens have changed.
 async fn name_itself(arguments: &WorkerArguments, mut proof: Proof, worker: &Worker) -> anyhow::Result<()> {
-    let master = &arguments.master;
+    let master = &arguments.master.to_string();
     let mut network = Network::new(&proof.security, proof.secure)?;
     let mut lost = false;
     loop {
-        match network.ask(master, &Heartbeat { worker: worker.state() }).await {
+        let heartbeat = Heartbeat { worker: worker.state() };
+        let say = || {
+            if !std::mem::replace(&mut lost, true) {
+                tracing::warn!("the master at `{master}` does not answer, still waiting");
+            }
+        };
+        let answer = told_if_silent(network.ask(master, &heartbeat), say).await;
+        match answer {
             Ok(Orders { drain, locations }) => {
                 if std::mem::take(&mut lost) {
                     tracing::warn!("the master at `{master}` answers again");
@@ -365,6 +385,8 @@ impl Worker {
 
 #[tonic::async_trait]
 impl Answers for Worker {
+    const ROLE: &'static str = "worker";
+
     async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status> {
         let answer = self.answer(action, body).await;
         answer.inspect_err(|status| self.warnings.failed(status))
@@ -413,6 +435,16 @@ mod tests {
         }
         assert!(Allowed::Any.check("grpcs://10.0.0.1:7070/clicks").is_err());
         assert_eq!(Allowed::Unknown.check("/data").unwrap_err().code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn addresses_of_the_machine_itself_are_known() {
+        for (host, expected) in [("127.0.0.1", true), ("::1", true), ("[::1]", true), ("localhost", true)]
+            .into_iter()
+            .chain([("10.0.0.1", false), ("[fd00::1]", false), ("worker-1", false)])
+        {
+            assert_eq!(is_local(host), expected, "{host}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::{Figures, StageFigures, Statistics, Step};
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
-use onefold_base::units::{format_bytes, format_count};
+use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_terminal::Printer;
 use serde::Serialize;
 
@@ -85,13 +85,13 @@ pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> 
 
 fn describe(bench: &Bench) -> String {
     let mut text = format!(
-        "{} samples in {} batches: {:.2} s, {} samples/s, {} ids/s, {} threads\n",
-        format_count(bench.samples),
-        format_count(bench.batches),
+        "{} in {}: {:.2} s, {} samples/s, {} ids/s, {}\n",
+        count_of(bench.samples, "sample"),
+        count_of(bench.batches, "batch"),
         bench.wall_seconds,
         format_count(bench.samples_per_second as u64),
         format_count(bench.values_per_second as u64),
-        bench.threads,
+        count_of(bench.threads as u64, "thread"),
     );
     for (name, group) in bench.groups.groups() {
         let _ = writeln!(

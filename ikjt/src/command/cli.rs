@@ -7,7 +7,9 @@ use crate::preprocess::PreprocessConfig;
 use crate::{
     Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Tail, Within, Workers, load_snapshot,
 };
+use anyhow::bail;
 use clap::{Parser, Subcommand};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
 use onefold_base::units::parse_bytes;
 use onefold_datasets::{PartitionFilter, parse_time};
@@ -140,6 +142,13 @@ impl Reading {
 
     fn request(&self) -> anyhow::Result<ReadRequest> {
         let preprocess = self.preprocess.as_deref().map(PreprocessConfig::load).transpose()?;
+        let mut table_rows = BTreeMap::new();
+        for (name, rows) in &self.table_rows {
+            if table_rows.insert(name.clone(), *rows).is_some_and(|known| known != *rows) {
+                let message = text![option("table_rows"), format!(" gives `{name}` two numbers of rows")];
+                bail!(Fault::new(Kind::Options, message).hint("name every feature once"));
+            }
+        }
         let options = ReaderOptions {
             dedupe: self.dedupe,
             streams: self.streams,
@@ -156,11 +165,7 @@ impl Reading {
             preprocess,
             ..ReaderOptions::new(self.batch_size()?)
         };
-        let checks = Checks {
-            verify: !self.no_verify,
-            table_rows: BTreeMap::from_iter(self.table_rows.iter().cloned()),
-            ..Checks::default()
-        };
+        let checks = Checks { verify: !self.no_verify, table_rows, ..Checks::default() };
         Ok(ReadRequest { options, checks, rank: self.rank })
     }
 
@@ -169,9 +174,16 @@ impl Reading {
             return Ok(size);
         }
         let samples = load_snapshot(&self.dataset, self.at)?.chosen_samples(&self.partitions)?;
+        Ok(self.default_batch_size(samples))
+    }
+
+    /// Returns the default number of samples in a step of a dataset of `samples` samples.
+    fn default_batch_size(&self, samples: u64) -> usize {
         let streams = self.streams.unwrap_or(self.rank.world_size).max(1);
+        // Every stream and every rank gives at least one sample.
+        let least = streams.max(self.rank.world_size);
         let samples = usize::try_from(samples).unwrap_or(usize::MAX);
-        Ok(samples.clamp(streams, 2048_usize.saturating_mul(streams)))
+        samples.min(2048_usize.saturating_mul(streams)).max(least)
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -215,6 +227,36 @@ mod tests {
         for wrong in ["user_id", "user_id=", "user_id=0", "user_id=-1"] {
             assert!(parse_table(wrong).is_err(), "{wrong}");
         }
+    }
+
+    fn reading(options: &str) -> Reading {
+        let words = format!("onefold-read digest d {options}");
+        match Cli::try_parse_from(words.split_whitespace()).unwrap().command {
+            Command::Digest { reading, .. } => reading,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_batch_has_a_sample_of_every_stream_and_rank_by_default() {
+        for (options, samples, expected) in [
+            ("", 1_000_000, 2048),
+            ("", 10, 10),
+            ("--rank 0/64", 10, 64),
+            ("--rank 0/64", 1_000_000, 64 * 2048),
+            ("--rank 0/64 --streams 2", 10, 64),
+            ("--rank 0/64 --streams 2", 1_000_000, 2 * 2048),
+            ("--rank 0/5000 --streams 2", 1_000_000, 5000),
+        ] {
+            assert_eq!(reading(options).default_batch_size(samples), expected, "{options} of {samples}");
+        }
+    }
+
+    #[test]
+    fn a_table_has_one_number_of_rows() {
+        assert!(reading("--table-rows a=5,a=5,b=6 --batch-size 1").request().is_ok());
+        let error = reading("--table-rows a=5,b=6,a=7 --batch-size 1").request().unwrap_err();
+        assert!(error.to_string().contains("`a` two numbers of rows"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::digest;
 use onefold_base::progress::Reporter;
-use onefold_base::units::format_count;
+use onefold_base::units::count_of;
 use onefold_datasets::digest::Digest;
 use onefold_terminal::Printer;
 use serde::Serialize;
@@ -53,9 +53,9 @@ fn describe(digests: &Digests) -> String {
     let Digests { digest, samples, steps, .. } = digests;
     let _ = write!(
         text,
-        "digest         {digest}\n{} samples in {} steps",
-        format_count(*samples),
-        format_count(*steps)
+        "digest         {digest}\n{} in {}",
+        count_of(*samples, "sample"),
+        count_of(*steps, "step")
     );
     text
 }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use onefold_base::address::Address;
+
 use crate::{Error, Result};
 
 /// The schemes of services, and whether they use TLS.
@@ -42,10 +44,7 @@ impl ServiceAddress {
             )
         };
         let (master, dataset) = rest.split_once('/').unwrap_or((rest, ""));
-        let port = master.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then_some(port));
-        if !port.is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port > 0)) {
-            return Err(wrong("the host has no port"));
-        }
+        master.parse::<Address>().map_err(|message| wrong(&message))?;
         let (dataset, options) = dataset.split_once('?').unwrap_or((dataset, ""));
         let mut compressed = false;
         for option in options.split('&').filter(|option| !option.is_empty()) {
@@ -86,8 +85,8 @@ mod tests {
         assert_eq!((plain.dataset.as_str(), plain.compressed), ("clicks", false));
         for (wrong, message) in [
             ("grpc://host/clicks", "no port"),
-            ("grpc://:1/clicks", "no port"),
-            ("grpc://host:0/clicks", "no port"),
+            ("grpc://:1/clicks", "not the name or address of a host"),
+            ("grpc://host:0/clicks", "`0` is not a port"),
             ("grpc://host:1", "no dataset"),
             ("grpc://host:1/", "no dataset"),
             ("grpc://host:1/?compression=zstd", "no dataset"),

@@ -1,4 +1,4 @@
-//! The period in which a certificate is valid.
+//! Checks that a file contains a certificate, and that it is valid now.
 //!
 //! A process checks its own certificate, because TLS reports an expired certificate only to the other side, whose
 //! operator cannot replace it.
@@ -6,14 +6,18 @@
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use chrono::{DateTime, NaiveDateTime, Utc};
 
-/// Returns why the first certificate of a PEM file is not valid now, or `None` if it is. Bytes that are not a
-/// certificate have no period; TLS reports them.
-pub fn not_valid_now(pem: &[u8]) -> Option<String> {
-    not_valid_at(pem, Utc::now())
+/// Returns the first and the last second in which the first certificate of a PEM file is valid, or `None` if the bytes
+/// are not a certificate.
+pub(super) fn period(pem: &[u8]) -> Option<[DateTime<Utc>; 2]> {
+    validity(&der(pem)?)
 }
 
-fn not_valid_at(pem: &[u8], now: DateTime<Utc>) -> Option<String> {
-    let [first, last] = validity(&der(pem)?)?;
+/// Returns why a certificate with this period is not valid now, or `None` if it is.
+pub(super) fn not_valid_now(period: [DateTime<Utc>; 2]) -> Option<String> {
+    not_valid_at(period, Utc::now())
+}
+
+fn not_valid_at([first, last]: [DateTime<Utc>; 2], now: DateTime<Utc>) -> Option<String> {
     // The last second belongs to the period.
     if now.timestamp() > last.timestamp() {
         Some(format!("expired at {last}"))
@@ -102,7 +106,8 @@ mod tests {
 
     #[test]
     fn certificates_have_a_first_and_a_last_second() {
-        let reason = |time: &str| not_valid_at(CERTIFICATE.as_bytes(), at(time)).unwrap_or_default();
+        let period = period(CERTIFICATE.as_bytes()).unwrap();
+        let reason = |time: &str| not_valid_at(period, at(time)).unwrap_or_default();
         assert_eq!(reason("2026-11-30T18:34:04Z"), "is valid only from 2026-11-30 18:34:05 UTC on");
         assert_eq!(reason("2026-11-30T18:34:05Z"), "");
         assert_eq!(reason("2026-12-02T18:34:05.9Z"), "");
@@ -113,7 +118,7 @@ mod tests {
     fn damaged_certificates_have_no_period() {
         let text = CERTIFICATE.replace("MII", "!!!");
         for wrong in ["", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n", text.as_str()] {
-            assert_eq!(not_valid_now(wrong.as_bytes()), None, "{wrong}");
+            assert_eq!(period(wrong.as_bytes()), None, "{wrong}");
         }
         let bytes = der(CERTIFICATE.as_bytes()).unwrap();
         assert!(validity(&bytes).is_some());

@@ -28,6 +28,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::client::{PATIENCE, Service, Tries, unexpected};
 use super::network::{BLOCK_WINDOW, Failure, malformed};
+use super::pace::Pace;
 use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Notice, SAME_BYTES, Ticket};
 use super::waiting::Waiting;
 use crate::reader::{Deliver, IsGone, Wanted};
@@ -61,18 +62,6 @@ const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The interval of checking whether the caller is gone.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// The time without a batch after which a worker is a straggler, until the usual time between batches is known.
-const STRAGGLES_AFTER: Duration = Duration::from_secs(5);
-
-/// The least time after which a worker is a straggler.
-const LEAST_STRAGGLE: Duration = Duration::from_millis(500);
-
-/// A worker is a straggler after this multiple of the usual time between batches.
-const STRAGGLE_FACTOR: u32 = 20;
-
-/// The multiple that applies if batches usually take seconds, because a second worker would repeat all the work.
-const SLOW_FACTOR: u32 = 3;
 
 fn ended_early(stream: &Stream) -> Fault {
     let worker = stream.worker().unwrap_or_default();
@@ -129,8 +118,7 @@ pub(super) struct Fetch {
     block_bytes: u64,
     /// The number of requested blocks that keeps all workers busy.
     ahead: usize,
-    /// The moving average of the time to wait for a batch.
-    usual: Option<Duration>,
+    pace: Pace,
 }
 
 impl Fetch {
@@ -158,7 +146,7 @@ impl Fetch {
             block_bytes: wanted.memory / blocks,
             wanted,
             ahead: BLOCKS_OF_WORKER,
-            usual: None,
+            pace: Pace::new(Instant::now()),
         }
     }
 
@@ -240,16 +228,13 @@ impl Fetch {
         let progress = Arc::clone(&self.progress);
         let (waiting, master) = (&progress.waiting, progress.service.master());
         waiting.because(sources.reason());
-        // The time of the last request to a worker or of the last batch.
-        let mut since = Instant::now();
+        self.pace.restart(Instant::now());
         while step < block.end {
-            let asked = Instant::now();
-            let patience = self.straggles_after().saturating_sub(since.elapsed());
-            let cause = match sources.next(patience).await {
+            let cause = match sources.next(self.pace.left(Instant::now())).await {
                 Next::Came(Ok(Came::Batch(found, batch))) if found == step => {
                     tries.succeeded();
                     waiting.over();
-                    self.took(asked.elapsed());
+                    self.pace.came(Instant::now());
                     if let Some(leased) = sources.first.worker.get() {
                         self.ahead = BLOCKS_OF_WORKER * leased.workers;
                     }
@@ -257,15 +242,13 @@ impl Fetch {
                     step += 1;
                     let Some(waited) = deliver(batch) else { return Ok(false) };
                     locked(&progress.state).waited_seconds = waited.as_secs_f64();
-                    since = Instant::now();
+                    self.pace.restart(Instant::now());
                     waiting.because(sources.reason());
                     continue;
                 }
                 Next::Came(Ok(Came::Notice(Notice { reason, waits_for_client }))) => {
                     waiting.because(reason);
-                    if waits_for_client {
-                        since = Instant::now();
-                    }
+                    self.pace.heard(Instant::now(), waits_for_client);
                     continue;
                 }
                 Next::Nothing => {
@@ -274,7 +257,7 @@ impl Fetch {
                     continue;
                 }
                 Next::OneFailed => {
-                    since = Instant::now();
+                    self.pace.restart(Instant::now());
                     continue;
                 }
                 Next::Came(Ok(Came::Batch(found, _))) => {
@@ -288,23 +271,9 @@ impl Fetch {
             locked(&progress.state).retries += 1;
             tries.again(waiting, master, cause).await?;
             sources = Sources { first: self.open(block, step, sources.workers()), second: None };
-            since = Instant::now();
+            self.pace.restart(Instant::now());
         }
         Ok(true)
-    }
-
-    /// Returns the time without a batch after which a worker is a straggler.
-    fn straggles_after(&self) -> Duration {
-        let of_usual = |usual: Duration| {
-            let most = STRAGGLES_AFTER.max(SLOW_FACTOR * usual);
-            (STRAGGLE_FACTOR * usual).clamp(LEAST_STRAGGLE, most)
-        };
-        self.usual.map_or(STRAGGLES_AFTER, of_usual)
-    }
-
-    /// Updates the average time to wait for a batch.
-    fn took(&mut self, time: Duration) {
-        self.usual = Some(self.usual.map_or(time, |usual| (usual * 7 + time) / 8));
     }
 }
 

@@ -10,6 +10,7 @@ mod certificate;
 mod client;
 mod fetch;
 mod network;
+mod pace;
 pub mod protocol;
 #[cfg(test)]
 mod same_bytes;
@@ -18,7 +19,6 @@ mod source;
 mod waiting;
 
 pub use address::ServiceAddress;
-pub use certificate::not_valid_now;
 pub use network::{Failure, Network};
 pub use security::{Credentials, Security};
 pub use source::connect;

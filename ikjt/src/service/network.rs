@@ -15,7 +15,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-use super::protocol::{MOST_MESSAGE_BYTES, Question, Ticket};
+use super::protocol::{MOST_MESSAGE_BYTES, OF_WORKER, Question, Ticket, UNKNOWN_TOKEN};
 use super::security::{Credentials, Security};
 use crate::{Error, Result};
 
@@ -61,8 +61,8 @@ const REFUSED: [(&str, &str); 4] = [
     // The answer of a process with TLS to one without.
     (
         "frame with invalid size",
-        "the other process uses TLS: write `grpcs://` in place of `grpc://`, or give a process of the service \
-         `--tls-certificate`",
+        "the other process uses TLS (write `grpcs://` in place of `grpc://`, or give a process of the service \
+         `--tls-certificate`), or it is not a process of a preprocessing service",
     ),
 ];
 
@@ -109,11 +109,13 @@ impl From<Status> for Failure {
 }
 
 impl Failure {
-    /// Adds the worker's name to a failure of its storage, memory or certificate, because the worker's operator must act.
+    /// Adds the worker's name to a failure of its storage, memory, token or certificate, because the worker's operator
+    /// must act.
     pub(super) fn of_worker(self, worker: &str) -> Self {
         let is_of_worker = |fault: &Fault| {
-            fault.kind == Kind::Storage
-                || REFUSED.iter().any(|(_, hint)| fault.hints.contains(&(*hint).into()))
+            let text = fault.to_string();
+            let mut parts = REFUSED.iter().map(|(_, hint)| *hint).chain([UNKNOWN_TOKEN, OF_WORKER]);
+            fault.kind == Kind::Storage || parts.any(|part| text.contains(part))
         };
         let named = |fault: Fault| match is_of_worker(&fault) {
             true => fault.within(&format!("the worker `{worker}`")),
@@ -275,7 +277,7 @@ mod tests {
     fn one_side_without_tls_is_told() {
         for (message, remedy) in [
             ("received corrupt message of type InvalidContentType", "does not use TLS: write `grpc://`"),
-            ("connection error detected: frame with invalid size", "uses TLS: write `grpcs://`"),
+            ("connection error detected: frame with invalid size", "uses TLS (write `grpcs://`"),
         ] {
             let mut connection = Status::unavailable("transport error");
             connection.set_source(std::sync::Arc::new(std::io::Error::other(message)));
@@ -287,13 +289,19 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_whose_storage_refuses_is_named() {
-        let fault = Fault::new(Kind::Storage, "`s3://bucket/clicks` cannot be read: denied");
-        match Failure::Final(Error::Fault(fault)).of_worker("10.0.0.2:7071") {
-            Failure::Final(error) => {
-                assert!(error.to_string().starts_with("the worker `10.0.0.2:7071`: `s3:"))
+    fn a_worker_whose_operator_must_act_is_named() {
+        let storage = Fault::new(Kind::Storage, "`s3://bucket/clicks` cannot be read: denied");
+        let token = Fault::new(Kind::Options, UNKNOWN_TOKEN);
+        let memory = Fault::new(Kind::Options, "no room").hint(format!("raise `--memory-limit` {OF_WORKER}"));
+        let feature = Fault::new(Kind::Options, "the dataset has no sparse feature `a`");
+        for (fault, is_named) in [(storage, true), (token, true), (memory, true), (feature, false)] {
+            match Failure::Final(Error::Fault(fault)).of_worker("10.0.0.2:7071") {
+                Failure::Final(error) => {
+                    let text = error.to_string();
+                    assert_eq!(text.starts_with("the worker `10.0.0.2:7071`: "), is_named, "{text}");
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         }
     }
 }

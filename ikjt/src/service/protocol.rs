@@ -31,6 +31,12 @@ pub const PROTOCOL_KEY: &str = "onefold-protocol";
 /// one.
 pub const SAME_BYTES: u32 = 4;
 
+/// The error of a process that does not know the token of a request.
+pub const UNKNOWN_TOKEN: &str = "the token is missing or unknown";
+
+/// The part of an error that names an option of the worker.
+pub const OF_WORKER: &str = "of `onefold-serve worker`";
+
 /// The maximal size of a message in bytes, and thereby of a batch. The limit of gRPC is 2 GiB.
 pub const MOST_MESSAGE_BYTES: usize = 1 << 30;
 

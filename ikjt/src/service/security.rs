@@ -1,14 +1,15 @@
 //! The credentials of a client: certificates and a token.
 
 use std::env;
+use std::error::Error as _;
 use std::path::PathBuf;
 
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 
-use super::certificate::not_valid_now;
+use super::certificate::{not_valid_now, period};
 use super::protocol::{PROTOCOL, PROTOCOL_KEY};
 use crate::{Error, Result};
 
@@ -37,7 +38,7 @@ impl Security {
     /// # Errors
     ///
     /// [`Error::Io`] for a file that cannot be read, [`Error::Fault`] if only one of the certificate and the key is
-    /// given, and for a certificate that is not valid now.
+    /// given, and for files that [`check`](Self::check) refuses.
     pub fn of_environment() -> Result<Self> {
         let file = |name: &str| env::var_os(name).map(|path| fs_err::read(PathBuf::from(path))).transpose();
         let identity = match (file(CERTIFICATE)?, file(KEY)?) {
@@ -50,12 +51,39 @@ impl Security {
                 ));
             }
         };
-        let is_not_valid = identity.as_ref().and_then(|(certificate, _)| not_valid_now(certificate));
-        if let Some(why) = is_not_valid {
-            let hint = format!("set `{CERTIFICATE}` and `{KEY}` to the files of a new certificate");
-            return Err(Error::options(format!("the certificate of `{CERTIFICATE}` {why}"), hint));
+        let security = Self { authority: file(AUTHORITY)?, identity, token: env::var(TOKEN).ok() };
+        let names = [CERTIFICATE, KEY, AUTHORITY].map(|name| format!("of `{name}`"));
+        security.check(&names).map_err(|message| {
+            let hint =
+                format!("set `{CERTIFICATE}`, `{KEY}` and `{AUTHORITY}` to PEM files that are valid now");
+            Error::options(message, hint)
+        })?;
+        Ok(security)
+    }
+
+    /// Checks that connections can use the certificate, its key and the authority's certificate, which have these
+    /// names in messages.
+    ///
+    /// # Errors
+    ///
+    /// The reason, for a file without a certificate, for a certificate that is not valid now, and for the key of
+    /// another certificate.
+    pub fn check(&self, [certificate, key, authority]: &[String; 3]) -> Result<(), String> {
+        let no_certificate = |name: &str| format!("the file {name} contains no certificate in PEM");
+        if self.authority.as_ref().is_some_and(|pem| period(pem).is_none()) {
+            return Err(no_certificate(authority));
         }
-        Ok(Self { authority: file(AUTHORITY)?, identity, token: env::var(TOKEN).ok() })
+        let Some((pem, _)) = &self.identity else { return Ok(()) };
+        let period = period(pem).ok_or_else(|| no_certificate(certificate))?;
+        if let Some(why) = not_valid_now(period) {
+            return Err(format!("the certificate {certificate} {why}"));
+        }
+        // TLS compares the certificate with the key when it is configured.
+        let configured = Endpoint::from_static("https://localhost").tls_config(self.tls());
+        configured.map(drop).map_err(|error| {
+            let cause = error.source().map(ToString::to_string).unwrap_or_default();
+            format!("the certificate {certificate} and the key {key} cannot be used together: {cause}")
+        })
     }
 
     /// Returns the TLS configuration of connections.

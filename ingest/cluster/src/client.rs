@@ -25,13 +25,13 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::prelude::SessionConfig;
 use datafusion_proto::physical_plan::AsExecutionPlan;
 use datafusion_proto::protobuf::PhysicalPlanNode;
+use onefold_base::address::Address;
 use onefold_ingest::remote::Cluster;
 use tonic::body::Body;
 use tonic::codegen::{Body as _, Service, http};
 use tonic::transport::Channel;
 
 use crate::MESSAGE_BYTES;
-use crate::address::Address;
 use crate::codec::PlanCodec;
 use crate::results::{Results, failure};
 use crate::tls::Tls;

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use onefold_base::address::Address;
 use onefold_base::fault::Explainer;
 use onefold_ingest::command::{AppendArguments, BuildArguments, run_append, run_build};
 use onefold_ingest::remote::Cluster;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 
-use crate::address::Address;
 use crate::client::Client;
 use crate::executor::ExecutorArguments;
 use crate::scheduler::SchedulerArguments;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -16,7 +16,9 @@ use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_
 use ballista_executor::flight_service::BallistaFlightService;
 use datafusion::error::Result;
 use datafusion::prelude::SessionConfig;
+use onefold_base::address::{Address, Listening};
 use onefold_base::process::available_threads;
+use onefold_base::sync::locked;
 use onefold_base::units::parse_bytes;
 use onefold_ingest::executor::{executor_runtime, functions};
 use onefold_ingest::remote::Stores;
@@ -24,7 +26,6 @@ use onefold_terminal::Printer;
 use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;
-use crate::address::{Address, Listening};
 use crate::codec::PlanCodec;
 use crate::engine::Engine;
 use crate::tls::{Tls, TlsArguments};
@@ -153,7 +154,7 @@ fn flight_service(
 ) -> Arc<ballista_executor::ArrowFlightServerProvider> {
     let (incoming, tls) = (Mutex::new(Some(incoming)), tls.cloned());
     Arc::new(move |work_dir, _, mut shutdown, config| {
-        let incoming = incoming.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let incoming = locked(&incoming).take();
         let tls = tls.as_ref().map(Tls::server);
         tokio::spawn(async move {
             let incoming = incoming

@@ -10,7 +10,6 @@
 //! between these steps with the ETL's operators and SQL functions.
 #![forbid(unsafe_code)]
 
-mod address;
 mod client;
 mod codec;
 pub mod command;

@@ -14,6 +14,7 @@ use ballista_scheduler::scheduler_server::SchedulerServer;
 use datafusion::execution::{SessionState, SessionStateBuilder};
 use datafusion::prelude::SessionConfig;
 use datafusion_proto::protobuf::{LogicalPlanNode, PhysicalPlanNode};
+use onefold_base::address::Listening;
 use onefold_ingest::executor::functions;
 use onefold_ingest::remote::Stores;
 use onefold_terminal::Printer;
@@ -23,7 +24,6 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;
-use crate::address::Listening;
 use crate::codec::PlanCodec;
 use crate::executor::{POLICY, config_producer};
 use crate::tls::{Tls, TlsArguments};

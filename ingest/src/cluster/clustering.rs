@@ -17,7 +17,7 @@
 //! ```
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use datafusion::arrow::array::RecordBatch;
@@ -31,6 +31,7 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use futures::future::try_join_all;
 use onefold_base::progress::Reporter;
+use onefold_base::sync::locked;
 use onefold_base::units::format_bytes;
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{Encoders, WrittenBucket};
@@ -452,7 +453,7 @@ async fn first_records(
     totals: &Mutex<&mut TotalsReader>,
 ) -> Result<Option<RecordBatch>> {
     while let Some(batch) = sorted.next().await.transpose()? {
-        let records = totals.lock().unwrap_or_else(PoisonError::into_inner).read(&batch)?;
+        let records = locked(totals).read(&batch)?;
         if records.num_rows() > 0 {
             return Ok(Some(records));
         }

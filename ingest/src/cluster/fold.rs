@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
@@ -28,6 +28,7 @@ use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricB
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
+use onefold_base::sync::locked;
 use onefold_datasets::{CountBudget, TextIds};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -247,7 +248,7 @@ impl Fold {
             read(&mut readers, worker, vec![sender]);
             return Ok((queue, Some(readers)));
         };
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = locked(&self.started);
         let started = started.get_or_insert_with(|| {
             let (senders, queues): (Vec<_>, Vec<_>) = (0..workers).map(|_| channel(WAITING)).unzip();
             let mut readers = JoinSet::new();

@@ -11,7 +11,7 @@
 //! so a task that is retried does not overwrite anything.
 
 use std::pin::pin;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use datafusion::arrow::array::{AsArray, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
@@ -23,6 +23,7 @@ use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
 use futures::future::{Either, select};
+use onefold_base::sync::locked;
 use onefold_datasets::{BucketWriters, Encoders, WrittenBucket};
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -197,7 +198,7 @@ fn writers_of_part(
     shared: &Mutex<Option<BucketWriters>>,
     parts: usize,
 ) -> crate::Result<BucketWriters> {
-    let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = locked(shared);
     let writers = match &mut *shared {
         Some(writers) => writers,
         none => {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use datafusion::arrow::array::{
     Array, ArrayRef, AsArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, UInt64Array,
@@ -22,6 +22,7 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
+use onefold_base::sync::locked;
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
     FeatureGroup, FileSet, IdMap, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN,
@@ -192,7 +193,7 @@ fn known_originals(
     lists: &WrittenLists,
     pool: &Arc<dyn MemoryPool>,
 ) -> EngineResult<Vec<Option<Originals>>> {
-    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = locked(known);
     if let Some(known) = &*known {
         return Ok(known.originals.clone());
     }

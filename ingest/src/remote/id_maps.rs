@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
+use onefold_base::sync::locked;
 use onefold_datasets::IdMap;
 use onefold_storage::Storage;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -146,7 +147,7 @@ impl IdMaps {
     /// If the map does not fit into memory, or its file cannot be read or has changed since it was written.
     pub(crate) fn load(&self, file: &IdMapFile, pool: &Arc<dyn MemoryPool>) -> Result<Arc<LoadedIdMap>> {
         // Other tasks that need a map wait here, so that it is read only once.
-        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut maps = locked(&self.0);
         maps.retain(|_, map| map.strong_count() > 0);
         let key = (file.folder.clone(), file.file.clone());
         if let Some(map) = maps.get(&key).and_then(Weak::upgrade) {

@@ -2,12 +2,13 @@
 //! the environment.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
+use onefold_base::sync::locked;
 use onefold_storage::{Patience, RemoteStore, S3Settings};
 use url::Url;
 
@@ -21,16 +22,16 @@ fn key(url: &Url) -> String {
 
 impl ObjectStoreRegistry for Stores {
     fn register_store(&self, url: &Url, store: Arc<dyn ObjectStore>) -> Option<Arc<dyn ObjectStore>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key(url), store)
+        locked(&self.0).insert(key(url), store)
     }
 
     fn deregister_store(&self, url: &Url) -> Result<Arc<dyn ObjectStore>> {
-        let store = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&key(url));
+        let store = locked(&self.0).remove(&key(url));
         store.ok_or_else(|| DataFusionError::Execution(format!("no store of `{url}` is registered")))
     }
 
     fn get_store(&self, url: &Url) -> Result<Arc<dyn ObjectStore>> {
-        let mut stores = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = locked(&self.0);
         if let Some(store) = stores.get(&key(url)) {
             return Ok(Arc::clone(store));
         }

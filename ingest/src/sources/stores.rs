@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use object_store::{
     OBJECT_STORE_COALESCE_DEFAULT, ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions,
     PutPayload, PutResult, Result, coalesce_ranges,
 };
+use onefold_base::sync::locked;
 use onefold_storage::{Hints, Patience, RemoteStore, S3Settings, Service};
 use serde::{Deserialize, Serialize};
 
@@ -219,7 +220,7 @@ impl SourceStore {
     }
 
     fn objects(&self) -> MutexGuard<'_, HashMap<Path, FoundObject>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.objects)
     }
 
     /// Records the error of a request for an object.

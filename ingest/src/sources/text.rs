@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, RecordBatchOptions};
 use arrow::csv::reader::Format as CsvFormat;
@@ -23,6 +23,7 @@ use datafusion_datasource::projection::{ProjectionOpener, SplitProjection};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use object_store::GetResultPayload;
+use onefold_base::sync::locked;
 
 use super::csv::{Checker, CsvRules, RowError};
 use super::exact::{as_text, exact, exact_or_null};
@@ -181,7 +182,7 @@ impl RowReader {
         let column = self.columns.field(place);
         let declared = self.declared.contains(column.name());
         let of_file = {
-            let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut wrong = locked(&self.wrong);
             let of_file = wrong.entry(column.name().clone()).or_default();
             *of_file += values.len() as u64;
             *of_file

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::{Buf, Bytes};
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
@@ -10,6 +10,7 @@ use futures::stream::{self, BoxStream};
 use futures::{SinkExt, StreamExt};
 use object_store::path::Path;
 use object_store::{GetResult, GetResultPayload, ObjectStore, ObjectStoreExt, Result};
+use onefold_base::sync::locked;
 use tokio::runtime::Handle;
 
 use super::csv::{Checker, CsvRules};
@@ -24,7 +25,7 @@ pub(super) struct SkippedRows(Mutex<BTreeMap<Path, Option<u64>>>);
 
 impl SkippedRows {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Path, Option<u64>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// Returns the number of rows of all files. A file that was read several times counts once.

@@ -3,9 +3,10 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use onefold_base::sync::locked;
 use onefold_datasets::Snapshot;
 use onefold_tests::{Dir, Fault, S3Server, TestCommand, When, free_port};
 use serde_json::{Value, json};
@@ -33,7 +34,7 @@ impl Moto {
     /// Returns the server that all running tests share. Each of them uses different keys.
     fn shared() -> Arc<Self> {
         static SHARED: Mutex<Weak<Moto>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = locked(&SHARED);
         shared.upgrade().unwrap_or_else(|| {
             let moto = Arc::new(Self::start());
             *shared = Arc::downgrade(&moto);

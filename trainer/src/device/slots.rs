@@ -1,7 +1,8 @@
 //! Reusable memory through which parcels are copied to the device.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use onefold_base::sync::locked;
 use tch::Tensor;
 
 use super::parcel::Parcel;
@@ -31,7 +32,7 @@ impl Slots {
     /// Returns a free slot with room for `words` words, or a new slot. Two slots are in use if one batch is copied
     /// while another is computed.
     fn slot(&self, words: usize) -> Result<Box<dyn Slot>> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = locked(&self.free);
         match free.pop() {
             Some(slot) if slot.capacity() >= words => Ok(slot),
             // Frees a slot that is too small. Batches have similar sizes, so an eighth more capacity suffices for
@@ -66,7 +67,7 @@ impl Drop for Delivery {
         let Some(mut slot) = self.slot.take() else { return };
         // After a device failure, the slot is not reused.
         if slot.release().is_ok() {
-            self.slots.free.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+            locked(&self.slots.free).push(slot);
         }
     }
 }

@@ -6,12 +6,13 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::net::TcpListener;
 use std::os::fd::IntoRawFd;
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use super::Operation;
 use crate::shim::said;
 use libloading::os::unix::Library;
+use onefold_base::sync::locked;
 
 /// A result with an error message of c10d.
 pub(super) type Said<T> = Result<T, String>;
@@ -305,7 +306,7 @@ impl Group {
     /// Panics if the splits have different lengths.
     pub(super) fn start(&self, operation: &Operation, timeout: Duration) -> Said<Work> {
         let (group, timeout) = (self.handle.0.as_ptr(), milliseconds(timeout));
-        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _starting = locked(&self.starting);
         // SAFETY: the group and the tensors are alive, and c10d takes its own references. Both splits have `ranks`
         // numbers, which are copied.
         let work = made(|work| unsafe {

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use onefold_base::sync::locked;
+
 use super::c10d::{Said, Store};
 use crate::{Error, Result};
 
@@ -155,7 +157,7 @@ impl Drop for Watch {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn note(&self, message: String, ended: bool) -> Note {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use onefold_base::sync::locked;
 use tch::Device;
 
 use super::c10d::{Group, Shim, Work};
@@ -102,7 +103,7 @@ impl Drop for Nccl {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Monitors the pending operations until all have ended and no other can begin, or one has failed.

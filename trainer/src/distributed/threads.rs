@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use onefold_base::sync::locked;
 use tch::Tensor;
 
 use super::{Collectives, Operation, Pending, misused};
@@ -83,7 +84,7 @@ struct Deposit {
 
 impl Meeting {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Waits for all deposits of an operation.

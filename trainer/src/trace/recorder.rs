@@ -1,7 +1,9 @@
 //! Records the moments of a step at which a rank starts a new activity.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use onefold_base::sync::locked;
 
 use super::{Activity, Kind, Span};
 
@@ -30,7 +32,7 @@ pub(super) struct Recorded {
 
 impl Recorder {
     fn lock(&self) -> MutexGuard<'_, Option<UnderWay>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// Begins a step with `activity`, and discards an unfinished step.

@@ -5,10 +5,11 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::{env, thread};
 
 use onefold_base::fault::Explain;
+use onefold_base::sync::locked;
 use tempfile::TempDir;
 
 use super::*;
@@ -68,7 +69,7 @@ impl Server {
                 let mut stream = stream.unwrap();
                 let request = receive(&mut stream);
                 let body = answer(&request);
-                received.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+                locked(&received).push(request);
                 let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close", body.len());
                 stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
             }
@@ -112,7 +113,7 @@ impl Case {
     fn requests(&self, variables: &[(&str, &str)]) -> Vec<String> {
         let said = self.says(variables);
         assert!(said.contains("listed"), "{said}");
-        std::mem::take(&mut *self.server.requests.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *locked(&self.server.requests))
     }
 
     /// Checks the key and region that sign the last request of such a process, and whether it has a session

@@ -23,24 +23,22 @@ impl<T: Clone> Schedule<T> {
         (client.seen, client.at) = (now, client.at.max(*next));
     }
 
-    /// Returns the reason why the next batch of a subscription is not being computed, if it is not.
+    /// Returns why a subscription waits for its next batch, unless the batch is there or its block has failed.
     pub(crate) fn why_waiting(&self, subscription: u64, now: Instant) -> Option<Notice> {
         let entry = self.subscriptions.get(&subscription).and_then(|id| self.entries.get(id))?;
         let taker = entry.takers.get(&subscription).filter(|taker| taker.next >= entry.next_batch())?;
         let is_paused = self.runs.values().any(|run| {
             run.paused && run.job == entry.block.job && run.epoch == entry.block.epoch && taker.next < run.end
         });
-        if !is_paused && !matches!(entry.progress, Progress::Waiting) {
-            return None;
-        }
-        let (waits_for_client, reason) = match self.is_held(entry, now) || self.is_followed(entry, taker, now)
-        {
-            true => (
+        let (waits_for_client, reason) = match entry.progress {
+            Progress::Running if !is_paused => (false, "the worker computes the batch"),
+            Progress::Complete | Progress::Failed(_) if !is_paused => return None,
+            _ if self.is_held(entry, now) || self.is_followed(entry, taker, now) => (
                 true,
                 "a client of an equal job is behind, and batches that it needs fill the worker's memory",
             ),
-            false if is_paused => (false, "batches that clients have not read yet fill the worker's memory"),
-            false => (false, "the worker computes for other jobs, or has no memory left to read with"),
+            _ if is_paused => (false, "batches that clients have not read yet fill the worker's memory"),
+            _ => (false, "the worker computes for other jobs, or has no memory left to read with"),
         };
         Some(Notice { reason: reason.to_owned(), waits_for_client })
     }

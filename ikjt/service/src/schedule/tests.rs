@@ -287,6 +287,18 @@ fn clients_of_equal_jobs_have_each_batch_computed_once() {
 }
 
 #[test]
+fn a_client_is_told_that_its_batch_is_computed() {
+    let mut world = World::new(10, 1000);
+    let subscription = world.schedule.subscribe(reading("job", "client", 5, 0, 0), world.now);
+    world.follow();
+    assert!(matches!(world.schedule.take(subscription, world.now), Taken::Wait(_)));
+    let notice = world.schedule.why_waiting(subscription, world.now).unwrap();
+    assert!(notice.reason.contains("computes the batch") && !notice.waits_for_client, "{notice:?}");
+    world.go_on([]);
+    assert_eq!(world.schedule.why_waiting(subscription, world.now), None, "the batch is there");
+}
+
+#[test]
 fn a_client_that_begins_late_does_not_hold_up_others() {
     let mut world = World::new(10, 1000);
     let read = |world: &mut World, client: &str, start: u64| {

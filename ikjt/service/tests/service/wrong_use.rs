@@ -45,6 +45,10 @@ fn wrong_requests_have_one_clear_error() {
     let status = fleet.command(&format!("onefold-serve drain 127.0.0.1:1 --master {host}"));
     status.fails(&["no worker `127.0.0.1:1`"]);
     fleet.command("onefold-serve status --master 127.0.0.1:1").fails(&["no master answers at `127.0.0.1:1`"]);
+    let worker = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
+    let is_worker: &[&str] = &["this process is a worker", "the service's master"];
+    fleet.command(&format!("onefold-serve status --master {worker}")).fails(is_worker);
+    fleet.command(&format!("onefold-read digest grpc://{worker}/clicks")).fails(is_worker);
 }
 
 #[test]
@@ -150,6 +154,22 @@ fn a_full_disk_of_the_cache_is_told_by_the_worker() {
     assert_eq!(warnings + lines.iter().filter(is_warning).count(), 1);
 }
 
+/// Checks that the operator of a worker that has too little memory is told, like the client.
+#[test]
+fn too_little_memory_is_told_by_the_worker() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 0);
+    let line = format!("onefold-serve worker --master {} --threads 1 --memory-limit 64KiB", fleet.address());
+    let mut worker = dir.command(&line).spawn_with_stderr();
+    let lines = stderr_of(&mut worker);
+    let _worker = KilledAtEnd(worker);
+    fleet.wait_for_workers(1);
+    let needs: &[&str] =
+        &["must be at least", "the worker `127.0.0.1:", "`--memory-limit` of `onefold-serve worker`"];
+    fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).fails(needs);
+    while !lines.recv_timeout(START).expect("the worker reports its memory").contains(needs[0]) {}
+}
+
 /// Checks that a worker reads only locations that its master names, for all clients.
 #[test]
 fn workers_read_only_named_datasets() {
@@ -233,6 +253,7 @@ fn a_master_with_one_token_is_refused() {
     dir.write("token", "a-text-for-all\n");
     dir.write("same", "a-text-for-all\n");
     dir.write("other", "a-text-for-workers\n");
+    dir.write("lines", "a-text\nof-two-lines\n");
     let master = |options: &str| {
         let line = format!("onefold-serve master --listen 127.0.0.1:0 {options}");
         dir.command(&line).with_time_limit(300)
@@ -245,6 +266,7 @@ fn a_master_with_one_token_is_refused() {
         (local, could),
         (master(&tls("ours", "ours")), could),
         (master(&format!("{} --token-file token", tls("ours", "ours"))), could),
+        (master("--token-file lines --worker-token-file other"), &["`lines` has other characters"]),
         (
             master("--token-file token --worker-token-file same"),
             &["have the same token", "`--worker-token-file`"],
@@ -291,6 +313,7 @@ fn only_those_with_certificate_and_token_are_answered() {
     dir.certificate("theirs", "theirs", 2);
     dir.write("token", "a-long-random-text\n");
     dir.write("worker-token", "another-long-random-text\n");
+    dir.write("tokens-ca.pem", "a-long-random-text\n");
     let with = |tls: &str| format!("{tls} --token-file token --worker-token-file worker-token");
     let options = with(&tls("ours", "ours"));
     let fleet = Fleet::with(&dir, 1, None, &options, "");
@@ -320,6 +343,17 @@ fn only_those_with_certificate_and_token_are_answered() {
             &["the certificate of `ONEFOLD_TLS_CERTIFICATE` expired at "],
         ),
         (fleet.command(&format!("onefold-read digest {}", fleet.url("data"))), &["`grpcs://`"]),
+        (
+            read("ours", "tokens", "a-long-random-text"),
+            &["the file of `ONEFOLD_TLS_AUTHORITY` contains no certificate"],
+        ),
+        (
+            serve("master --listen 127.0.0.1:0", &tls("ours", "ours").replace("ours.key", "theirs.key")),
+            &[
+                "`ours.pem` of this process and the key `theirs.key` of this process cannot be used",
+                "`--tls-key`",
+            ],
+        ),
         (serve("master --listen 127.0.0.1:0", &tls("old", "ours")), expired),
         (serve(&worker, &tls("old", "ours")), expired),
         (serve(&format!("status --master {address}"), &tls("old", "ours")), expired),

@@ -15,8 +15,9 @@ use std::io::{BufWriter, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use onefold_base::sync::locked;
 use tch::Tensor;
 
 use super::host::build;
@@ -85,7 +86,7 @@ impl Recording {
             bytes.extend(buffer.to_ne_bytes());
             bytes.extend(value.to_ne_bytes());
         }
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = locked(&self.written);
         written.0.write_all(&bytes).unwrap();
         written.1 += 1;
     }

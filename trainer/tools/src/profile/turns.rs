@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use onefold_base::fault::{Fault, Kind};
+use onefold_base::sync::locked;
 use onefold_trainer::distributed::{Collectives, Operation, Pending};
 use onefold_trainer::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -161,7 +162,7 @@ impl Turns {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn begin_turn(&self) -> Result<()> {
