@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_topology_at_hand_decides() {
+    fn a_plan_is_checked_against_the_given_topology() {
         let error = plan(2)
             .check(&tables(), &topology(4), topology(2).global_batch_size(16))
             .unwrap_err()
@@ -475,7 +475,7 @@ mod tests {
 
         /// A partition of the rows at any cuts is valid, and moving one bound of one shard makes it invalid.
         #[test]
-        fn a_moved_bound_is_noticed(
+        fn a_moved_bound_is_detected(
             cuts in prop::collection::btree_set(1u64..40, 0..6),
             pick in any::<prop::sample::Index>(),
             end in any::<bool>(),

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_of_keywords() {
+    fn errors_name_keywords_instead_of_flags() {
         let logs: (&str, &[&str]) = ("logs", &["a"]);
         let text = refused(&[logs, ("memory_limti", &["1"])]);
         assert_eq!(
