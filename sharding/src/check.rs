@@ -56,7 +56,7 @@ impl Plan {
         if shape(&self.topology) != shape(topology) {
             let (planned, planned_per_node) = shape(&self.topology);
             return Err(Error::plan(format!(
-                "it is for {planned} ranks, {planned_per_node} a machine, the topology has {}, {} a machine",
+                "it is for {planned} ranks, {planned_per_node} per machine; the topology has {}, {} per machine",
                 topology.ranks, topology.ranks_per_node
             )));
         }
@@ -431,7 +431,7 @@ mod tests {
             .check(&tables(), &topology(4), topology(2).global_batch_size(16))
             .unwrap_err()
             .to_string();
-        assert_fault(error, "it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine");
+        assert_fault(error, "it is for 2 ranks, 2 per machine; the topology has 4, 4 per machine");
         let smaller = Topology::h100(2, 1500).unwrap();
         let error =
             plan(2).check(&tables(), &smaller, topology(2).global_batch_size(16)).unwrap_err().to_string();

@@ -502,7 +502,7 @@ impl View<'_> {
                     |message: String| Error::invariant(format!("kept column `{}`", places.name), message);
                 let offsets = self.at::<i32>(places.values, size.saturating_add(1))?;
                 if offsets[0] < 0 || !offsets.is_sorted() {
-                    return Err(wrong("its texts do not stand one after the other".to_owned()));
+                    return Err(wrong("its texts are not contiguous".to_owned()));
                 }
                 let texts = self.at::<u8>(start, length)?.into_inner();
                 let texts = StringArray::try_new(OffsetBuffer::new(offsets), texts, nulls);
