@@ -56,7 +56,7 @@ fn describe(summary: &ColumnsSummary, out: &Path) -> String {
     }
     if summary.samples_ignored > 0 {
         let ignored = count_of(summary.samples_ignored, "sample");
-        lines.push(format!("ignored {ignored} of the logs that are none of these"));
+        lines.push(format!("ignored {ignored} of the logs that match none of these"));
     }
     if summary.changed {
         lines.push(format!(
