@@ -76,7 +76,7 @@ struct DatasetArguments {
     #[arg(long)]
     out: PathBuf,
     /// Read other files in place of those that a source of the configuration names, such as `log=log.parquet`: a file,
-    /// a directory, a pattern or a URL, and no other key of the source
+    /// a directory, a pattern or a URL. The other keys of the source do not apply to them
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_source)]
     sources: Vec<(String, String)>,
 }

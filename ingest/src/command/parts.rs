@@ -47,7 +47,7 @@ pub(crate) struct CommitArguments {
     /// samples
     #[arg(id = "commit = append", long = "append", conflicts_with = "commit = overwrite")]
     append: bool,
-    /// As `--append`, and replace partitions even if they then have fewer samples
+    /// Like `--append`, but replace partitions even if they then have fewer samples
     #[arg(id = "commit = replace", long = "replace", conflicts_with_all = ["commit = overwrite", "commit = append"])]
     replace: bool,
 }
