@@ -25,6 +25,7 @@ requirements: ## Check that this machine can build Onefold; `make` does this bef
 
 # The variable also applies to the prerequisites of these targets.
 test test-rust test-python test-random test-failures: REQUIREMENTS := --tests
+wheel dist test-delta: REQUIREMENTS := --packages
 
 .PHONY: build
 build: requirements ## Build all binaries of users into $(TARGET)/release

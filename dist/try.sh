@@ -4,8 +4,9 @@
 #
 #   LIBTORCH=$(trainer/libtorch.sh) dist/try.sh target/packages        (`make try-dist`)
 #
-# The root directory is in memory (3 GB) and contains the system's libraries and Python. The script runs in a user
-# namespace, so it needs no privileges if the kernel allows user namespaces. All mounts end with the namespace.
+# The root directory is in memory (3 GB) and contains the system's libraries and Python, as Debian and Ubuntu arrange them.
+# The script runs in a user namespace, so it needs no privileges if the kernel allows user namespaces. All mounts end with
+# the namespace.
 set -euo pipefail
 die() { printf 'error: %s\n  hint: %s\n' "$1" "$2" >&2; exit 1; }
 
@@ -13,6 +14,7 @@ if [ "$1" != --inside ]; then
     packages=$(realpath "$1")
     ls "$packages"/onefold-*.tar.gz "$packages"/onefold-*.whl "$packages"/onefold_train-*.whl >/dev/null ||
         die "$packages has no packages" "run \`make dist\`"
+    [ -d /lib/x86_64-linux-gnu ] || die "this machine has no /lib/x86_64-linux-gnu" "run this on Debian or Ubuntu"
     unshare --user --map-root-user --mount true ||
         die "this machine allows no user namespaces" "run this as root, or see sysctl kernel.unprivileged_userns_clone"
     python=$("$(dirname "$0")/../python/environment.sh")

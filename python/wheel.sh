@@ -4,8 +4,8 @@
 #   python/wheel.sh OUT [ARGUMENTS OF MATURIN]
 #
 # maturin uses the workspace's profile and target directory, so crates that `make build` compiled are not compiled
-# again, unless the arguments choose other features (`--features delta`). The wheel is tagged with this machine's glibc version: it works with this version or a newer one, and needs
-# no Rust.
+# again, unless the arguments choose other features (`--features delta`). The wheel is tagged with this machine's glibc
+# version: it works with this version or a newer one, and needs no Rust.
 set -euo pipefail
 out=$(realpath -m "$1")
 shift

@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # Checks that this machine can build Onefold, and reports everything that is missing at once. `make` runs it first.
 #
-#   tests/requirements.sh [--tests]
+#   tests/requirements.sh [--tests|--packages]
 #
-# With --tests it also checks what `make test` needs beyond `make demo`. LIBTORCH, CARGO, CC, CXX, CARGO_TARGET_DIR and
-# ONEFOLD_CACHE have the meaning that they have for `make`. The exit status is 1 if something is missing.
+# With --tests it also checks what `make test` needs beyond `make demo`, and with --packages what `make wheel`, `make dist`
+# and `make test-delta` need. LIBTORCH, CARGO, CC, CXX, CARGO_TARGET_DIR and ONEFOLD_CACHE have the meaning that they have
+# for `make`. The exit status is 1 if something is missing.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-tests=
-[ "${1:-}" != --tests ] || tests=yes
+tests='' oldest_rust=1.94 oldest_python=3.8
+case "${1:-}" in
+--tests) tests=yes oldest_python=3.11 ;;
+--packages) oldest_rust=1.95 oldest_python=3.11 ;;
+esac
 
 missing=0
 # `require PROBLEM HINT`: reports what is missing and what to do.
@@ -53,10 +57,11 @@ fi
 
 # Programs.
 if ! has "$cargo"; then
-    require "there is no $cargo" "install Rust 1.94 or newer with rustup"
+    require "there is no $cargo" "install Rust $oldest_rust or newer with rustup"
 else
     rust=$(rustc --version 2>/dev/null | sed -n 's/^rustc \([0-9.]*\).*/\1/p')
-    at_least "${rust:-0}" 1.94 || require "Rust 1.94 or newer is needed; found ${rust:-none}" "rustup update stable"
+    at_least "${rust:-0}" "$oldest_rust" ||
+        require "Rust $oldest_rust or newer is needed; found ${rust:-none}" "rustup update stable"
 fi
 for tool in flock sha256sum awk; do
     has "$tool" || require "there is no $tool" "install it (Debian and Ubuntu: packages util-linux, coreutils, mawk)"
@@ -72,10 +77,8 @@ elif [ -n "$tests" ]; then
         require "$cxx has no address and thread sanitizers" "install them (GCC: libasan and libtsan of its version), or set CXX"
 fi
 python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
-oldest=3.8
-[ -z "$tests" ] || oldest=3.11
-if ! at_least "${python:-0}" "$oldest"; then
-    require "Python $oldest or newer is needed; found ${python:-none}" "put a newer python3 first on the PATH${tests:+, or run make test-rust}"
+if ! at_least "${python:-0}" "$oldest_python"; then
+    require "Python $oldest_python or newer is needed; found ${python:-none}" "put a newer python3 first on the PATH${tests:+, or run make test-rust}"
 elif ! python3 -m pip --version >/dev/null 2>&1; then
     require "python3 has no pip" "install it (Debian and Ubuntu: package python3-pip)"
 fi

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_between_views_are_in_no_list() {
+    fn nulls_outside_of_all_lists_are_ignored() {
         let field = Field::new("ids", DataType::List(item_field()), false);
         let schema = Arc::new(ArrowSchema::new(vec![field]));
         let conformed = conform(&views(vec![2, 0, 1], vec![1, 1, 0]), &schema).unwrap();

@@ -294,12 +294,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn figures_are_those_of_the_values(values in values()) {
+        fn statistics_of_few_values_equal_the_definitions(values in values()) {
             check(&values);
         }
 
         #[test]
-        fn what_is_stored_is_what_is_read(values in values()) {
+        fn decoding_restores_encoded_statistics(values in values()) {
             let statistics = of(&values);
             prop_assert_eq!(DenseStatistics::decode(&statistics.encode()), Ok(statistics.clone()));
             let text = serde_json::to_string(&statistics).unwrap();
@@ -307,7 +307,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_statistics_or_an_error(
+        fn decoding_arbitrary_bytes_does_not_panic(
             bytes in prop::collection::vec(any::<u8>(), 0..100),
             values in values(),
             at in any::<prop::sample::Index>(),
@@ -332,12 +332,12 @@ mod tests {
         #![proptest_config(cases(64))]
 
         #[test]
-        fn figures_of_many_values_are_theirs(values in many_values()) {
+        fn statistics_of_many_values_equal_the_definitions(values in many_values()) {
             check(&values);
         }
 
         #[test]
-        fn order_and_grouping_change_no_bit(
+        fn statistics_do_not_depend_on_the_order_and_grouping_of_values(
             (values, shuffled) in many_values()
                 .prop_flat_map(|values| (Just(values.clone()), Just(values).prop_shuffle())),
             count in 1..9_usize,

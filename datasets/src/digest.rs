@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_does_not_matter_and_all_else_does() {
+    fn digests_depend_on_everything_but_the_order_of_samples() {
         let whole = digest(&[(1, &[5]), (2, &[5, 6]), (2, &[])]);
         assert_eq!(whole, digest(&[(2, &[]), (1, &[5]), (2, &[5, 6])]));
         let mut halves = digest(&[(2, &[])]);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_what_is_read() {
+    fn parsing_restores_written_digests() {
         let digest = digest(&[(1, &[5])]);
         let text = serde_json::to_string(&digest).unwrap();
         assert_eq!(text.len(), 34);

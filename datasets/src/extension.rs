@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn further_features_fit_anywhere() {
+    fn added_features_may_be_anywhere_in_the_schema() {
         assert_eq!(misfit(&schema(), &schema()), None);
         let mut new = schema();
         new.dense.push("age".into());
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn other_changes_are_named() {
+    fn other_changes_of_the_schema_are_refused_by_name() {
         let message = refused(|new| {
             new.groups.pop();
         });

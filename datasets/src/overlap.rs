@@ -89,7 +89,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_the_definition(
+        fn overlaps_equal_the_definition(
             previous in prop::collection::vec(0_i64..2, 0..40),
             next in prop::collection::vec(0_i64..2, 0..40),
         ) {
@@ -100,7 +100,7 @@ mod tests {
         }
 
         #[test]
-        fn a_position_equals_the_definition(
+        fn positions_equal_the_definition(
             text in prop::collection::vec(0_i64..2, 0..30),
             pattern in prop::collection::vec(0_i64..2, 1..6),
         ) {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slid_window_overlaps_in_what_it_kept() {
+    fn a_shifted_window_overlaps_in_the_ids_that_remain() {
         assert_eq!(overlap(&[1, 2, 3, 4], &[3, 4, 5]), 2);
         assert_eq!(overlap(&[1, 2, 3], &[1, 2, 3]), 3);
         assert_eq!(overlap(&[1, 2, 3], &[2, 3]), 2);

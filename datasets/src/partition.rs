@@ -89,7 +89,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keys_survive_the_path(columns in prop::collection::vec(("[a-z]{1,4}", ".{0,8}"), 0..4)) {
+        fn parsing_the_path_of_a_key_restores_the_key(columns in prop::collection::vec(("[a-z]{1,4}", ".{0,8}"), 0..4)) {
             let key = PartitionKey::new(columns);
             let path = key.to_string();
             prop_assert!(path.split('/').all(|part| part != "." && part != ".."));

@@ -191,7 +191,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_that_does_not_fit_is_explained() {
+    fn keys_with_other_columns_or_types_are_explained() {
         let columns = [
             PartitionColumn::new("date", PartitionType::Date),
             PartitionColumn::new("hour", PartitionType::Integer),

@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_not_ordered_by_what_looks_like_a_number_or_a_date() {
+    fn order_comparisons_of_texts_with_numbers_and_dates_need_quotes() {
         let texts = |filter: &str| chosen(PartitionType::Text, &["07", "10", "7", "US", "a<b"], filter);
         assert_eq!(texts("x=7").unwrap(), ["7"]);
         assert_eq!(texts("x!=07").unwrap(), ["10", "7", "US", "a<b"]);
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_choose_themselves() {
+    fn a_filter_made_of_keys_selects_these_keys() {
         let values = ["1", "10", "a,b"];
         let keys = keys("x", &values);
         let filter = PartitionFilter::of_keys([keys[2].clone(), keys[0].clone()]);
@@ -533,7 +533,7 @@ mod tests {
 
     /// Each of these would choose every partition.
     #[test]
-    fn a_value_that_is_hardly_meant_is_refused() {
+    fn values_with_stray_quotes_and_operators_are_refused() {
         for (wrong, hint) in [
             ("split!='holdout'", "write `split!=holdout`"),
             ("split!=`holdout`", "write `split!=holdout`"),
@@ -669,7 +669,7 @@ mod tests {
         }
 
         #[test]
-        fn the_filter_of_a_key_chooses_its_partition_alone(
+        fn the_filter_of_a_key_selects_only_its_partition(
             name in texts(4),
             values in prop::collection::vec((texts(8), "\\PC{0,4}"), 1..6),
         ) {

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn arrow_columns_stand_in_declared_order() {
+    fn arrow_columns_are_in_declared_order() {
         let arrow = schema().to_arrow();
         let names: Vec<_> = arrow.fields().iter().map(|field| field.name().as_str()).collect();
         assert_eq!(names, ["session_id", "timestamp", "clicked", "age", "user_id"]);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn folded_columns_stand_in_the_same_order_with_lengths_behind_their_windows() {
+    fn folded_columns_are_in_the_same_order_with_lengths_after_their_windows() {
         let mut schema = schema();
         let feature = |name: &str, kind| SparseFeature::new(name, kind);
         schema.groups[0].features.push(feature("history", SparseKind::Sequence));

@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn close_originals_have_an_array_and_far_ones_a_table() {
+    fn dense_originals_are_looked_up_in_an_array_and_sparse_ones_in_a_table() {
         let close = Vocabulary::from_counts((0..1_000).map(|i| (3 * i - 500, 1)), 1);
         assert_eq!(close.ids.array_len(), Some(2_998));
         let copy = IdMap::of_pairs(close.ids.pairs());

@@ -63,7 +63,7 @@ use crate::{
     TIME_COLUMN, Vocabulary, VocabularyFile,
 };
 
-/// Row groups that are encoded and wait for one before them, for each thread.
+/// The number of encoded row groups, per thread, that may wait for an earlier one.
 const WAITING_PART: usize = 2;
 
 /// Writes a dataset, or partitions of one. Nothing becomes visible before [`finish`](Self::finish). A writer
@@ -279,7 +279,7 @@ impl DatasetWriter {
         self.add_vocabulary_of(name, vocabulary, former)
     }
 
-    /// The same, of which some originals were removed: before, they were these.
+    /// Adds a vocabulary of which originals were removed. `former` describes the originals before each removal.
     pub(crate) fn add_vocabulary_of(
         &mut self,
         name: &str,
@@ -369,7 +369,7 @@ impl DatasetWriter {
     }
 
     /// Adds a range of buckets whose files are written in place of the sets `replaced` of the range. The other sets
-    /// stay. Needed for [`Commit::Forget`] and [`Commit::Compact`] alone.
+    /// stay. Only [`Commit::Forget`] and [`Commit::Compact`] need this.
     pub(crate) fn add_rewritten<'s>(
         &mut self,
         range: WrittenBucket,
@@ -379,8 +379,8 @@ impl DatasetWriter {
         self.add_part(range)
     }
 
-    /// Writes some samples of a range of buckets, into files whose names no other call gives. The files have no columns
-    /// of the features `lacks`.
+    /// Returns a writer for some samples of a range of buckets. Its files have unique names, and no columns of the
+    /// features `lacks`.
     pub(crate) fn some_of_range(&self, key: &PartitionKey, range: u32, lacks: &[String]) -> SampleWriter {
         let writers = self.writers.for_part(1).without(&self.schema, lacks);
         SampleWriter::new(writers.range(key, range))

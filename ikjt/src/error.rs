@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kind_says_who_can_do_something_about_it() {
+    fn kinds_of_errors_separate_options_data_and_storage() {
         let kinds: [(Error, Kind); 3] = [
             (StorageError::location("split=", "it is no URL", "write one").into(), Kind::Options),
             (Error::value((None, 0), "rating", "it is 7", "exclude it"), Kind::Data),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_placed_as_far_as_its_place_is_known() {
+    fn errors_of_values_name_the_known_position() {
         let origin = Origin { path: "a.parquet".into(), row_group: 2, row: 7 };
         let text =
             |origin: Option<Origin>| Error::value((origin, 3), "x", "it is 7", "exclude it").to_string();

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_pool_keeps_little_back() {
+    fn the_reserve_of_a_large_pool_is_limited() {
         let pool: Arc<dyn MemoryPool> = Arc::new(EnginePool::new(16 << 30));
         let sort = |part: usize| {
             MemoryConsumer::new(format!("ExternalSorter[{part}]")).with_can_spill(true).register(&pool)

@@ -186,10 +186,10 @@ impl<'a> Reading<'a> {
         else {
             return Ok(());
         };
-        let beside = known.map_or_else(String::new, |known| format!(" beside {known} that are there"));
+        let existing = known.map_or_else(String::new, |known| format!(", besides {known} existing ones"));
         Err(Error::engine(
             format!(
-                "the declared steps counted {expected} samples, but {found} were read afterwards{beside}"
+                "the declared steps counted {expected} samples, but {found} were read afterwards{existing}"
             ),
             "the query and the conditions must give the same rows each time they are evaluated: remove `random()` and \
              the like, and check that no source changed meanwhile",

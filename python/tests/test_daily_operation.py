@@ -227,7 +227,7 @@ def test_four_days_of_the_daily_operation(team):
 
     # More items than the table has rows end the trainer.
     assert team.trainer.wait(600) != 0
-    assert "the table for `item` has" in team.trainer_log() and "go on in another directory" in team.trainer_log()
+    assert "the table for `item` has" in team.trainer_log() and "continue in another directory" in team.trainer_log()
     prepare, larger = re.fullmatch(r"(.*\n)(onefold-train .*)\n", *blocks("When tables grow"), re.DOTALL).groups()
     team.run(prepare)
     team.start_trainer(larger)

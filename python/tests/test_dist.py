@@ -167,6 +167,24 @@ def test_the_container_has_the_versions_of_the_project():
     assert compiled == runs
 
 
+def test_packages_need_a_newer_compiler_than_the_project(tmp_path):
+    for name, text in (("cargo", "exit 0"), ("rustc", "echo rustc 1.94.0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    # Without a C++ compiler nothing is compiled. With LIBTORCH nothing is downloaded.
+    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CARGO": "cargo", "CXX": "no-compiler", "LIBTORCH": "/libtorch"}
+
+    def reported(*options):
+        command = [PROJECT / "tests" / "requirements.sh", *options]
+        return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True).stderr
+
+    assert "Rust 1.95 or newer is needed; found 1.94.0" in reported("--packages")
+    assert "Rust" not in reported()
+    for target in ("wheel", "dist", "test-delta"):
+        commands = subprocess.run(["make", "-n", target], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+        assert "tests/requirements.sh --packages" in commands, target
+
+
 # Processes of this machine
 
 

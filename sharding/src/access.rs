@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn expectations_are_what_drawing_gives() {
+    fn expected_distinct_rows_equal_those_of_random_draws() {
         for (rows, accesses, exponent) in [
             (20_000u64, 200_000u64, 0.0),
             (1_000, 300_000, 0.0),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_law_behind_bins_is_found_again() {
+    fn the_zipf_exponent_behind_bins_is_found() {
         for (rows, accesses, exponent) in
             [(1_000_000u64, 900_000.0, 0.75), (5_000, 60_000.0, 1.125), (80_000, 2e6, 0.4375)]
         {
@@ -242,7 +242,7 @@ mod tests {
 
     /// Compares the rows that smaller batches touch with the expectation from the bins of a larger batch.
     #[test]
-    fn rows_of_smaller_batches_are_what_drawing_gives() {
+    fn distinct_rows_of_smaller_batches_equal_those_of_random_draws() {
         for (rows, exponent, part) in
             [(20_000u64, 0.7, 0.1), (50_000, 1.0, 0.02), (2_000, 0.5, 0.5), (9_000, 0.9, 1.0)]
         {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_are_none_are_refused() {
+    fn invalid_shares_are_refused() {
         let refused = |k: usize, share| {
             let mut bins = AccessBins::uniform(100, 1000.0);
             bins.0[k] += share;

@@ -57,7 +57,7 @@ impl Plan {
         if shape(&self.topology) != shape(topology) {
             let (planned, planned_per_node) = shape(&self.topology);
             return Err(Error::plan(format!(
-                "it is for {planned} ranks, {planned_per_node} a machine, the topology has {}, {} a machine",
+                "it is for {planned} ranks, {planned_per_node} per machine; the topology has {}, {} per machine",
                 topology.ranks, topology.ranks_per_node
             )));
         }
@@ -427,12 +427,12 @@ mod tests {
     }
 
     #[test]
-    fn the_topology_at_hand_decides() {
+    fn a_plan_is_checked_against_the_given_topology() {
         let error = plan(2)
             .check(&tables(), &topology(4), topology(2).global_batch_size(16))
             .unwrap_err()
             .to_string();
-        assert_fault(error, "it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine");
+        assert_fault(error, "it is for 2 ranks, 2 per machine; the topology has 4, 4 per machine");
         let smaller = Topology::h100(2, 1500).unwrap();
         let error =
             plan(2).check(&tables(), &smaller, topology(2).global_batch_size(16)).unwrap_err().to_string();
@@ -476,7 +476,7 @@ mod tests {
 
         /// A partition of the rows at any cuts is valid, and moving one bound of one shard makes it invalid.
         #[test]
-        fn a_moved_bound_is_noticed(
+        fn a_moved_bound_is_detected(
             cuts in prop::collection::btree_set(1u64..40, 0..6),
             pick in any::<prop::sample::Index>(),
             end in any::<bool>(),

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_row() {
+    fn impossible_values_are_refused_by_row() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("costs.parquet");
         let refused = |change: fn(&mut Costs)| {

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_of_at_least_nothing_are_found() {
+    fn nonnegative_weights_are_fitted() {
         let rows: Vec<Vec<f64>> =
             (0..40).map(|i| vec![f64::from(i % 7), 1e6 * f64::from(i * i % 11), 1.0, 0.0]).collect();
         let targets = |w: [f64; 3]| -> Vec<f64> {

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_may_leave_out_has_a_default() {
+    fn optional_keys_have_defaults() {
         let text = r#"{"name": "t", "rows": 10, "dim": 4, "pooling_factor": 1}"#;
         assert_eq!(serde_json::from_str::<Table>(text).unwrap(), Table::new("t", 10, 4));
         let unknown = r#"{"name": "t", "rows": 10, "dim": 4, "pooling_factor": 1, "row": 1}"#;

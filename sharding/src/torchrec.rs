@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_table() {
+    fn unsupported_settings_are_refused_by_table() {
         let refused = |fields: &str| {
             load(&format!(r#"{{"global_batch_size": 64, "tables": [{BAG}, {fields}}}]}}"#))
                 .unwrap_err()
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_torchrec_cannot_have_is_refused() {
+    fn plans_that_torchrec_cannot_represent_are_refused() {
         let rows = |shards: &[(u32, Range<u64>)]| refused(8, ShardingType::RowWise, shards);
         assert_eq!(rows(&[(0, 0..5), (1, 5..10)]), None);
         let all: [&[(u32, Range<u64>)]; 3] =

@@ -57,7 +57,7 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path, resumes_with: &str) -> Str
     match summary.ended {
         Ending::EarlyStopping => text.push_str("stopped early: held-out figures got no better\n"),
         Ending::Stopped => {
-            let _ = writeln!(text, "there is a checkpoint; go on with {resumes_with}");
+            let _ = writeln!(text, "there is a checkpoint; continue with {resumes_with}");
         }
         Ending::Completed | Ending::MaxSteps | Ending::Partitions => {}
     }

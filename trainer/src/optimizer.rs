@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_restored_goes_on_as_before() {
+    fn a_restored_optimizer_continues_as_the_original() {
         restored_goes_on_as_before(None);
         restored_goes_on_as_before(Some(emulated()));
     }

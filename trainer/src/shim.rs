@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_backward_cannot_do_is_an_error() {
+    fn failures_of_backward_are_errors() {
         let x = number(1.0);
         let output = with_backward(x.detach() * 2.0, &[&x], |_| panic!("no gradient"));
         let error = output.f_backward().unwrap_err();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_takes_anothers_place() {
+    fn a_gradient_can_be_replaced() {
         let x = number(1.0);
         (&x * 2.0).backward();
         set_gradient(&x, Some(&Tensor::from_slice(&[5.0_f32])));

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_events_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::create(folder.path(), 300).unwrap();
         writer.scalars(300, [("train/loss", 0.5), ("train/ne", -2.25)]).unwrap();

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_go_both_ways() {
+    fn elements_are_copied_to_and_from_tensors() {
         let tensor = filled(&[2, 2], |values| values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]));
         assert_eq!(tensor.double_value(&[1, 0]), 3.0);
         assert_eq!(to_vec(&tensor), [1.0, 2.0, 3.0, 4.0]);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_stands_there() {
+    fn tensors_contain_what_was_written() {
         let tensor = written(&[2, 2], |memory| {
             fill_chunks(memory, 3, || (), |(), number, chunk| chunk.fill(number as f32))
         });
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "all is written")]
-    fn a_part_is_not_all() {
+    fn a_partly_written_tensor_panics() {
         let _ = written::<f32>(&[4], |memory| zeroed(&mut memory[..3]));
     }
 

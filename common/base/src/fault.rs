@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_up_is_no_bug() {
+    fn exhausted_memory_and_full_disks_are_not_reported_as_bugs() {
         assert!(unexpected("a tensor of 3 dimensions").contains("bug"));
         for message in
             ["std::bad_alloc", "Failed to allocate 8 bytes", "writing: No space left on device (os error 28)"]

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn far_names_are_listed_without_a_guess() {
+    fn known_names_are_listed_if_none_is_similar() {
         assert_eq!(suggest("zzzz", ["user", "history"]), "known names: `user`, `history`");
     }
 }

@@ -39,7 +39,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn texts_survive(text: String) {
+        fn decoding_restores_encoded_texts(text: String) {
             let encoded = encode(&text);
             prop_assert!(!encoded.contains('/'));
             prop_assert_eq!(decode(&encoded), Some(text.clone()));
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_digits_and_five_signs_stay() {
+    fn letters_digits_and_five_signs_are_not_encoded() {
         let plain: String =
             (0..128_u8).map(char::from).filter(|c| encode(&format!("a{c}")).len() == 2).collect();
         assert_eq!(plain, "+,-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz");

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_says_what_it_said() {
+    fn the_message_of_a_panic_is_found() {
         let caught = |panic: fn()| catch_unwind(panic).unwrap_err();
         assert_eq!(panic_text(&*caught(|| panic!("fixed"))), "fixed");
         assert_eq!(panic_text(&*caught(|| panic!("number {}", 7))), "number 7");
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_processor_time() {
+    fn processor_time_grows() {
         let before = cpu_seconds().unwrap();
         let started = std::time::Instant::now();
         while cpu_seconds().unwrap() == before {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_the_peak() {
+    fn peak_memory_is_known() {
         assert!(peak_rss_bytes().is_some_and(|bytes| bytes > 1 << 20));
     }
 }

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn people_read_units_and_separators() {
+    fn numbers_are_printed_with_units_and_separators() {
         assert_eq!(format_bytes(1_572_864), "1.5 MiB");
         assert_eq!(format_bytes(12), "12 B");
         assert_eq!(format_least_bytes(12), "12");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn things_are_counted_in_the_right_number() {
+    fn counts_have_singular_and_plural() {
         let counted = [0, 1, 2, 1000].map(|count| count_of(count, "file"));
         assert_eq!(counted, ["0 files", "1 file", "2 files", "1,000 files"]);
     }

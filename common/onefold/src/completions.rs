@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_holds_those_of_the_programs_and_all_names() {
+    fn a_script_contains_the_completions_and_names_of_all_programs() {
         let programs = [("ingest", "Build datasets"), ("read", "Show batches")];
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script(shell, &programs, "# theirs\n");

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn plots_hold_no_number_that_is_none() {
+    fn plots_contain_no_nan_or_infinity() {
         let none: [Bar; 0] = [];
         let axes = Axes { x: "x", y: "y", from_zero: false, places: &[] };
         let line = |points| Line { name: "<n>", class: "c0", points };

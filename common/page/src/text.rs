@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_be_markup() {
+    fn names_are_escaped_and_shortened() {
         assert_eq!(escape("<b a='1' c=\"2\">&\u{7}"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;\u{FFFD}");
         assert_eq!(short("a<b", 3), "a&lt;b");
         assert_eq!(short("häufig", 4), "häu…");

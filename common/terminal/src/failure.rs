@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_used_up_is_not_blamed_on_a_disk() {
+    fn exhausted_threads_memory_and_files_are_not_reported_as_disk_errors() {
         for (number, part) in [(11, "no more threads"), (12, "no more memory"), (24, "open more files")] {
             let fault = fault(&io::Error::from_raw_os_error(number).into());
             assert!(fault.to_string().contains(part), "{fault}");

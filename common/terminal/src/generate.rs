@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_argument_requests_them() {
+    fn completions_are_requested_by_the_first_argument_only() {
         assert_eq!(requested(&line(&["program", "--generate", "bash"])), Some(&line(&["bash"])[..]));
         assert_eq!(requested(&line(&["program", "build", "--generate"])), None);
         assert_eq!(requested(&line(&["program"])), None);

@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, Command};
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::names::suggest;
 
-/// Arguments that are no keywords, because a function prints nothing.
+/// Arguments that are not keywords, because a function prints nothing.
 const OF_TERMINALS: [&str; 4] = ["help", "json", "quiet", "version"];
 
 /// A keyword argument of a command's function.
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_of_keywords() {
+    fn errors_name_keywords_instead_of_flags() {
         let logs: (&str, &[&str]) = ("logs", &["a"]);
         let text = refused(&[logs, ("memory_limti", &["1"])]);
         assert_eq!(

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_divides_no_moment() {
+    fn the_cut_does_not_separate_equal_times() {
         assert_eq!(cut(&at(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])), Some(9));
         assert_eq!(cut(&at(&[1, 2, 3, 4, 5, 6, 7, 7, 7, 7])), Some(7));
         assert_eq!(cut(&at(&[1, 1])), None);

@@ -163,7 +163,7 @@ fn an_import_ends_with_a_summary() {
 }
 
 #[test]
-fn what_exists_is_replaced_only_when_told_and_only_raw_logs() {
+fn only_raw_logs_are_replaced_and_only_with_overwrite() {
     let folder = Folder::new();
     folder.ebnerd();
     folder.works(IMPORT);
@@ -236,7 +236,7 @@ fn generated_logs_depend_on_the_seed_alone() {
 }
 
 #[test]
-fn no_samples_are_a_wrong_command_line() {
+fn zero_samples_are_a_usage_error() {
     let output = Folder::new().run("generate --workload rm1 --samples 0 --seed 1 --out out");
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().contains("--samples"));

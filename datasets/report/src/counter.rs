@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_stretch_only_whole_batches_count() {
+    fn only_whole_batches_of_a_stretch_are_counted() {
         let samples: Vec<Vec<i64>> = (0..10).map(|i| vec![i / 2]).collect();
         let mut counter = BatchCounter::new(4);
         for stretch in [&samples[..], &samples[..3]] {

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_on_speed_are_amdahls() {
+    fn speedups_are_bounded_by_amdahls_law() {
         let figures = |lookups_per_sample| TrainingFigures {
             lookups_per_sample,
             bytes_to_device_per_sample: 0.0,

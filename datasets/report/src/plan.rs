@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stretches_have_about_the_samples_asked_for() {
+    fn stretches_have_about_the_requested_number_of_samples() {
         let times: Vec<i64> = (0..1_000).collect();
         let of = |place, size| stretch(&times, 10, 3, place, size).unwrap();
         assert_eq!(of(5_000, 100), Stretch { partition: 3, from: 500, until: Some(510) });

@@ -168,7 +168,7 @@ fn figures_are_those_of_the_samples_in_any_layout_and_order() {
 }
 
 #[test]
-fn stored_ids_and_bytes_are_told_by_column() {
+fn stored_ids_and_bytes_are_reported_by_column() {
     let report = reported(Layout::Rows, Order::Session, ReportOptions::new(1));
     let columns = &report.storage.columns;
     let names: std::collections::BTreeSet<&str> = columns.iter().map(|column| column.name.as_str()).collect();
@@ -185,7 +185,7 @@ fn stored_ids_and_bytes_are_told_by_column() {
 }
 
 #[test]
-fn some_samples_stand_for_all() {
+fn figures_of_a_part_of_the_samples_estimate_those_of_all() {
     let all = reported(Layout::Folded, Order::Session, ReportOptions::new(2));
     let few = ReportOptions { memory: 900_000, encode_samples: 4_000, ..ReportOptions::new(2) };
     for order in [Order::Session, Order::SessionHash, Order::Arrival] {
@@ -239,7 +239,7 @@ impl Reporter for Read {
 }
 
 #[test]
-fn what_cannot_be_reported_on_is_an_error() {
+fn datasets_that_cannot_be_reported_on_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     dataset(directory.path(), "a", Layout::Folded, Order::Session);
     let refused = |options: ReportOptions| gather(directory.path(), &options, &Silent).unwrap_err();

@@ -190,7 +190,7 @@ mod tests {
         }
 
         #[test]
-        fn times_are_repetitions_and_opposites_cancel(x in any::<f32>(), times in 0..=MOST_TIMES) {
+        fn adding_a_value_n_times_equals_n_additions_and_opposites_cancel(x in any::<f32>(), times in 0..=MOST_TIMES) {
             let x = f64::from(x);
             let mut found = Moments::default();
             found.add(x, times);
@@ -200,7 +200,7 @@ mod tests {
         }
 
         #[test]
-        fn equal_numbers_have_no_variance(x in any::<f32>(), count in 1..3000_u64) {
+        fn equal_values_have_a_variance_of_zero(x in any::<f32>(), count in 1..3000_u64) {
             for x in [f64::from(x), f64::from(x).abs().ln_1p()] {
                 let found = of(std::iter::repeat_n(x, count as usize));
                 prop_assert_eq!(found.variance(count), 0.0);
@@ -209,7 +209,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(numbers in prop::collection::vec(any::<f32>(), 0..4)) {
+        fn decoding_restores_encoded_moments(numbers in prop::collection::vec(any::<f32>(), 0..4)) {
             let moments = of(numbers.into_iter().map(f64::from));
             let mut bytes = Vec::new();
             moments.encode(&mut bytes);
@@ -222,7 +222,7 @@ mod tests {
 
     /// The smallest possible difference at a large mean gives a variance above 0.
     #[test]
-    fn neighbours_of_a_large_mean_have_their_variance() {
+    fn small_differences_at_a_large_mean_have_a_variance() {
         let (low, high) = (16_777_214.0, 16_777_215.0);
         let found = of(std::iter::repeat_n(low, 999).chain([high]));
         assert!((found.variance(1000) - 0.000_999).abs() < 1e-12);

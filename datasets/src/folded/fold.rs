@@ -125,7 +125,7 @@ mod tests {
     use super::super::tests::Folder;
 
     #[test]
-    fn only_what_changed_is_kept_and_every_feature_for_itself() {
+    fn lists_are_stored_where_they_change_feature_by_feature() {
         let samples = [
             ([vec![7], vec![1, 1], vec![1, 2, 3], vec![5]]),
             ([vec![7], vec![1, 1], vec![2, 3, 4], vec![5]]),

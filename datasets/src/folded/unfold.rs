@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_other_numbers_are_refused() {
+    fn lists_of_another_number_type_are_refused() {
         let item = Arc::new(Field::new("element", DataType::Int32, false));
         let numbers = Arc::new(Int32Array::from(vec![1; 4]));
         let ints = ListArray::new(item, OffsetBuffer::from_lengths([1; 4]), numbers, None);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_the_columns_own() {
+    fn values_are_shared_with_the_column() {
         let folded = folded().slice(0, 3);
         for group in &schema().groups {
             for feature in unfold_group(&folded, group).unwrap().features {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_have_no_distinct_rows() {
+    fn zero_rows_unfold_to_zero_distinct_rows() {
         let none = folded().slice(2, 0);
         for group in &schema().groups {
             let unfolded = unfold_group(&none, group).unwrap();

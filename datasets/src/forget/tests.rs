@@ -43,7 +43,7 @@ fn refused(root: &Path, keys: &UserKeys, column: Option<&str>, parts: &[&str]) {
 }
 
 #[test]
-fn a_dry_run_says_what_a_run_removes() {
+fn a_dry_run_reports_what_a_run_would_remove() {
     let directory = tempfile::tempdir().unwrap();
     let before = write(directory.path(), &written(), &samples());
     let list = keys([2, 9, 2]);
@@ -64,7 +64,7 @@ fn a_dry_run_says_what_a_run_removes() {
 }
 
 #[test]
-fn a_kept_column_tells_users_where_sessions_do_not() {
+fn a_kept_column_identifies_users_if_sessions_do_not() {
     let directory = tempfile::tempdir().unwrap();
     let sessions = Some(Sessions::Key(vec!["request".to_owned(), "shop".to_owned()]));
     let options = WriterOptions { sessions, ..written() };
@@ -89,7 +89,7 @@ fn a_kept_column_tells_users_where_sessions_do_not() {
 }
 
 #[test]
-fn a_dataset_that_does_not_say_what_sessions_are_is_refused() {
+fn a_dataset_that_does_not_record_its_session_columns_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), &WriterOptions { sessions: None, ..written() }, &samples());
     refused(directory.path(), &keys([1]), None, &["does not say what its sessions were made from"]);
@@ -145,7 +145,7 @@ fn vocabularies_of_the_users_lose_their_originals() {
 }
 
 #[test]
-fn statistics_of_samples_that_are_gone_are_forgotten_too() {
+fn statistics_that_cover_removed_samples_are_rewritten() {
     let directory = tempfile::tempdir().unwrap();
     // The users 1 and 2 on the first day, 3 and 4 on the second.
     let session = |session: i64| {

@@ -351,7 +351,7 @@ mod tests {
         }
 
         #[test]
-        fn damaged_bytes_are_a_manifest_or_an_error(
+        fn opening_a_damaged_manifest_does_not_panic(
             manifest in manifest(),
             place in any::<prop::sample::Index>(),
             byte in any::<u8>(),

@@ -211,15 +211,15 @@ pub enum Commit {
     /// Works like `Append`, but replaces only the written ranges of buckets of a partition, and cannot add
     /// features.
     Merge,
-    /// Columns of samples that are there are written into files beside theirs: those of features that the samples lack,
-    /// or other values of columns. The dataset must be there; it may get further features, as of `Append`.
+    /// Writes columns of existing samples into files beside theirs: features that the samples lack, or new values of
+    /// columns. The dataset must exist. It may get additional features, as with `Append`.
     Columns,
     /// Drops or renames features. Only snapshots have this kind; writers cannot be given it.
     Alter,
-    /// The samples of some users were [removed](crate::forget), and files that had some written anew. The dataset must be
-    /// there. No other writer is told it.
+    /// [Removes](crate::forget) the samples of users, by writing new files in place of those with such samples. The
+    /// dataset must exist. Only `forget` uses this kind.
     Forget,
-    /// Files were [merged](crate::compact), and all samples are there as before. Likewise.
+    /// [Merges](crate::compact) files without changing samples. The dataset must exist. Only `compact` uses this kind.
     Compact,
 }
 

@@ -87,7 +87,7 @@ fn snapshots_that_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn a_snapshot_says_nothing_of_features_that_never_changed() {
+fn a_snapshot_without_changed_features_has_no_keys_for_changes() {
     let directory = tempfile::tempdir().unwrap();
     let written = write(directory.path(), Commit::Create, "split=a", 3);
     let text = fs_err::read_to_string(directory.path().join("snapshots/00000001.json")).unwrap();
@@ -142,7 +142,7 @@ fn a_folder_without_snapshots_is_no_dataset() {
 }
 
 #[test]
-fn a_snapshot_that_is_gone_names_those_that_are_there() {
+fn the_error_for_a_removed_snapshot_lists_the_existing_ones() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), Commit::Create, "day=1", 3);
     write(directory.path(), Commit::Append, "day=2", 3);
@@ -166,7 +166,7 @@ fn the_newest_snapshot_is_found_without_a_hint_and_with_a_wrong_one() {
 }
 
 #[test]
-fn history_tells_what_each_commit_did() {
+fn history_lists_what_each_commit_did() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     write(root, Commit::Create, "day=1", 3);
@@ -279,7 +279,7 @@ fn figures_of_partitions_add_up() {
 }
 
 #[test]
-fn a_filter_that_chooses_nothing_names_what_there_is() {
+fn a_filter_without_a_partition_lists_the_existing_partitions() {
     let directory = tempfile::tempdir().unwrap();
     let snapshot = write(directory.path(), Commit::Create, "split=a", 3);
     let error = snapshot.select(&PartitionFilter::parse("split=b").unwrap()).unwrap_err().to_string();

@@ -52,7 +52,7 @@ fn an_old_snapshot_that_was_superseded_lately_is_kept() {
 }
 
 #[test]
-fn the_next_snapshot_that_exists_supersedes() {
+fn a_snapshot_is_superseded_by_the_next_existing_one() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     for (commit, samples) in [(Commit::Create, 1), (Commit::Append, 2), (Commit::Append, 3)] {
@@ -103,7 +103,7 @@ fn a_file_that_no_snapshot_named_counts_from_its_own_time() {
 }
 
 #[test]
-fn a_damaged_snapshot_is_removed_but_not_read_over() {
+fn a_damaged_old_snapshot_is_removed_and_a_damaged_newest_one_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     let first = write(root, Commit::Create, "day=1", 3);
@@ -154,7 +154,7 @@ fn files_of_others_are_never_removed() {
 }
 
 #[test]
-fn a_dry_run_says_why() {
+fn a_dry_run_reports_reasons() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     let first = write(root, Commit::Create, "day=1", 3);

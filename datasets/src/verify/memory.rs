@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_is_taken_than_there_is() {
+    fn threads_together_stay_within_the_limit() {
         let (memory, taken) = (Memory::new(107 * UNIT, 7 * UNIT), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for thread in 0..8 {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_never_fit_is_refused() {
+    fn requests_above_the_limit_are_refused() {
         for limit in [1, 1000, 5 << 20] {
             for held in [0, limit / 2] {
                 let memory = Memory::new(limit, held);

@@ -717,7 +717,7 @@ fn files_that_no_snapshot_names_are_warned_of() {
 }
 
 #[test]
-fn all_problems_are_counted_and_a_hundred_told() {
+fn all_problems_are_counted_and_a_hundred_are_listed() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer =
         DatasetWriter::create(directory.path(), schema(), WriterOptions::new(Order::Session)).unwrap();

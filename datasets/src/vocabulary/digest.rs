@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_of_what_the_first_ids_stand_for() {
+    fn the_digest_covers_the_originals_of_the_first_ids() {
         let mut integers = Vocabulary::from_counts([(7, 3), (9, 2)], 1);
         let before = integers.digest(2).unwrap();
         assert_eq!(integers.digest(3), None);

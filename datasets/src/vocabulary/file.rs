@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_what_is_read() {
+    fn reading_restores_written_vocabularies() {
         let directory = tempfile::tempdir().unwrap();
         let written = vocabulary();
         let file = written.write(&storage(&directory), "vocabularies/item-g3.parquet").unwrap();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_recorded_file_is_refused() {
+    fn files_other_than_the_recorded_one_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = vocabulary().write(&storage(&directory), "v.parquet").unwrap();
         let path = directory.path().join("v.parquet");

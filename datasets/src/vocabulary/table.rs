@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_the_room_that_was_asked_for() {
+    fn a_table_has_the_requested_capacity() {
         for ids in [0, 1, 56, 57, 1_000, 1_792] {
             let mut table = IdTable::with_room_for(ids);
             for id in 0..ids as i64 {

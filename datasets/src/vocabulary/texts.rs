@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_hashes_and_the_same_for_all_threads() {
+    fn ids_of_texts_are_hashes_and_equal_on_all_threads() {
         let budget = CountBudget::new(16 << 20);
         let texts = TextIds::new("item", &budget);
         let text = |i: i64| format!("N{}", i % 3_000);

@@ -89,7 +89,7 @@ fn snapshots_keep_the_versions_of_tables() {
 }
 
 #[test]
-fn new_rows_alone_do_not_replace_samples() {
+fn an_append_of_new_rows_only_does_not_replace_samples() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     write(root, Commit::Create, &[("day=1", samples(5, 10))]);
@@ -343,7 +343,7 @@ fn a_writer_that_does_not_finish_leaves_the_dataset() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_appended() {
+fn appends_with_another_schema_or_other_options_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     write(root, Commit::Create, &[("day=1", samples(5, 10))]);

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn popular_columns_stand_first_and_lengths_behind_their_windows() {
+    fn popular_columns_come_first_and_lengths_after_their_windows() {
         let columns = columns(&["history", "clicked"]).unwrap();
         let names: Vec<_> = columns.file.fields().iter().map(|field| field.name().as_str()).collect();
         let expected =
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn some_columns_keep_their_lengths_and_get_names() {
+    fn selected_columns_keep_their_lengths_and_get_new_names() {
         let (all, mut asked) = (columns(&["history"]).unwrap(), Vec::new());
         let some = all.some(&["clicked".to_owned(), "history".to_owned()], |stored| {
             asked = stored.to_vec();

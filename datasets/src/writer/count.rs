@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_those_of_the_lists_however_they_are_cut() {
+    fn counts_do_not_depend_on_how_lists_are_divided() {
         let (all, counter) = (rows(&samples()), Counter::new(&schema(), &[]));
         let counts = counter.count(std::slice::from_ref(&all));
         let of =

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn five_files_are_listed() {
+    fn an_error_lists_up_to_five_files() {
         let directory = tempfile::tempdir().unwrap();
         (1..=5).for_each(|number| write(directory.path(), &format!("data/{number}.txt")));
         let error = refusal(directory.path(), Commit::Create).unwrap();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_folders_and_files_of_writers_and_systems_are_no_hindrance() {
+    fn empty_folders_and_files_of_writers_and_systems_are_allowed() {
         let directory = tempfile::tempdir().unwrap();
         fs_err::create_dir_all(directory.path().join("photos/2024")).unwrap();
         for path in [

@@ -119,7 +119,7 @@ fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
 
 /// More buckets wait to be closed than may be closed and uploaded at a time, on several threads.
 #[test]
-fn writers_that_share_encoders_end_many_buckets() {
+fn writers_that_share_encoders_close_many_buckets() {
     let directory = tempfile::tempdir().unwrap();
     let storage = Storage::open(directory.path()).unwrap();
     let options =
@@ -237,7 +237,7 @@ fn write(directory: &Path, options: WriterOptions, batches: &[RecordBatch]) -> S
 }
 
 #[test]
-fn files_say_what_engines_skip_by() {
+fn files_state_sort_order_and_page_indices() {
     for (order, column_order, sorting) in [
         (Order::SessionHash, vec![], vec![0, 1]),
         (Order::SessionHash, vec!["history".to_owned()], vec![2, 3]),

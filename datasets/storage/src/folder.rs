@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_location_means_what_it_means_in_a_shell() {
+    fn dots_and_links_in_a_location_are_resolved_as_by_a_shell() {
         let (_folder, root) = folder();
         fs_err::create_dir_all(root.join("a/b")).unwrap();
         fs_err::create_dir_all(root.join("far/away/target")).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absolute_name_keeps_links_that_no_parent_follows() {
+    fn an_absolute_name_keeps_links_if_the_path_has_no_two_dots() {
         let (_folder, root) = folder();
         fs_err::create_dir_all(root.join("far/target")).unwrap();
         symlink(root.join("far/target"), root.join("link")).unwrap();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn special_characters_of_urls_are_those_of_names() {
+    fn special_characters_of_urls_belong_to_names() {
         let (_folder, root) = folder();
         for name in
             ["a b", "100%", "%20", "%2e%2e", "a#1", "a?b", "a*b", "~", "[x]", "a\\b", "ä", "a:b", "C|", "…"]

@@ -49,7 +49,7 @@ mod tests {
     use crate::runtime;
 
     #[test]
-    fn larger_parts_take_more_places_but_never_more_than_there_are() {
+    fn larger_parts_take_more_permits_up_to_all_of_them() {
         let parts = UploadParts::new(3);
         for (bytes, free) in [(0, 2), (8 << 20, 2), ((8 << 20) + 1, 1), (525 << 20, 0)] {
             let place = runtime::wait(parts.clone().place(bytes)).unwrap().unwrap();

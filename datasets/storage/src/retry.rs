@@ -184,7 +184,7 @@ mod tests {
 
     /// A stalled request is one failed attempt, and the budget allows several of them.
     #[test]
-    fn the_budget_has_room_for_several_stalled_tries() {
+    fn the_retry_budget_allows_several_stalled_attempts() {
         let timeout = |bytes| Patience::Long.try_timeout(bytes);
         assert!(timeout(LARGEST_REQUEST) * 4 < BUDGET);
         // A store that is busy for a minute gets another attempt afterwards.
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_store_refuses_is_not_repeated() {
+    fn refused_requests_are_not_repeated() {
         let tried = AtomicU32::new(0);
         let request = || async {
             tried.fetch_add(1, Ordering::Relaxed);

@@ -42,7 +42,7 @@ fn an_upload_replaces_no_device() {
 }
 
 #[test]
-fn of_many_writers_one_creates_an_object() {
+fn one_of_many_writers_creates_an_object() {
     let directory = tempfile::tempdir().unwrap();
     let storage = Storage::open(directory.path()).unwrap();
     let created: usize = std::thread::scope(|scope| {
@@ -189,7 +189,7 @@ fn the_target_of_a_link_is_not_removed() {
 /// A writer that ends removes empty folders, including folders in which another writer is about to create its
 /// first file.
 #[test]
-fn folders_that_vanish_before_a_file_is_in_them_are_made_again() {
+fn folders_that_are_removed_before_the_first_file_are_created_again() {
     let directory = tempfile::tempdir().unwrap();
     let storage = Storage::open(&directory.path().join("dataset")).unwrap();
     let done = std::sync::atomic::AtomicBool::new(false);
@@ -234,7 +234,7 @@ fn a_file_where_a_folder_should_be_is_an_error() {
 }
 
 #[test]
-fn a_folder_goes_with_all_that_is_in_it() {
+fn a_folder_is_removed_with_its_content() {
     let (_directory, storages) = storages();
     for storage in storages {
         for path in ["a/b/one", "a/b/c/two", "a/first", "ab"] {
@@ -255,7 +255,7 @@ fn a_folder_goes_with_all_that_is_in_it() {
 }
 
 #[test]
-fn bytes_are_read_from_any_place_and_from_first_to_last() {
+fn ranges_and_whole_objects_are_read() {
     let (_directory, storages) = storages();
     let content: Vec<u8> = (0..=250).cycle().take(20 << 20).collect();
     for storage in storages {

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn uploads_that_fail_or_are_given_up_leave_their_places() {
+    fn failed_and_dropped_uploads_release_their_permits() {
         let (storage, unanswered) = (store(1), Arc::default());
         let mut failing = upload(&storage, "failing", Answer::Failure, &unanswered);
         failing.write_all(&[1; PART]).unwrap();

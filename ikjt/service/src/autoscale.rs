@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenfold_change_is_followed_in_three_decisions_and_then_still() {
+    fn a_tenfold_change_of_demand_is_met_within_three_decisions() {
         let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
         let enough =
             |demand: f64| (demand / 100.0).ceil() as usize..=(HEADROOM * demand / 100.0).ceil() as usize + 1;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_gain_nothing_go_again() {
+    fn workers_without_a_gain_are_removed() {
         let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
         // Storage gives 300 samples per second, independent of the number of workers.
         let found = decisions(&mut scaler, 10, 300.0, 1000.0);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_beyond_what_storage_gives_go_at_once() {
+    fn workers_beyond_the_limit_of_the_storage_are_removed_at_once() {
         let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
         decisions(&mut scaler, 6, f64::MAX, 350.0);
         // Four workers compute as much as they can, and sixteen would compute as much as six.

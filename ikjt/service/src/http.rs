@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_tell_failures_retries_and_stages() {
+    fn metrics_include_failures_retries_and_stages() {
         let mut worker = worker();
         (worker.figures.failures, worker.figures.stages.decode_seconds) = (3, 1.5);
         let status = Status { workers: vec![worker], retries: 4, second_requests: 5, ..Status::default() };

@@ -135,7 +135,7 @@ async fn keep(
             }
             if restarts.len() > MOST_RESTARTS {
                 let message = format!("workers end again and again, the last one with {status}");
-                bail!(Fault::new(Kind::Failed, message).hint("their messages stand above"));
+                bail!(Fault::new(Kind::Failed, message).hint("their messages are printed above"));
             }
             tracing::warn!("a worker ended with {status}, and is started again");
             *worker = arguments.start_worker(master)?;

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worker_with_the_least_to_do_is_chosen_and_kept() {
+    fn the_least_loaded_worker_is_chosen_and_kept() {
         let (mut placement, now) = (Placement::default(), Instant::now());
         assert_eq!(placement.lease("a", None, (&[], 1), now), None);
         placement.heard(worker("one", 1, 0), now);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_heard_of_last_does_not_get_one_block_after_the_other() {
+    fn blocks_are_spread_over_workers_between_heartbeats() {
         let (mut placement, start) = (Placement::default(), Instant::now());
         // Eight workers complete 100 blocks per second each, and 800 are assigned.
         let mut blocks = [20_usize; 8];
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_are_near_have_one_worker_unless_it_has_too_much_to_do() {
+    fn blocks_of_the_same_row_groups_go_to_one_worker_unless_it_is_overloaded() {
         let (mut placement, now) = (Placement::default(), Instant::now());
         placement.heard(worker("one", 1, 0), now);
         placement.heard(worker("two", 1, 0), now);
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_places_are_remembered() {
+    fn only_the_most_recent_leases_are_remembered() {
         let (mut placement, now) = (Placement::default(), Instant::now());
         placement.heard(worker("one", 1, 0), now);
         for key in 0..MOST_KEYS + 10 {

@@ -177,8 +177,8 @@ enum Progress {
     Failed(Status),
 }
 
-/// Consecutive blocks that are computed in one pass, because at the ends of a run row groups are decoded of which
-/// only a part is needed.
+/// Consecutive blocks that are computed in one pass. Longer runs are cheaper, because only a part of the row groups at
+/// the two ends of a run is needed, but these are decoded completely.
 #[derive(Debug)]
 struct Run {
     job: String,

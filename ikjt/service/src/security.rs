@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_of_clients_makes_no_worker() {
+    fn the_client_token_does_not_admit_workers() {
         let both = Guard { token: Some("Bearer read".into()), worker_token: Some("Bearer work".into()) };
         assert_eq!(admit(&both, Some(PROTOCOL), Some("Bearer read")), Ok(Role::Client));
         assert_eq!(admit(&both, Some(PROTOCOL), Some("Bearer work")), Ok(Role::Worker));

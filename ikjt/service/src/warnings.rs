@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_is_written_once_a_minute_and_not_too_many() {
+    fn each_warning_is_written_once_a_minute_and_their_number_is_limited() {
         let (warnings, now) = (Warnings::default(), Instant::now());
         assert!(warnings.is_due("the disk is full", now) && !warnings.is_due("the disk is full", now));
         let others = (0..2 * MOST).filter(|number| warnings.is_due(&number.to_string(), now));

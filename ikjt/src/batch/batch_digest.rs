@@ -94,7 +94,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_that_of_the_expanded_samples(batch in batches()) {
+        fn the_digest_is_that_of_the_expanded_samples(batch in batches()) {
             let schema = schema(&batch);
             let all = digest(&batch, &schema);
             prop_assert_eq!(digest(&batch.expand(), &schema), all);
@@ -130,7 +130,7 @@ mod tests {
 
     /// Computes the expected digest with the functions that the dataset writer uses.
     #[test]
-    fn it_is_the_digest_of_a_dataset() {
+    fn the_digest_is_that_of_a_dataset() {
         let lists = [vec![7, 8], vec![7, 8], vec![]];
         let group = Group::try_new("g", None, vec![Feature::from_rows("user", &lists).unwrap()]).unwrap();
         let batch = Batch::try_new(BatchParts {

@@ -204,7 +204,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_the_naive_model(group in groups()) {
+        fn deduplication_equals_the_naive_model(group in groups()) {
             let (inverse, rows) = naive(&group);
             let folded = deduplicate(&group);
             prop_assert_eq!(&folded.inverse().unwrap()[..], &inverse[..]);
@@ -216,14 +216,14 @@ mod tests {
         }
 
         #[test]
-        fn expansion_undoes_it_and_repeating_it_changes_nothing(group in groups()) {
+        fn expansion_reverses_deduplication_and_deduplication_is_idempotent(group in groups()) {
             let folded = deduplicate(&group);
             prop_assert_eq!(folded.expand(), group);
             prop_assert_eq!(deduplicate(&folded), folded);
         }
 
         #[test]
-        fn windows_have_the_rows_of_exact_and_every_id_of_them_once(group in arbitrary::groups()) {
+        fn window_has_the_rows_of_exact_and_each_shared_id_once(group in arbitrary::groups()) {
             let group = group.slice(0..group.samples());
             let (exact, windows) = (deduplicate(&group), deduplicate_windows(&group));
             prop_assert_eq!(&windows, &exact);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_comes_back_costs_nothing_and_windows_stay() {
+    fn a_repeated_session_adds_no_ids_and_its_windows_stay_shared() {
         // Two sessions of one user with another user's session between them, as a folded row group stores them.
         let values = vec![1_i64, 2, 3, 4, 8, 9, 1, 2, 3, 4];
         let feature = Feature::try_new("w", values, vec![0, 1, 4, 6, 7], vec![3, 3, 2, 3, 3]).unwrap();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_which_none_repeats_are_shared() {
+    fn rows_without_repetitions_are_not_copied() {
         let feature = Feature::try_new("w", vec![1_i64, 2, 3, 4], vec![0, 1], vec![3, 3]).unwrap();
         let group = Group::try_new("g", Some(vec![0, 1, 1].into()), vec![feature]).unwrap();
         let windows = deduplicate_windows(&group);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_differ_in_few_places_stay_apart() {
+    fn rows_that_differ_in_few_ids_stay_distinct() {
         // The sampled ids are equal in all rows, so the number of collisions exceeds the limit.
         let rows: Vec<Vec<i64>> = (0..200).map(|i| [vec![7], vec![i % 100], vec![7; 30]].concat()).collect();
         let group = Group::try_new("g", None, vec![Feature::from_rows("x", &rows).unwrap()]).unwrap();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_concatenate_alike_stay_apart() {
+    fn rows_with_equal_concatenated_lists_stay_distinct() {
         let a = Feature::from_rows("a", &[vec![1], vec![1, 2]]).unwrap();
         let b = Feature::from_rows("b", &[vec![2, 3], vec![3]]).unwrap();
         assert_eq!(deduplicate(&Group::try_new("g", None, vec![a, b]).unwrap()).rows(), 2);

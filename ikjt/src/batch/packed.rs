@@ -502,7 +502,7 @@ impl View<'_> {
                     |message: String| Error::invariant(format!("kept column `{}`", places.name), message);
                 let offsets = self.at::<i32>(places.values, size.saturating_add(1))?;
                 if offsets[0] < 0 || !offsets.is_sorted() {
-                    return Err(wrong("its texts do not stand one after the other".to_owned()));
+                    return Err(wrong("its texts are not contiguous".to_owned()));
                 }
                 let texts = self.at::<u8>(start, length)?.into_inner();
                 let texts = StringArray::try_new(OffsetBuffer::new(offsets), texts, nulls);
@@ -522,7 +522,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_comes_back(batch in batches(), overlaps: bool) {
+        fn unpacking_restores_packed_batches(batch in batches(), overlaps: bool) {
             let widths = (batch.dense_width(), batch.label_width());
             let packed = PackedBatch::copy_of(&batch, widths, overlaps);
             prop_assert_eq!(packed.memory.len() % ALIGNMENT, 0);
@@ -541,7 +541,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_stands_in_memory_is_a_batch_or_an_error(
+        fn unpacking_damaged_memory_does_not_panic(
             batch in batches(),
             flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
             lengths in prop::collection::vec((0_usize..8, any::<prop::sample::Index>(), 0_usize..usize::MAX), 0..3),

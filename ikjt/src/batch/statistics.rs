@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_are_the_values_that_rows_use() {
+    fn stored_values_are_those_that_rows_use() {
         // Seven of the twenty values are used: five by a window and a row within it, and two by the last row.
         let (offsets, sizes) = (vec![0, 1, 2, 10], vec![4, 1, 3, 2]);
         let feature = Feature::try_new("x", vec![0; 20], offsets, sizes).unwrap();

@@ -105,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn folding_changes_no_sample_and_costs_no_value(group in groups()) {
+        fn folding_changes_no_sample_and_adds_no_value(group in groups()) {
             for group in [deduplicate(&group), group] {
                 let folded = fold_windows(&group);
                 prop_assert_eq!(lists(&folded), lists(&group));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_folded_is_shared() {
+    fn groups_that_cannot_be_folded_are_not_copied() {
         let feature = Feature::from_rows("x", &[[1, 2], [3, 4]]).unwrap();
         let group = Group::try_new("g", None, vec![feature]).unwrap();
         let folded = fold_windows(&group);

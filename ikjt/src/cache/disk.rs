@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_come_back_and_damaged_ones_do_not() {
+    fn decoding_restores_items_and_refuses_damaged_ones() {
         let parts: Vec<Bytes> = vec![Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(b"three")];
         let lists = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(vec![Some(1), Some(2)]), None]);
         let columns: [ArrayRef; 2] = [Arc::new(Int64Array::from(vec![Some(5), None])), Arc::new(lists)];
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_told() {
+    fn write_errors_are_reported() {
         let directory = tempfile::tempdir().unwrap();
         let disk = Disk::open(directory.path(), 100, 100).unwrap();
         // A folder has the name of the first file, so that the write fails.

@@ -49,7 +49,7 @@ fn in_memory(cache: &Cache, name: &str) -> Vec<usize> {
 }
 
 #[test]
-fn columns_that_nobody_will_read_are_not_kept() {
+fn columns_without_future_reads_are_not_kept() {
     let cache = Cache::new(100 * KILOBYTE, None).unwrap();
     decode(&cache, 0, "a");
     let interest = interest(&cache, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], "a", true);
@@ -62,7 +62,7 @@ fn columns_that_nobody_will_read_are_not_kept() {
 }
 
 #[test]
-fn what_a_job_is_in_the_middle_of_is_kept() {
+fn row_groups_that_a_job_is_reading_are_kept() {
     let cache = Cache::new(100 * KILOBYTE, None).unwrap();
     let places = (0..10).map(|i| (("file".into(), i), i as f32 / 10.0)).collect();
     let interest = Interest::new(places, HashSet::from(["a".to_owned()]), true, 0.15);
@@ -73,7 +73,7 @@ fn what_a_job_is_in_the_middle_of_is_kept() {
 }
 
 #[test]
-fn what_is_read_least_and_last_goes_first() {
+fn items_with_the_fewest_and_latest_reads_are_evicted_first() {
     let cache = Cache::new(4 * KILOBYTE + 512, None).unwrap();
     let one = interest(&cache, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], "a", false);
     one.reached(0.95);
@@ -94,7 +94,7 @@ fn what_is_read_least_and_last_goes_first() {
 }
 
 #[test]
-fn a_form_is_worth_the_seconds_that_it_saves() {
+fn the_value_of_a_form_is_the_time_that_it_saves() {
     let cache = Cache::new(3 * KILOBYTE, None).unwrap();
     let interest = interest(&cache, &[0, 1, 2], "a", true);
     interest.reached(-1.0);
@@ -110,7 +110,7 @@ fn a_form_is_worth_the_seconds_that_it_saves() {
 }
 
 #[test]
-fn of_many_items_a_part_is_compared_and_the_limit_holds() {
+fn eviction_among_many_items_compares_a_part_and_keeps_the_limit() {
     let items = 3 * COMPARED;
     let limit = 2 * COMPARED as u64 * 100;
     let cache = Cache::new(limit, None).unwrap();
@@ -191,7 +191,7 @@ fn a_column_is_decoded_once_and_others_wait_for_it() {
 }
 
 #[test]
-fn what_leaves_memory_is_read_from_disk_as_far_as_it_fits() {
+fn evicted_items_are_read_from_disk_within_its_limit() {
     let directory = tempfile::tempdir().unwrap();
     let cache = Cache::new(2 * KILOBYTE + 512, Some((directory.path(), 3 * KILOBYTE + 512))).unwrap();
     let interest = interest(&cache, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], "a", false);

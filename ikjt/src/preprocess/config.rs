@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn sampling_is_left_out_or_alone_on_other_hosts_too() {
+    fn sent_pipelines_can_omit_or_isolate_sampling() {
         let config = parse("op = 'sampling'\nrate = 0.5").unwrap();
         let operators = |config: &PreprocessConfig| -> Vec<String> {
             config.steps.iter().map(|step| step.location.op.to_string()).collect()

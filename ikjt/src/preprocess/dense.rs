@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_stays_so_until_it_is_filled() {
+    fn nan_remains_until_it_is_filled() {
         let ops = [
             DenseOp::Clamp { min: 0.0, max: 1.0 },
             DenseOp::Logit { epsilon: 0.1 },

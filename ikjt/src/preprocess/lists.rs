@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn places_and_fillings_are_stored_once() {
+    fn positions_and_fill_values_are_stored_once() {
         let places = positions(windows(), 5).unwrap();
         assert_eq!(rows(&places), [vec![5, 6, 7], vec![5, 6, 7], vec![5, 6, 7], vec![]]);
         assert_eq!(places.values()[..], [5, 6, 7]);

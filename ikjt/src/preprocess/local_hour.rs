@@ -77,7 +77,7 @@ mod tests {
 
     /// Tests the first and the last time that is a date, in zones whose offset leads beyond the calendar.
     #[test]
-    fn the_ends_of_time_are_no_panic() {
+    fn extreme_times_do_not_panic() {
         for zone in ["Pacific/Kiritimati", "Pacific/Pago_Pago"] {
             for end in [DateTime::<chrono::Utc>::MIN_UTC, DateTime::<chrono::Utc>::MAX_UTC] {
                 assert!((0..24).contains(&hour(zone, end.timestamp_micros())));

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_stay_as_the_rate_says_and_steps_are_independent() {
+    fn samples_are_kept_at_the_rate_and_steps_draw_independently() {
         let samples = 100_000_u64;
         let (first, second) = (Draws::new(5, 0), Draws::new(5, 1));
         let count = |keep: &dyn Fn(u64) -> bool| (0..samples).filter(|i| keep(*i)).count() as f64;

@@ -306,7 +306,7 @@ proptest! {
     }
 
     #[test]
-    fn running_commutes_with_expanding(
+    fn preprocessing_before_or_after_expansion_gives_equal_samples(
         (batch, weights) in batches(),
         drafts in drafts(),
         start in any::<u64>(),
@@ -483,7 +483,7 @@ fn sampling_copies_no_row_of_a_deduplicated_group() {
 }
 
 #[test]
-fn samples_that_stay_weigh_for_those_that_went() {
+fn weights_correct_for_dropped_samples() {
     let steps = "[[step]]\nop = 'sampling'\nrate = 0.25\n[[step]]\nop = 'sampling'\nrate = 0.5\ncorrect_weights = false";
     let preprocessor = preprocessor(steps, &schema(GROUPS, false)).unwrap();
     let kept = |start| run(&preprocessor, small_batch(), start);
@@ -502,7 +502,7 @@ fn untouched_dense_features_are_not_copied() {
 }
 
 #[test]
-fn torcharrow_hashes_alike() {
+fn hashes_equal_those_of_torcharrow() {
     let rows = [(1..=16).collect::<Vec<i64>>()];
     let group = Group::try_new("user", None, vec![Feature::from_rows("x", &rows).unwrap()]).unwrap();
     let batch = Batch::try_new(BatchParts {
@@ -561,7 +561,7 @@ fn a_batch_of_another_schema_is_refused() {
 }
 
 #[test]
-fn what_a_step_cannot_do_to_a_batch_names_the_step() {
+fn errors_at_run_time_name_the_step() {
     let mut parts = small_batch().into_parts();
     let long = Feature::from_rows("i", &[vec![7; 40_000], vec![], vec![], vec![]]).unwrap();
     parts.groups[2] = Group::try_new("item", None, vec![long]).unwrap();

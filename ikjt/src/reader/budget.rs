@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_comes_free() {
+    fn dropped_reservations_are_returned_to_the_budget() {
         let account = account(13);
         assert_eq!((account.budget().limit(), account.budget().total()), (13, 10));
         let first = account.try_reserve(6, 4).unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn epochs_that_share_a_budget_all_go_on() {
+    fn epochs_that_share_a_budget_all_make_progress() {
         let budget = Budget::within(133);
         let first = Account::open(&budget);
         let all = first.try_reserve(90, 0).unwrap();

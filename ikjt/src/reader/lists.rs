@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lists_come_back_from_their_levels(
+        fn lists_are_decoded_from_their_levels(
             lists in prop::collection::vec(prop::option::of(0_usize..5), 0..20), is_nullable: bool,
         ) {
             let lists: Vec<_> =
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_of_something_else_are_refused() {
+    fn levels_of_other_types_are_refused() {
         let refused = |definition: &[i16], repetition: &[i16], rows| {
             Lists::new(definition, repetition, 2, rows).unwrap_err()
         };

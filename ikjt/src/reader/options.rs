@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_come_back_from_json() {
+    fn parsing_restores_serialized_options() {
         let options = ReaderOptions {
             shuffle: Some(super::super::Shuffle {
                 seed: u64::MAX,

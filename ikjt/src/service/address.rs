@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn services_are_told_from_other_locations() {
+    fn services_are_distinguished_from_other_locations() {
         let parse = |text: &str| ServiceAddress::parse(Path::new(text));
         let address = |master: &str, secure, dataset: &str| {
             let (master, dataset) = (master.to_owned(), dataset.to_owned());

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn one_side_without_tls_is_told() {
+    fn one_side_without_tls_is_reported() {
         for (message, remedy) in [
             ("received corrupt message of type InvalidContentType", "does not use TLS: write `grpc://`"),
             ("connection error detected: frame with invalid size", "uses TLS (write `grpcs://`"),

@@ -147,12 +147,12 @@ fn preprocessor(step: &str) -> Preprocessor {
 }
 
 #[test]
-fn the_outcomes_are_those_of_the_number() {
+fn stored_results_belong_to_the_current_version() {
     assert_eq!(SAME_BYTES, STORED, "look whether the outcomes below have changed, and set `STORED`");
 }
 
 #[test]
-fn operators_give_what_they_gave() {
+fn results_of_operators_have_not_changed() {
     let before = lines(&batch(), &schema());
     for (step, expected) in CASES {
         let preprocessor = preprocessor(step);
@@ -167,7 +167,7 @@ fn operators_give_what_they_gave() {
 }
 
 #[test]
-fn sampling_keeps_what_it_kept() {
+fn results_of_sampling_have_not_changed() {
     let preprocessor = preprocessor("op = 'sampling'\nlabel = 'clicked'\nkeep = { '1' = 0.25 }\nseed = 42");
     let kept = preprocessor.sampler().unwrap().keep(3, 100, 64, |_, sample| (sample % 2) as f32);
     let expected: &[u32] = &[
@@ -178,7 +178,7 @@ fn sampling_keeps_what_it_kept() {
 }
 
 #[test]
-fn packed_batches_have_the_bytes_that_they_had() {
+fn bytes_of_packed_batches_have_not_changed() {
     let packed = PackedBatch::copy_of(&batch(), (2, 1), true);
     let digest = Sha256::digest(packed.memory().as_slice());
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();

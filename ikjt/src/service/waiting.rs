@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_wait_is_said_once_a_minute_with_its_last_reason() {
+    fn a_long_wait_is_reported_once_a_minute_with_its_latest_reason() {
         let waiting = Waiting::new("the client".to_owned());
         assert_eq!(waiting.line(Instant::now()), None);
         waiting.because("the master does not answer");

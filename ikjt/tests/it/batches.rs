@@ -36,7 +36,7 @@ fn every_layout_and_form_gives_the_samples_that_were_written() {
 }
 
 #[test]
-fn columns_are_found_wherever_they_stand() {
+fn columns_are_found_at_any_position() {
     let first = ["item", "history", "number", "timestamp", "city"];
     for layout in [Layout::Rows, Layout::Folded] {
         let (usual, popular) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -59,7 +59,7 @@ fn columns_are_found_wherever_they_stand() {
 }
 
 #[test]
-fn batches_hold_what_their_form_promises() {
+fn batches_satisfy_the_invariants_of_their_form() {
     let (rows, folded) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     LOG.write(rows.path(), Layout::Rows);
     LOG.write(folded.path(), Layout::Folded);

@@ -69,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_read() {
+fn kept_columns_are_read_only_on_request() {
     let directory = tempfile::tempdir().unwrap();
     Log { sessions: 9, session_size: 5.0, repeat: 0.7, seed: 1 }.write(directory.path(), Layout::Folded);
     let reader = open(directory.path(), ReaderOptions::new(8)).unwrap();

@@ -70,7 +70,7 @@ fn the_seed_and_the_epoch_make_the_order() {
 }
 
 #[test]
-fn within_partitions_time_moves_on() {
+fn shuffling_within_partitions_keeps_the_order_of_partitions() {
     let directory = tempfile::tempdir().unwrap();
     let written = LOG.write(directory.path(), Layout::Folded);
     let first = Snapshot::load(directory.path()).unwrap().partitions[0].samples as usize;
@@ -253,7 +253,7 @@ fn a_reader_resumes_at_the_exact_next_batch() {
 }
 
 #[test]
-fn a_step_that_was_waited_for_is_the_next_one() {
+fn waiting_for_a_step_does_not_skip_it() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write_buckets(directory.path(), Layout::Rows, 2);
     let reader = open(directory.path(), ReaderOptions::new(32)).unwrap();
@@ -271,7 +271,7 @@ fn a_step_that_was_waited_for_is_the_next_one() {
 }
 
 #[test]
-fn positions_of_something_else_are_refused() {
+fn positions_of_other_options_and_datasets_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write_buckets(directory.path(), Layout::Rows, 2);
     let position = open(directory.path(), shuffled(1, 2)).unwrap().position(0);

@@ -112,7 +112,7 @@ fn read(reader: &Reader, epoch: u64, step: u64) -> Vec<(Batch, Position)> {
 }
 
 #[test]
-fn batches_from_elsewhere_are_those_of_a_local_reader() {
+fn batches_of_a_source_equal_those_of_a_local_reader() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write_buckets(directory.path(), Layout::Folded, 4);
     let shuffle = Some(Shuffle { seed: 5, row_groups: 2, within: Within::Epoch });
@@ -159,7 +159,7 @@ fn samples_of_an_epoch_are_counted_once() {
 }
 
 #[test]
-fn what_is_not_a_batch_of_the_request_is_refused() {
+fn batches_of_other_requests_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write(directory.path(), Layout::Rows);
     let error = |gives: Gives, checks: Checks| -> Error {
@@ -179,7 +179,7 @@ fn what_is_not_a_batch_of_the_request_is_refused() {
 
 /// Checks that dropping the batches of a source that sends nothing does not wait for a batch.
 #[test]
-fn a_silent_source_is_left() {
+fn dropping_the_batches_of_a_silent_source_does_not_wait() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write(directory.path(), Layout::Rows);
     let reader = open_elsewhere(directory.path(), Gives::Nothing, ReaderOptions::new(16).into());

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_of_another_version_are_refused_by_whoever_has_this_one() {
+    fn plans_of_another_version_are_refused() {
         let error = error(&sent("0.0.9", "{}"));
         assert!(
             error.contains("onefold-cluster 0.0.9, but this executor is") && error.contains(VERSION),

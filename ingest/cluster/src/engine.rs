@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_outputs_of_a_task_the_last_is_read() {
+    fn the_last_of_two_outputs_of_a_task_is_read() {
         let partition = |number| {
             let before = [output("a", 1, number), output("a", 2, number)];
             let again = [output("b", 0, number), output("a", 1, number), output("b", 2, number)];

@@ -43,8 +43,8 @@ pub(crate) struct SchedulerArguments {
     /// Name or address by which executors reach this process [default: that of `--bind`]
     #[arg(long, value_name = "HOST")]
     host: Option<String>,
-    /// Seconds without a sign of life after which an executor is lost, and its tasks go to others; an executor that
-    /// is busy with long tasks gives one every 5 seconds
+    /// Seconds without a heartbeat after which an executor is lost, and its tasks go to others; an executor with long
+    /// tasks sends one every 5 seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(8..))]
     executor_timeout: u64,
     #[command(flatten)]

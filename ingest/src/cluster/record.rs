@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_and_sign_is_kept() {
+    fn ids_of_every_width_and_sign_are_restored() {
         let shape = Shape { floats: 0, positions: 0, lists: 2 };
         for id in (0..63).flat_map(|bit| [1 << bit, -(1 << bit), i64::MIN >> bit, !(i64::MIN >> bit)]) {
             for count in [1, 2, 7, 8, 9, 70] {
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_records_are_noticed() {
+    fn malformed_records_are_detected() {
         let shape = Shape { floats: 1, positions: 0, lists: 1 };
         assert!(RecordReader::new(shape, &[0; 16]).is_none());
         assert_eq!(decoded_bytes(&[0; 11]), None);

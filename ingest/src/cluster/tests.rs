@@ -716,7 +716,7 @@ fn counts_that_do_not_fit_name_the_memory_limit_of_their_process() {
 }
 
 #[test]
-fn what_writes_buckets_is_described_completely() {
+fn write_specs_are_restored_from_their_serialized_form() {
     let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nuser = \"user\"\n\
                 gap = \"30m\"\ntime = \"time\"\n[partition]\ncolumns = [\"split\"]\nby = \"hour\"\n\
                 [features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";

@@ -42,8 +42,8 @@ pub(super) struct HowArguments {
     /// How often jobs read each column, as lines `column,reads`: columns that are read most are stored first
     #[arg(long, value_name = "FILE")]
     popularity: Option<PathBuf>,
-    /// Write only these partitions, as `date=2024-06-01`: conditions =, !=, <, <=, >, >= joined by commas. A value with
-    /// a comma or an operator is in quotes, and a quote in it twice: `city="Paris, TX"`
+    /// Write only these partitions, such as `date=2024-06-01`: conditions =, !=, <, <=, >, >= joined by commas. A value
+    /// with a comma or an operator is in quotes, and a quote in it twice: `city="Paris, TX"`
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     partition: PartitionFilter,
     #[command(flatten)]

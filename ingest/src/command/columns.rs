@@ -14,7 +14,7 @@ use crate::{ColumnsOptions, ColumnsSummary, ColumnsTask, LabelChanges, compute_c
 pub(crate) struct ColumnsArguments {
     #[command(flatten)]
     dataset: DatasetArguments,
-    /// Write columns of these partitions alone, as `date=2024-06-01` or `city="Paris, TX"`
+    /// Write columns of these partitions only, such as `date=2024-06-01` or `city="Paris, TX"`
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     partition: PartitionFilter,
     /// Samples of the dataset may be missing in the logs: added features have no ids, or 0, in them, and labels stay as
@@ -56,7 +56,7 @@ fn describe(summary: &ColumnsSummary, out: &Path) -> String {
     }
     if summary.samples_ignored > 0 {
         let ignored = count_of(summary.samples_ignored, "sample");
-        lines.push(format!("ignored {ignored} of the logs that are none of these"));
+        lines.push(format!("ignored {ignored} of the logs that match none of these"));
     }
     if summary.changed {
         lines.push(format!(

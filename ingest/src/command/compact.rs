@@ -12,9 +12,9 @@ use super::RewriteArguments;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompactArguments {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     dataset: PathBuf,
-    /// Merge files of these partitions only, as `date=2024-06-01`: conditions joined by commas
+    /// Merge files of these partitions only, such as `date=2024-06-01`: conditions joined by commas
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     partition: PartitionFilter,
     #[command(flatten)]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DropArguments {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     dataset: PathBuf,
     /// The sparse, sequence and dense features to drop
     #[arg(required = true, value_name = "NAME")]
@@ -18,7 +18,7 @@ pub(crate) struct DropArguments {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RenameArguments {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     dataset: PathBuf,
     /// The name of a sparse, sequence or dense feature
     old: String,

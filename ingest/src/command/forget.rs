@@ -15,7 +15,7 @@ const MOST_NAMED: usize = 5;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ForgetArguments {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     dataset: PathBuf,
     /// The users: a text file with one a line; or a CSV file with a header (`.csv`) or a Parquet file (`.parquet`) with the
     /// columns of the session's key, or with the column of the user

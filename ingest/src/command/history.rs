@@ -10,7 +10,7 @@ use serde::Serialize;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct HistoryArguments {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     dataset: PathBuf,
     /// Show only the last snapshots
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

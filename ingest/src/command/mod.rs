@@ -72,11 +72,11 @@ fn run_async<T>(
 struct DatasetArguments {
     /// The configuration: sources, samples, session, partitions, features, kept columns
     config: PathBuf,
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     #[arg(long)]
     out: PathBuf,
-    /// Read other files in place of those that a source of the configuration names, as `log=log.parquet`: a file, a
-    /// directory, a pattern or a URL, and no other key of the source
+    /// Read other files in place of those that a source of the configuration names, such as `log=log.parquet`: a file,
+    /// a directory, a pattern or a URL. The other keys of the source do not apply to them
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_source)]
     sources: Vec<(String, String)>,
 }

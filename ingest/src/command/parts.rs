@@ -18,11 +18,11 @@ pub(crate) struct WriteArguments {
     config: PathBuf,
     /// Read these files, folders or URLs in place of those of the configuration's only source
     input: Vec<String>,
-    /// The dataset that the range is written to: a path or a URL, as `s3://bucket/folder`
+    /// The dataset that the range is written to: a path or a URL, such as `s3://bucket/folder`
     #[arg(long)]
     dataset: PathBuf,
-    /// The range of buckets to write, and the number of all ranges, as `3/16`; they count from 0. Segments of `shard` by
-    /// the session's columns are divided likewise
+    /// The range of buckets to write, and the number of all ranges, such as `3/16`; they count from 0. Segments of
+    /// `shard` by the session's columns are divided likewise
     #[arg(long, value_name = "K/C", value_parser = parse_bucket)]
     bucket: (u32, u32),
     /// The file for what `commit` needs: a path or a URL
@@ -35,7 +35,7 @@ pub(crate) struct WriteArguments {
 /// The arguments of `commit`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CommitArguments {
-    /// The dataset that the parts were written to: a path or a URL, as `s3://bucket/folder`
+    /// The dataset that the parts were written to: a path or a URL, such as `s3://bucket/folder`
     dataset: PathBuf,
     /// The parts, one of each range: files, or folders or URLs of folders that hold nothing else
     #[arg(required = true)]
@@ -47,7 +47,7 @@ pub(crate) struct CommitArguments {
     /// samples
     #[arg(id = "commit = append", long = "append", conflicts_with = "commit = overwrite")]
     append: bool,
-    /// As `--append`, and replace partitions even if they then have fewer samples
+    /// Like `--append`, but replace partitions even if they then have fewer samples
     #[arg(id = "commit = replace", long = "replace", conflicts_with_all = ["commit = overwrite", "commit = append"])]
     replace: bool,
 }

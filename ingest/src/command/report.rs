@@ -19,7 +19,7 @@ const MINIMUM_BUILD_BYTES: u64 = 512 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArguments {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     dataset: Option<PathBuf>,
     /// The number of the snapshot to report on [default: the newest]
     #[arg(long, value_name = "SNAPSHOT", requires = "dataset")]

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_not_rounded_to_none_or_all() {
+    fn shares_are_not_rounded_to_0_or_100_percent() {
         let shares = [0.0, 1e-9, 0.5, 1.0 - 1e-9, 1.0].map(percent);
         assert_eq!(shares, ["0 %", "<0.1 %", "50.0 %", ">99.9 %", "100 %"]);
     }

@@ -10,7 +10,7 @@ use onefold_terminal::Printer;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct VacuumArguments {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     dataset: PathBuf,
     /// The number of newest snapshots to keep; the others are kept, too, if --older-than says so
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]

@@ -16,7 +16,7 @@ use super::{EngineArguments, run_async};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerifyArguments {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path or a URL, such as `s3://bucket/folder`
     dataset: PathBuf,
     /// The number of the snapshot to verify [default: the newest]
     #[arg(long, value_name = "SNAPSHOT")]
@@ -24,7 +24,7 @@ pub(crate) struct VerifyArguments {
     /// Read the sources of this configuration, and compare their samples with those of the dataset
     #[arg(long, value_name = "CONFIG")]
     against: Option<PathBuf>,
-    /// With `--against`: compare only these partitions, as `date=2024-06-01` or `city="Paris, TX"`
+    /// With `--against`: compare only these partitions, such as `date=2024-06-01` or `city="Paris, TX"`
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true, requires = "against")]
     partition: PartitionFilter,
     /// Look for the users of this file in all snapshots that exist, or in that of `--at`: in ids of sessions, the kept

@@ -214,14 +214,17 @@ impl Config {
             let names: Vec<&str> = self.sources.keys().map(String::as_str).collect();
             return Err(Error::config(
                 &self.path,
-                format!("an input can stand for one source, and there are several: {}", names.join(", ")),
+                format!(
+                    "an input replaces the files of the only source, and there are several: {}",
+                    names.join(", ")
+                ),
                 "name the files in the configuration",
             ));
         };
         if source.delta.is_some() {
             return Err(Error::config(
                 &self.path,
-                "an input cannot stand for a Delta Lake table",
+                "an input cannot replace a Delta Lake table",
                 "choose the version of the table in the configuration, or name a source of files there",
             ));
         }

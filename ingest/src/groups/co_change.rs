@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_merged_say_what_the_whole_says() {
+    fn merged_counts_of_parts_equal_those_of_the_whole() {
         let (features, parts) = rm1(4_000);
         for (most_sets, is_exact) in [(MOST_SETS, true), (50, false)] {
             let observed = |ways: &[&[(Vec<usize>, f64)]]| {

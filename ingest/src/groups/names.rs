@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_the_words_in_common() {
+    fn groups_are_named_by_the_common_words_of_their_features() {
         let features: Vec<&str> = [
             "user_00",
             "user_1",

@@ -146,7 +146,7 @@ fn few_features_are_grouped_nearly_as_well_as_by_trying_all_ways() {
 }
 
 #[test]
-fn a_feature_that_slides_with_every_sample_is_worth_it_for_its_windows() {
+fn a_sequence_that_changes_with_every_sample_is_deduplicated_for_its_windows() {
     let mut history = feature("history", 1_000, 50);
     history.feature.kind = SparseKind::Sequence;
     let mut ages = history.clone();
@@ -166,7 +166,7 @@ fn a_feature_that_slides_with_every_sample_is_worth_it_for_its_windows() {
 }
 
 #[test]
-fn no_merge_takes_features_below_the_factor_that_made_them_worth_it() {
+fn no_merge_reduces_the_dedupe_factor_of_features_below_the_threshold() {
     // Each feature has 0.5 distinct rows per sample, and both together have 0.7. The lists are empty, so an inverse
     // index costs more than the rows.
     let features = [feature("a", 1_000, 0), feature("b", 1_000, 0)];
@@ -182,7 +182,7 @@ fn no_merge_takes_features_below_the_factor_that_made_them_worth_it() {
 }
 
 #[test]
-fn a_thousand_features_are_grouped_as_well_as_they_were_made() {
+fn the_groups_of_a_thousand_generated_features_are_found() {
     let samples = 20_000;
     let features: Vec<ObservedFeature> =
         (0..1_000).map(|i| feature(&format!("f{i:03}"), samples, 1 + i % 30)).collect();

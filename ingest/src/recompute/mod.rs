@@ -168,7 +168,7 @@ impl Recomputing<'_> {
         let wrong = |message: &str, hint: &str| Err(Error::config(&self.config.path, message, hint));
         if self.config.samples.key.is_empty() {
             return wrong(
-                "`[samples].key` is not declared, so samples of the logs cannot be told to be those of the dataset",
+                "`[samples].key` is not declared, so samples of the logs cannot be matched with those of the dataset",
                 "declare the columns that identify a sample, as `key = [\"request_id\"]`; the dataset must have been built \
                  with them",
             );

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_happened_is_described() {
+    fn only_counts_above_zero_are_described() {
         let counts = SkipCounts { late_events: 2, sampled_out: 5, ..SkipCounts::default() };
         assert_eq!(counts.described(), [("late events", 2), ("samples dropped by sampling", 5)]);
     }

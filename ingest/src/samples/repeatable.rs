@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_that_vary_are_found_wherever_it_is() {
+    fn nondeterministic_functions_are_found_anywhere_in_a_query() {
         for (sql, part) in [
             ("SELECT * FROM t WHERE random() < 0.5", "`random()`"),
             ("SELECT *, uuid() AS id FROM t", "`uuid()`"),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_that_state_their_order_are_fine() {
+    fn queries_that_state_their_order_are_accepted() {
         for sql in [
             "SELECT * FROM t ORDER BY a, b LIMIT 3",
             "SELECT a FROM (SELECT * FROM t ORDER BY a, b LIMIT 3)",

@@ -112,7 +112,7 @@ fn refused(sections: &str, parts: &[&str]) {
 }
 
 #[test]
-fn of_rows_with_one_key_the_first_by_time_is_a_sample() {
+fn the_first_row_of_a_key_by_time_is_a_sample() {
     let (table, skipped) = samples(SAMPLES, "request, time / 1000000 AS t, history");
     let expected = "\
 +---------+-----+---------+
@@ -547,7 +547,7 @@ proptest! {
     #![proptest_config(onefold_property::cases(16))]
 
     #[test]
-    fn declared_steps_do_what_they_are_defined_to_do(
+    fn declared_steps_equal_their_definition(
         logs in random_logs(),
         window in 1i64..30,
         with_event_key in any::<bool>(),

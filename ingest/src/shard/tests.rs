@@ -278,7 +278,7 @@ fn refused(directory: &Path, patterns: &[&str], options: &ShardOptions) -> Strin
 }
 
 #[test]
-fn what_cannot_be_sharded_is_named_with_a_remedy() {
+fn logs_that_cannot_be_sharded_are_refused_with_a_hint() {
     let (directory, whole) = two_files();
     let at = directory.path();
     let text = refused(at, &["part-3*.parquet"], &options(2));
@@ -321,7 +321,7 @@ fn damaged_files_are_named() {
 }
 
 #[test]
-fn columns_in_another_order_and_nullability_go_together() {
+fn files_with_columns_in_another_order_and_nullability_are_merged() {
     let (directory, whole) = two_files();
     let order = [7, 1, 0, 2, 3, 4, 5, 6];
     write(&directory.path().join("part-3.parquet"), &log(1_000..1_200).project(&order).unwrap());
@@ -335,7 +335,7 @@ fn columns_in_another_order_and_nullability_go_together() {
 }
 
 #[test]
-fn segments_are_replaced_only_when_told_and_only_by_their_like() {
+fn only_segments_are_replaced_and_only_with_overwrite() {
     let (directory, _) = two_files();
     let out = directory.path().join("out");
     let shard = |options| shard_in(directory.path(), "part-1.parquet", &out, &options);

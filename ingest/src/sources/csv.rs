@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_text_is_passed_on_as_it_is() {
+    fn unambiguous_text_is_not_changed() {
         for text in [
             "",
             "a,b\n",
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_that_are_not_clear_are_refused() {
+    fn ambiguous_quotes_are_refused() {
         for (text, message) in [
             ("a,b\n1,2\n\"x,y\n3,4\n", "line 3: a quote opens a value here and is not closed"),
             ("a,b\n1,\"x\"y\n", "line 2: a quote closes a value here, but more text follows;"),

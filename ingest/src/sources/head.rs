@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_read_than_the_first_rows_take() {
+    fn only_the_first_rows_are_read() {
         let text: String = (0..20_000).map(|row| format!("{row},{row}\n")).collect();
         let (head, chunks) = head(&text, CSV, 100);
         let head = head.unwrap();

@@ -361,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_all_files_in_their_order() {
+    fn pieces_cover_all_files_in_order() {
         let sizes = [300, 5, 120].map(|mib: u64| mib << 20);
         let file = |(number, size): (usize, &u64)| PartitionedFile::new(format!("part-{number}"), *size);
         let files: Vec<_> =

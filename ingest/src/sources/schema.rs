@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stands_for_one_column() {
+    fn repeated_column_names_are_refused() {
         let error =
             merged(&SourceConfig::new("p"), Format::Csv, &[file("a", &[("x", "Utf8"), ("x", "Utf8")])]);
         assert!(error.unwrap_err().starts_with("a: it has two columns `x`"));

@@ -231,7 +231,7 @@ fn digest(dir: &Dir, dataset: &str) -> String {
 }
 
 #[test]
-fn labels_are_those_of_the_events_of_now() {
+fn relabel_computes_labels_from_the_current_events() {
     let dir = Dir::new();
     write_log(&dir);
     write_events(&dir, &[(0, 1), (13, 2)]);

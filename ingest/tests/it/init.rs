@@ -333,7 +333,7 @@ fn a_log_of_users_and_items_without_times() {
 }
 
 #[test]
-fn a_log_that_tells_nothing_builds_too() {
+fn a_log_without_recognizable_columns_builds_too() {
     let dir = Dir::new();
     dir.write("weather.txt", "place;sky\nPorto;sun\nLisbon;rain\n");
     let (summary, text) = init(&dir, &["weather.txt"]);

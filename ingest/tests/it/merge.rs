@@ -550,7 +550,7 @@ fn equal_samples_without_keys_count_as_often_as_one_log_has_them() {
 }
 
 #[test]
-fn a_key_is_there_whatever_else_the_row_says() {
+fn samples_with_an_existing_key_are_skipped_whatever_their_other_columns() {
     let dir = Dir::new();
     SETUP.write(&dir, "first", &[row(0, 1, 100), row(1, 1, 110)]);
     SETUP.works(&dir, "first", "dataset", Commit::Create);
@@ -564,7 +564,7 @@ fn a_key_is_there_whatever_else_the_row_says() {
 }
 
 #[test]
-fn merging_creates_what_is_not_there() {
+fn merging_creates_missing_datasets_and_partitions() {
     let dir = Dir::new();
     SETUP.write(&dir, "first", &[row(0, 1, 100)]);
     let created = SETUP.works(&dir, "first", "dataset", Commit::Merge);
@@ -579,7 +579,7 @@ fn merging_creates_what_is_not_there() {
 }
 
 #[test]
-fn samples_of_one_time_stand_behind_those_that_are_there() {
+fn late_samples_follow_existing_samples_of_the_same_time() {
     let setup = Setup { ordered: true, ..SETUP };
     let dir = Dir::new();
     setup.write(&dir, "first", &[row(5, 1, 100), row(3, 1, 100), row(9, 1, 101)]);
@@ -593,7 +593,7 @@ fn samples_of_one_time_stand_behind_those_that_are_there() {
 }
 
 #[test]
-fn what_a_merge_needs_is_asked_for() {
+fn merges_with_missing_requirements_are_refused() {
     let dir = Dir::new();
     let rows = [row(0, 1, 100), row(1, 2, 2000)];
     let unkeyed = Setup { keyed: false, ..SETUP };
@@ -643,7 +643,7 @@ fn ids_below_a_minimum_stay_unknown() {
 }
 
 #[test]
-fn the_command_says_what_it_merged() {
+fn the_command_reports_what_it_merged() {
     let dir = Dir::new();
     SETUP.write(&dir, "first", &[row(0, 1, 100), row(1, 2, 2000)]);
     SETUP.works(&dir, "first", "dataset", Commit::Create);

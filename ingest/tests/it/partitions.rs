@@ -81,7 +81,7 @@ fn a_build_compares_numbers_and_dates() {
 }
 
 #[test]
-fn a_dataset_is_asked_by_numbers_and_dates() {
+fn filters_of_a_dataset_compare_numbers_and_dates() {
     let dir = with_log("columns = [\"wk\"]");
     dir.build("dataset");
     let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
@@ -168,7 +168,7 @@ fn values_with_commas_and_operators_are_chosen_in_quotes() {
 }
 
 #[test]
-fn names_of_columns_meet_no_names_of_the_etl() {
+fn column_names_do_not_collide_with_names_of_the_etl() {
     // The session key is named `before`, and the partition column `block`.
     let dir = with_log("columns = [\"block\"]");
     let (summary, _) = dir.build("dataset");

@@ -243,7 +243,7 @@ fn parts_of_different_configurations_are_refused() {
 }
 
 #[test]
-fn parts_are_not_trusted() {
+fn damaged_parts_are_refused() {
     let dir = log();
     for bucket in 0..BUCKETS {
         ran(write(&dir, bucket, "dataset"));
@@ -268,7 +268,7 @@ fn parts_are_not_trusted() {
 }
 
 #[test]
-fn what_cannot_be_written_bucket_by_bucket_is_refused() {
+fn options_that_need_all_buckets_are_refused() {
     let dir = log();
     let misused = ["write", "dataset.toml", "--bucket", "4/4", "--dataset", "d", "--out", "p"];
     let misused = dir.command(&misused).output().unwrap();

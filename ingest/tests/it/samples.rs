@@ -279,7 +279,7 @@ fn queries_over(table: &str) -> String {
 }
 
 #[test]
-fn rows_that_may_not_be_leave_nothing_behind() {
+fn a_build_with_forbidden_rows_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     write_logs(folder.path());
     let strict = DECLARED.replace("where = \"item < 90\"", "duplicates = \"error\"");

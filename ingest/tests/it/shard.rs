@@ -179,7 +179,7 @@ fn folders_become_columns_of_the_segments() {
 }
 
 #[test]
-fn what_cannot_be_sharded_leaves_nothing() {
+fn a_failed_shard_leaves_nothing() {
     let dir = two_files();
     dir.fails_as(
         program(&dir, "users"),

@@ -58,7 +58,7 @@ fn a_program_without_the_feature_refuses_tables() {
 }
 
 #[test]
-fn what_names_do_not_tell_the_configuration_says() {
+fn the_configuration_sets_what_file_names_do_not_show() {
     let expected = expected();
     let dir = Dir::new();
     let rows = rows();
@@ -182,7 +182,7 @@ fn columns_are_found_by_name_and_widened() {
 }
 
 #[test]
-fn files_that_do_not_go_together_are_named() {
+fn files_with_conflicting_columns_are_named() {
     let dir = Dir::new();
     let rows = rows();
     let whole = parquet(columns(&rows));

@@ -177,7 +177,7 @@ const MISTAKES: &str = "bought = { kind = \"label\" }\nversion = { kind = \"dens
                         bag = { kind = \"sparse\" }\n";
 
 #[test]
-fn what_looks_wrong_is_said() {
+fn suspicious_statistics_give_warnings() {
     let dir = Dir::new();
     write_log(&dir);
     configure(&dir, GAP, "[partition]\nby = \"day\"\n", MISTAKES);

@@ -100,7 +100,7 @@ fn json_numbers_are_not_cut_to_integers() {
 }
 
 #[test]
-fn columns_that_nothing_reads_do_no_harm() {
+fn errors_in_unread_columns_are_ignored() {
     let dir = Dir::new();
     let rows: String = (0..1500).map(|n| format!("{n},2024-06-01T12:00:00,0,{n},2024-06-01\n")).collect();
     let wrong = "1500,2024-06-01T12:00:00,0,007,never\n";
@@ -246,7 +246,7 @@ fn problems_of_several_files_and_sections_are_listed_together() {
 }
 
 #[test]
-fn queries_that_vary_are_refused() {
+fn nondeterministic_queries_are_refused() {
     let dir = Dir::new();
     dir.write("log.csv", "n,at,clicked\n1,2024-06-01T12:00:00Z,0\n2,2024-06-01T12:00:01Z,1\n");
     let with = |query: &str, sources: &str| {

@@ -154,7 +154,7 @@ fn draw(
     let (least, most) = (options.tables.start(), options.tables.end());
     Err(Error::invalid(
         format!(
-            "{least} to {most} tables of dimensions up to {} hardly ever fit {} ranks of {}",
+            "{least} to {most} tables of dimensions up to {} rarely fit {} ranks of {}",
             options.max_dim,
             topology.ranks,
             onefold_base::units::format_bytes(topology.memory_bytes)
@@ -268,7 +268,7 @@ mod tests {
         assert!(refused(|options| options.max_dim = 3).starts_with("the option `max_dim` is 3\n  hint: "));
         assert!(refused(|options| options.ranks = 3).contains("samples do not divide over 3 ranks"));
         assert!(refused(|options| options.ranks = 0).contains("`ranks` is 0"));
-        assert!(refused(|options| options.memory_bytes = 1000).contains("hardly ever fit 4 ranks of 1000 B"));
+        assert!(refused(|options| options.memory_bytes = 1000).contains("rarely fit 4 ranks of 1000 B"));
     }
 
     #[test]

@@ -323,7 +323,7 @@ pub(crate) fn topology(arguments: &TopologyArguments, printer: &Printer) -> Resu
     topology.store(out)?;
 
     let text = format!(
-        "{} of {} each, {} a machine, {}, written to `{}`",
+        "{} of {} each, {} per machine, {}, written to `{}`",
         count_of(u64::from(topology.ranks), "rank"),
         format_bytes(topology.memory_bytes),
         topology.ranks_per_node,

@@ -297,7 +297,9 @@ fn check_refuses_a_plan_of_other_tables_or_ranks() {
     dir.write("tables.json", &tables);
     dir.run("topology --ranks 4 --memory 1MiB --out topology.json --overwrite").succeeded();
     assert!(
-        dir.run(check).failed().contains("it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine")
+        dir.run(check)
+            .failed()
+            .contains("it is for 2 ranks, 2 per machine; the topology has 4, 4 per machine")
     );
     dir.write("tables.json", &dir.read("tables.json").replace("\"city\"", "\"town\""));
     let error = dir.run(check).failed();
@@ -328,7 +330,7 @@ fn a_topology_has_documented_defaults_that_can_be_replaced() {
     let summary = dir.run("topology --ranks 16 --memory 60GiB --out topology.json").succeeded();
     assert_eq!(
         summary,
-        "16 ranks of 60.0 GiB each, 8 a machine, with the bandwidths of H100 GPUs, written to `topology.json`\n"
+        "16 ranks of 60.0 GiB each, 8 per machine, with the bandwidths of H100 GPUs, written to `topology.json`\n"
     );
     assert_eq!(Topology::load(&dir.path("topology.json")).unwrap(), Topology::h100(16, 60 << 30).unwrap());
     let options =

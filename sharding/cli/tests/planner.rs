@@ -123,7 +123,7 @@ fn measured(samples: usize, noise: bool) -> Costs {
 }
 
 #[test]
-fn a_model_is_trained_blessed_and_planned_with() {
+fn a_model_is_trained_accepted_and_used_by_plan() {
     let dir = Dir::new();
     measured(600, false).store(&dir.path("costs.parquet")).unwrap();
     // By default, the model is linear.
@@ -200,7 +200,7 @@ fn measurements_are_compared_with_their_repetition() {
 }
 
 #[test]
-fn a_model_that_learned_nothing_is_not_blessed() {
+fn a_model_that_learned_nothing_is_refused() {
     let dir = Dir::new();
     measured(400, true).store(&dir.path("costs.parquet")).unwrap();
     let error = dir.fails("pretrain costs.parquet --folds 2 --out model.json");

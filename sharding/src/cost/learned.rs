@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ships_can_be_planned_with() {
+    fn shipped_models_can_be_used_for_their_machine() {
         assert_eq!(MODELS.map(|(name, _)| name), ModelFile::SHIPPED);
         for name in ModelFile::SHIPPED {
             let file = ModelFile::shipped(name).unwrap();

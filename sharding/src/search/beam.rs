@@ -341,7 +341,7 @@ mod tests {
 
     /// Two ranks have 2 MiB each. Halves of the last table fit, and no other division does.
     #[test]
-    fn what_a_baseline_has_room_for_is_planned() {
+    fn beam_finds_a_plan_where_a_baseline_does() {
         let small = (0..6).map(|i| Table::new(format!("table_{i}"), 1, 4));
         let large = Table {
             first: crate::Lookups {

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_exist_is_not_planned() {
+    fn invalid_tables_and_topologies_are_refused() {
         let topology = Topology::h100(2, 1 << 20).unwrap();
         assert!(Greedy::BySize.plan(&[], &topology, &AnalyticCost, topology.global_batch_size(8)).is_err());
         let twice = [Table::new("a", 10, 4), Table::new("a", 10, 4)];
@@ -182,7 +182,7 @@ mod tests {
     /// 1)·4 rows·4 bytes of memory. The buffers take 2·8·2 + 2·2·128·4 bytes for `user`, which one rank requests from
     /// the other, and (1 + 4)·8 + 2·32·4 bytes for `history`.
     #[test]
-    fn a_small_plan_looks_like_this() {
+    fn a_small_plan_has_the_expected_placement() {
         let topology = Topology {
             memory_bandwidth_bytes_per_second: 1e6,
             intra_node_bandwidth_bytes_per_second: 1e6,

@@ -304,7 +304,7 @@ mod tests {
     use crate::{LearnedCosts, ModelFile, Table, Topology};
 
     #[test]
-    fn what_was_tried_leaves_nothing_behind() {
+    fn restoring_a_placement_undoes_a_tried_change() {
         let tables: Vec<Table> = (0..4).map(|i| Table::new(format!("t{i}"), 10_000, 64)).collect();
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();

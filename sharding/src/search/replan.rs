@@ -247,7 +247,7 @@ impl Replan<'_> {
     fn no_room(&self, table: usize) -> Error {
         Error::invalid(
             format!(
-                "table `{}` has no room beside those that stay where they are",
+                "table `{}` does not fit beside the tables that do not move",
                 self.problem.tables[table].name
             ),
             "make a new plan with `onefold-shard plan`, or raise `memory_bytes` in the topology",

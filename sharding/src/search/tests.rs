@@ -74,7 +74,7 @@ proptest! {
 
     /// Groups that repeat the values of the topology do not change the plan, except for its topology.
     #[test]
-    fn equal_groups_are_no_groups(tables in tables(), topology in topology(), memory in 18u32..26) {
+    fn groups_with_equal_values_do_not_change_the_plan(tables in tables(), topology in topology(), memory in 18u32..26) {
         let plain = Topology { groups: Vec::new(), memory_bytes: 1 << memory, ..topology };
         let said = RankGroup { ranks: 1, memory_bytes: Some(1 << memory), ..RankGroup::default() };
         let rest = RankGroup { ranks: plain.ranks - 1, ..RankGroup::default() };
@@ -162,7 +162,7 @@ fn fast_and_slow(memory: [u64; 2]) -> Topology {
 }
 
 #[test]
-fn fast_ranks_get_more() {
+fn fast_ranks_get_more_tables() {
     let tables: Vec<Table> = (0..20)
         .map(|i| Table { first: crate::Lookups::of(10.0), ..Table::new(format!("t{i}"), 100_000, 64) })
         .collect();

@@ -74,7 +74,7 @@ fn a_warm_start_goes_on_as_if_training_had_not_ended() {
 }
 
 #[test]
-fn old_rows_fade() {
+fn rows_that_are_not_looked_up_are_evicted() {
     let dir = with_dataset();
     trained_on(&dir, "split=train");
     let rows = |summary: &Value, what: &str| summary["rows"][what].as_u64().unwrap();
@@ -256,7 +256,7 @@ fn a_model_goes_on_by_a_plan_of_its_tables() {
 }
 
 #[test]
-fn what_a_model_cannot_go_on_with_is_refused() {
+fn warm_starts_with_an_incompatible_model_or_dataset_are_refused() {
     let dir = with_dataset();
     trained_on(&dir, "split=train");
     dir.command(&format!("{RUN} --out first")).works();

@@ -465,7 +465,7 @@ fn a_store_is_followed_from_any_machine() {
 }
 
 #[test]
-fn it_ends_where_it_is_told_and_waits_for_as_much_as_it_is_told() {
+fn following_obeys_until_min_samples_max_wait_and_stop_after() {
     let dir = with_hours(5);
     let until = |time: &str, more: &str| {
         dir.command(&format!("{FOLLOW} --out run --until date=2024-05-01{time} {more}")).works();

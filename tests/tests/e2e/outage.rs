@@ -29,7 +29,7 @@ fn all_fail(dir: &Dir, commands: Vec<(TestCommand, Vec<String>)>) -> Vec<String>
 
 /// Tests both stores at the same time, because commands retry for three minutes at each of them.
 #[test]
-fn a_store_that_does_not_answer_as_it_should_is_told_by_every_command() {
+fn every_command_reports_a_store_that_fails_or_stalls() {
     std::thread::scope(|scope| {
         scope.spawn(a_store_that_answers_nothing_but_503);
         scope.spawn(a_store_that_stops_answering);

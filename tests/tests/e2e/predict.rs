@@ -133,7 +133,7 @@ fn predictions_joined_by_key_have_the_figures_of_the_evaluation() {
 }
 
 #[test]
-fn what_cannot_be_predicted_is_said() {
+fn predictions_that_cannot_be_made_are_refused() {
     let dir = with_run();
     let predict = "onefold-train predict run --data dataset --out predictions.parquet";
     dir.command(&format!("{predict} --keep visits")).fails(&["`visits`", "`visit`"]);

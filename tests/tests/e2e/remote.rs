@@ -226,7 +226,7 @@ fn a_store_that_is_busy_for_a_while_is_waited_for() {
 /// No dataset is created among other objects, and a vacuum keeps other objects that are later written to its
 /// directories.
 #[test]
-fn objects_of_others_stay() {
+fn foreign_objects_are_kept() {
     let dir = with_logs(1000);
     let server = S3Server::start();
     let command = |line: &str| dir.command(line).with_s3(&server);

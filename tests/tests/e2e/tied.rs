@@ -14,7 +14,7 @@ fn with_logs() -> Dir {
 }
 
 #[test]
-fn labels_are_probabilities() {
+fn labels_outside_0_to_1_are_refused() {
     let dir = with_logs();
     for (label, shown) in [("2 * e.clicked::int", "2"), ("e.clicked::int - 0.5", "-0.5")] {
         dir.edit("logs/dataset.toml", "e.clicked,", &format!("{label} AS clicked,"));
@@ -38,7 +38,7 @@ fn labels_are_probabilities() {
 
 /// One of the samples for the final evaluation has a label that the loss does not accept.
 #[test]
-fn held_out_labels_are_looked_at_first() {
+fn labels_of_the_final_evaluation_are_checked_before_training() {
     let dir = with_logs();
     let label = "CASE WHEN f.request = 12 THEN 2.0 ELSE e.clicked::int END AS clicked,";
     dir.edit("logs/dataset.toml", "e.clicked,", label);
@@ -87,7 +87,7 @@ fn what_is_trained_on_is_not_evaluated_on() {
 }
 
 #[test]
-fn an_id_means_what_it_meant() {
+fn an_evaluation_refuses_another_vocabulary() {
     let dir = with_logs();
     dir.command("onefold-ingest build logs/dataset.toml --out plain").works();
     dir.edit("logs/dataset.toml", "group = \"history\" }", "group = \"history\", vocabulary = \"items\" }");

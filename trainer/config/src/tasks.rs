@@ -139,8 +139,10 @@ fn check_watched(config: &TrainConfig) -> Result<(), (String, &'static str)> {
         return Err((message, "name the label of a task, or leave it out to watch the first task"));
     };
     if found.loss != Loss::default() && watched.metric != WatchedMetric::Loss {
-        let message =
-            format!("`[early_stopping]` watches a figure of binary tasks, and `{}` is none", found.label);
+        let message = format!(
+            "`[early_stopping]` watches a figure of binary tasks, and `{}` is not binary",
+            found.label
+        );
         return Err((message, "set `metric = \"loss\"` there"));
     }
     Ok(())

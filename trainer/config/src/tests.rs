@@ -178,7 +178,7 @@ fn hints_lead_to_a_configuration_that_is_accepted() {
 /// Every log has at least 20 points, or one per step in shorter runs, independent of where a run ends or
 /// resumes.
 #[test]
-fn logging_begins_densely() {
+fn the_first_steps_are_logged_densely() {
     let default = LoopConfig::default();
     let points = |steps: u64| (1..=steps).filter(|step| default.logs_at(*step)).count();
     for steps in 1..=1000 {
@@ -372,7 +372,7 @@ fn the_mlperf_configuration_has_the_benchmarks_size() {
 }
 
 #[test]
-fn a_precision_is_one_that_the_processor_gains_by() {
+fn precisions_without_a_gain_on_the_processor_are_refused() {
     let with = |name: &str| {
         let text = WHOLE.replace("epochs = 1", &format!("epochs = 1\nprecision = \"{name}\""));
         TrainConfig::parse(Path::new("train.toml"), &text)

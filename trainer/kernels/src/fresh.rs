@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "all is written")]
-    fn another_slice_is_not_what_was_given() {
+    fn returning_another_slice_panics() {
         written(4, |memory| zeroed(&mut memory[..3]));
     }
 
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "all pieces are filled")]
-    fn a_piece_may_not_be_left() {
+    fn an_unfilled_piece_panics() {
         let mut fresh = Fresh::new(5);
         fresh.whole().split_at(2).0.zeroed();
         fresh.into_vec();

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn reading_restores_written_tensors() {
         let (_folder, storage) = storage();
         written(&storage);
         let file = TensorFile::open(&storage, NAME).unwrap();

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_refuses_is_an_error() {
+    fn refusals_of_the_driver_are_errors() {
         let cuda = fake();
         // More than the fake driver provides.
         let error = cuda.slot(1 << 50).unwrap_err().to_string();

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_stand_by_type_and_take_the_memory_of_their_type() {
+    fn tables_are_ordered_by_type_and_use_the_memory_of_their_type() {
         use DataType::{Bf16, Fp16, Fp32};
         let tables = [(5, Fp16), (2, Fp32), (3, Bf16), (4, Fp32), (1, Fp16)];
         let weights = Weights::zeros(&emulated(), &Stored::whole(&tables), 6).unwrap();

@@ -358,7 +358,7 @@ fn near(found: &[f32], expected: &[f32], bound: impl Fn(f32) -> f32) -> bool {
 proptest! {
     #![proptest_config(onefold_property::cases(96))]
     #[test]
-    fn ranks_see_and_learn_what_one_does(
+    fn lookups_and_updates_of_several_ranks_equal_those_of_one(
         (shards, plain) in jobs(), form in 0_usize..3,
         kind in prop::sample::select(vec![
             TableOptimizer::Sgd, TableOptimizer::Adagrad, TableOptimizer::Adam,

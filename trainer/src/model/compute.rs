@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_no_gradient_is_not_recorded() {
+    fn operations_without_gradients_are_not_recorded() {
         let compute = Compute::new(Precision::Fp32);
         let weights = Tensor::from_slice(&[2.0_f32]).view([1, 1]).set_requires_grad(true);
         let input = Tensor::from_slice(&[3.0_f32]).view([1, 1]);

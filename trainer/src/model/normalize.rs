@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_stays_none() {
+    fn nan_stays_nan() {
         let quantiles = std::array::from_fn(|i| [0.0, 1.0][usize::from(i > 8)]);
         let normalizers = [
             ("a", Normalizer::Standard { mean: 1.0, deviation: 2.0 }),

@@ -43,7 +43,7 @@ fn load(ranks: &[&str]) -> Timeline {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn loading_restores_written_timelines() {
     let timeline = load(&RANKS);
     let places: Vec<_> = timeline.steps.iter().map(|step| (step.step, step.rank)).collect();
     assert_eq!((timeline.ranks, places), (2, vec![(7, 0), (7, 1), (8, 0)]));
@@ -193,7 +193,7 @@ fn a_run_without_a_timeline_says_how_to_get_one() {
 }
 
 #[test]
-fn files_of_ranks_that_are_no_more_are_removed() {
+fn files_of_ranks_that_no_longer_exist_are_removed() {
     let folder = run(&[RANKS[0], RANKS[1]]);
     let directory = folder.path().join(timeline::DIRECTORY);
     let names = || {

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cause_is_the_first_number_that_is_none() {
+    fn the_cause_is_the_first_value_that_is_not_finite() {
         let cause = |dense, logits: [f32; 2]| super::cause(&batch(dense), &schema(), &logits);
         let infinite = cause([1.0, 2.0, 3.0, f32::INFINITY], [0.0, f32::NAN]);
         assert_eq!(infinite, "dense feature `price` is inf in sample 1 of the batch");

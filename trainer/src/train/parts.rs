@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn days_stand_in_the_order_of_their_time() {
+    fn days_are_in_the_order_of_time() {
         let found = days(&[
             "region=b/date=2024-05-02/hour=01",
             "region=a/date=2024-05-02/hour=01",

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_as_it_was() {
+    fn giving_back_restores_the_former_state() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/run");
         RunDirectory::create(&path, Existing::Refuse).unwrap().give_back();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_or_kept_stays() {
+    fn dropped_and_kept_runs_stay() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
         let dropped = RunDirectory::create(&path, Existing::Refuse).unwrap();

@@ -103,7 +103,7 @@ impl Earlier {
                         of(name),
                         config.path().display()
                     ),
-                    "leave out `normalize` under `[dense]` to go on as before, or train a new model",
+                    "leave out `normalize` under `[dense]` to continue as before, or train a new model",
                 ));
             }
         }

@@ -203,7 +203,7 @@ fn a_thread_that_does_not_come_is_named() {
 }
 
 #[test]
-fn different_operations_do_not_meet() {
+fn different_operations_of_ranks_are_an_error() {
     let results = on_threads(2, LONG, |ranks| match ranks.rank() {
         0 => ranks.barrier(),
         _ => ranks.all_reduce(&zeros(3, Kind::Float))?.wait(),

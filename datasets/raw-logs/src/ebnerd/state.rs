@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn articles_are_judged_by_earlier_views() {
+    fn click_rates_are_those_of_earlier_views() {
         let mut state = ServiceState::default();
         let hour = MICROS_PER_HOUR as i64;
         state.advance(hour);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_click_on_what_was_not_shown_makes_history_but_no_rate() {
+    fn a_click_on_an_article_that_was_not_shown_counts_for_the_history_only() {
         let mut state = ServiceState::default();
         state.advance(1);
         state.record((0, 7), &[3], &[9]);

@@ -260,7 +260,7 @@ fn a_user_with_two_histories_is_an_error() {
 }
 
 #[test]
-fn every_table_is_of_a_feature() {
+fn every_table_of_train_toml_is_a_feature_of_dataset_toml() {
     let dataset: toml::Table = include_str!("dataset.toml").parse().unwrap();
     let train: toml::Table = include_str!("train.toml").parse().unwrap();
     let features = dataset["features"].as_table().unwrap();

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_have_their_workloads_numbers() {
+    fn logs_have_the_sizes_of_their_workload() {
         let directory = tempfile::tempdir().unwrap();
         for (workload, samples) in
             [(Workload::Rm1, 20_000), (Workload::Rm2, 20_000), (Workload::Rm3, 140_000)]
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_even_and_their_sessions_apart() {
+    fn cells_have_equal_sizes_and_different_sessions() {
         assert_eq!(cells(1).collect::<Vec<_>>(), [(0, 1)]);
         assert_eq!(cells(1 << 20).count(), 1);
         let three: Vec<_> = cells(3 << 20).map(|(_, length)| length).collect();
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_replaced_only_when_told() {
+    fn a_log_is_replaced_only_with_overwrite() {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         generate(&log, &options(Workload::Rm3, 10), &Silent).unwrap();

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_even() {
+    fn ranges_have_nearly_equal_lengths() {
         assert_eq!(even_ranges(13, 6).collect::<Vec<_>>(), [0..4, 4..8, 8..13]);
         assert_eq!(even_ranges(6, 3).collect::<Vec<_>>(), [0..3, 3..6]);
         assert_eq!(even_ranges(0, 3).count(), 0);

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pip_lacks_is_named_with_its_remedy() {
+    fn errors_of_python_and_pip_have_hints() {
         let _scripts = SCRIPTS.lock().unwrap_or_else(PoisonError::into_inner);
         let directory = tempfile::tempdir().unwrap();
         let cache = directory.path().join("cache");

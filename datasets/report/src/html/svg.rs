@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plots_hold_no_number_that_is_none() {
+    fn plots_contain_no_nan_or_infinity() {
         let plots = [
             histogram("a", "b", &[("1".into(), 0)], &[(0.5, "mean".into())]),
             histogram("a", "b", &[], &[]),

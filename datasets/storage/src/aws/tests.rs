@@ -181,7 +181,7 @@ fn keys_and_regions_come_from_a_profile() {
 }
 
 #[test]
-fn what_the_environment_says_comes_first() {
+fn the_environment_takes_precedence_over_profiles() {
     let case = Case::new("[default]\nregion = eu-central-1\ncredential_process = touch asked\n");
     let keys =
         [("AWS_ACCESS_KEY_ID", "ENVIRONMENT"), ("AWS_SECRET_ACCESS_KEY", "s"), ("AWS_PROFILE", "nowhere")];

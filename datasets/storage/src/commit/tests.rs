@@ -98,7 +98,7 @@ fn a_file_is_created_once_also_without_hard_links() {
 }
 
 #[test]
-fn of_many_writers_one_creates_a_file_also_without_hard_links() {
+fn one_of_many_writers_creates_a_file_also_without_hard_links() {
     for naming in namings() {
         let directory = tempfile::tempdir().unwrap();
         let create = |writer: u8| {
@@ -118,7 +118,7 @@ fn of_many_writers_one_creates_a_file_also_without_hard_links() {
 
 /// Other errors of the system do not count as a missing capability.
 #[test]
-fn a_full_disk_is_reported_by_the_first_way() {
+fn a_full_disk_is_not_mistaken_for_missing_hard_links() {
     use rustix::io::Errno;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
@@ -146,7 +146,7 @@ fn a_claim_of_a_killed_writer_is_reported() {
 }
 
 #[test]
-fn what_cannot_be_put_in_place_leaves_nothing() {
+fn a_failed_rename_leaves_no_temporary_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     // A rename cannot replace a folder that is not empty.
@@ -223,7 +223,7 @@ fn one_directory_is_staged_once_at_a_time() {
 }
 
 #[test]
-fn only_its_own_kind_is_replaced_and_only_when_told() {
+fn only_a_directory_with_the_marker_is_replaced_and_only_with_overwrite() {
     let directory = tempfile::tempdir().unwrap();
     let target = directory.path().join("out");
     fs_err::create_dir(&target).unwrap();
@@ -270,7 +270,7 @@ fn an_old_directory_is_replaced_with_and_without_an_exchange() {
 
 /// Otherwise the other writer could lose its lock or its files to this one.
 #[test]
-fn no_other_writer_begins_while_a_directory_takes_its_place() {
+fn no_other_writer_starts_while_a_directory_is_put_in_place() {
     let directory = tempfile::tempdir().unwrap();
     let target = output(directory.path(), "out", "old");
     let staged = StagedDirectory::create(&target, "marker", true).unwrap();
@@ -292,7 +292,7 @@ fn no_other_writer_begins_while_a_directory_takes_its_place() {
 }
 
 #[test]
-fn a_kill_between_two_renames_costs_no_output() {
+fn a_kill_between_two_renames_loses_no_output() {
     let directory = tempfile::tempdir().unwrap();
     let (target, aside) = (directory.path().join("out"), output(directory.path(), ".out.previous", "old"));
     output(directory.path(), ".out.partial", "new");

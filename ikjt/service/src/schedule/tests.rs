@@ -244,7 +244,7 @@ proptest! {
     /// For any behavior of clients, memory stays within its limits, every batch arrives once and in order, and all
     /// active clients get all of their batches, even if other clients are paused.
     #[test]
-    fn everybody_goes_on_within_the_memory(
+    fn all_active_clients_make_progress_within_the_memory_limit(
         batches in 0_u64..40,
         clients in prop::collection::vec((0_usize..4, 1_u64..12), 1..6),
         events in events(),
@@ -357,7 +357,7 @@ fn a_run_begins_if_its_memory_fits() {
 }
 
 #[test]
-fn a_paused_run_ends_for_one_that_can_go_on_and_is_begun_again() {
+fn a_paused_run_makes_room_for_another_and_is_started_again() {
     // Memory for three batches of each job.
     let mut world = World::new(10, 6);
     let (slow, other) = (world.join("slow", 8), world.join("other", 8));
@@ -374,7 +374,7 @@ fn a_paused_run_ends_for_one_that_can_go_on_and_is_begun_again() {
 }
 
 #[test]
-fn a_run_that_gives_nothing_fails_its_block() {
+fn a_run_that_ends_without_batches_fails_its_block() {
     let mut world = World::new(10, 1000);
     let reader = world.join("job", 1);
     world.read(reader, 0);

@@ -104,7 +104,7 @@ fn killed_and_stopped_processes_change_nothing() {
 }
 
 #[test]
-fn a_stopped_worker_is_left_behind() {
+fn clients_continue_without_a_stopped_worker() {
     let dir = dataset();
     let fleet = Fleet::new(&dir, 2);
     fleet.wait_for_workers(2);
@@ -120,7 +120,7 @@ fn a_stopped_worker_is_left_behind() {
 }
 
 #[test]
-fn a_drained_worker_ends_and_is_not_missed() {
+fn a_drained_worker_ends_without_disturbing_its_clients() {
     let dir = dataset();
     let mut fleet = Fleet::new(&dir, 2);
     fleet.wait_for_workers(2);

@@ -10,7 +10,7 @@ use crate::reading::{bytes_of, dataset, workers};
 
 /// Checks that a paused job keeps its share, and does not block other jobs.
 #[test]
-fn a_job_that_stands_still_does_not_stop_others() {
+fn a_paused_job_does_not_block_others() {
     let dir = dataset();
     let mut fleet = Fleet::new(&dir, 0);
     // This is less memory than the jobs would use for reading ahead.

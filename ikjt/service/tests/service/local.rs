@@ -31,7 +31,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_local_service_reads_shows_and_ends_as_one() {
+fn a_local_service_serves_batches_shows_its_status_and_ends_all_processes() {
     let dir = dataset();
     let address = format!("127.0.0.1:{}", free_port());
     let options =

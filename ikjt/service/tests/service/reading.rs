@@ -81,7 +81,7 @@ pub(crate) fn bytes_of(reader: &Reader, epoch: u64, from: u64) -> Vec<(Vec<u8>, 
 }
 
 #[test]
-fn every_way_of_reading_gives_the_same_bytes() {
+fn a_service_gives_the_bytes_of_a_local_reader_for_all_options() {
     let dir = dataset();
     let preprocess = |name: &str| Some(PreprocessConfig::load(&dir.path(name)).unwrap());
     let shuffle = |within| Some(Shuffle { seed: 5, row_groups: 3, within });
@@ -124,7 +124,7 @@ fn every_way_of_reading_gives_the_same_bytes() {
 }
 
 #[test]
-fn what_a_reader_says_of_an_epoch_is_the_same() {
+fn a_service_describes_an_epoch_as_a_local_reader_does() {
     let dir = dataset();
     let fleet = Fleet::new(&dir, 1);
     let preprocess = Some(PreprocessConfig::load(&dir.path("sampling.toml")).unwrap());

@@ -81,7 +81,7 @@ fn an_epoch_that_repeats_is_computed_once() {
 }
 
 #[test]
-fn jobs_share_batches_whatever_they_check() {
+fn jobs_with_different_checks_share_batches() {
     let dir = dataset();
     let fleet = Fleet::new(&dir, 1);
     let (url, options) = (fleet.url("data"), ReaderOptions::new(64));
@@ -215,7 +215,7 @@ fn batches_are_compressed_on_request() {
 }
 
 #[test]
-fn what_does_not_fit_into_memory_comes_from_disk() {
+fn evicted_items_are_read_from_the_disk_cache() {
     let dir = dataset();
     let mut fleet = Fleet::new(&dir, 0);
     fleet.of_workers = format!("--memory-limit 4MiB --cache-dir {}", dir.path("cache").display());
@@ -243,7 +243,7 @@ fn what_does_not_fit_into_memory_comes_from_disk() {
 }
 
 #[test]
-fn what_came_from_an_object_store_is_kept_encoded() {
+fn columns_from_an_object_store_are_cached_encoded() {
     let dir = dataset();
     let server = S3Server::start();
     for (name, bytes) in onefold_tests::files_below(&dir.path("data")) {

@@ -89,7 +89,7 @@ fn a_master_refuses_two_datasets_of_one_name() {
 
 /// Checks that the client and the worker report at once that the worker's storage denies access.
 #[test]
-fn denied_storage_and_missing_workers_are_told() {
+fn denied_storage_and_missing_workers_are_reported() {
     let dir = dataset();
     let server = S3Server::start();
     server.inject("", Fault::Denied, When::Always);
@@ -126,7 +126,7 @@ fn stderr_of(process: &mut Child) -> Receiver<String> {
 
 /// Checks that a worker reports once that its cache cannot be written, and that its clients read on.
 #[test]
-fn a_full_disk_of_the_cache_is_told_by_the_worker() {
+fn a_worker_reports_a_full_cache_disk() {
     let dir = dataset();
     let fleet = Fleet::new(&dir, 0);
     // The batches need 26 MiB; the items do not all fit into memory.
@@ -195,7 +195,7 @@ fn workers_read_only_named_datasets() {
 
 /// Checks that neither the master nor a worker gives batches to a client of another version, and that both say so.
 #[test]
-fn another_version_is_told() {
+fn another_version_is_reported() {
     let dir = dataset();
     let fleet = Fleet::new(&dir, 1);
     let worker = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
@@ -224,7 +224,7 @@ fn another_version_is_told() {
 }
 
 #[test]
-fn the_token_of_clients_makes_no_worker() {
+fn the_client_token_does_not_admit_workers() {
     let dir = dataset();
     dir.write("token", "a-text-for-clients\n");
     dir.write("worker-token", "a-text-for-workers\n");
@@ -305,7 +305,7 @@ fn tls(certificate: &str, authority: &str) -> String {
 }
 
 #[test]
-fn only_those_with_certificate_and_token_are_answered() {
+fn only_clients_with_certificate_and_token_are_answered() {
     let dir = dataset();
     dir.certificate("old", "ours", 0);
     let made = Instant::now();

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_trimmed_is_shared() {
+    fn trimming_copies_no_values() {
         let group =
             Group::try_new("g", None, vec![feature("x", vec![9, 1, 2, 3, 9], vec![1, 2], vec![2, 2])]);
         let group = group.unwrap();

@@ -63,7 +63,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_samples_are_those_asked_for(batch in batches(), chosen in prop::collection::vec(any::<prop::sample::Index>(), 0..20)) {
+        fn the_result_has_the_requested_samples(batch in batches(), chosen in prop::collection::vec(any::<prop::sample::Index>(), 0..20)) {
             prop_assume!(batch.size() > 0);
             let chosen: Vec<u32> = chosen.iter().map(|index| index.index(batch.size()) as u32).collect();
             let all = samples(&batch);

@@ -87,7 +87,7 @@ fn partitions_are_appended_and_nothing_is_appended_twice() {
 }
 
 #[test]
-fn what_is_wrong_is_refused_before_any_work() {
+fn errors_of_the_client_are_reported_before_any_work() {
     let dir = built_here("rm1", 500);
     let fleet = Fleet::new(&dir, 1);
     fleet.command("build logs/dataset.toml --out here").fails(&["here` already exists", "--overwrite"]);
@@ -95,7 +95,7 @@ fn what_is_wrong_is_refused_before_any_work() {
 }
 
 #[test]
-fn the_scheduler_tells_what_it_does() {
+fn the_scheduler_reports_its_jobs() {
     let dir = built_here("rm1", 500);
     let fleet = Fleet::new(&dir, 1);
     fleet.command("build logs/dataset.toml --buckets 5 --out there").json();

@@ -110,7 +110,7 @@ fn a_build_fails_when_its_scheduler_is_killed_and_can_be_run_again() {
 
 /// Two clients build the same dataset at once: one of them commits, and the other one reports that the dataset exists.
 #[test]
-fn of_two_builds_of_one_dataset_one_wins() {
+fn one_of_two_builds_of_one_dataset_commits() {
     let dir = built_here(3000);
     let fleet = Fleet::new(&dir, 2);
     let builds = [(); 2].map(|()| fleet.command(&build("there")).spawn_with_stderr());
@@ -158,7 +158,7 @@ fn a_scheduler_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_build_says_that_it_waits_for_executors() {
+fn a_build_reports_that_it_waits_for_executors() {
     let dir = built_here(500);
     dir.certificate("ours", "ours", 2);
     let tls = "--tls-certificate ours.pem --tls-key ours.key --tls-authority ours-ca.pem";
@@ -185,7 +185,7 @@ fn a_build_says_that_it_waits_for_executors() {
 
 /// A client that receives a signal to end cancels its job, so that executors are free for other jobs.
 #[test]
-fn a_client_that_is_told_to_end_ends_its_job() {
+fn a_client_that_receives_a_signal_ends_its_job() {
     let dir = built_here(6000);
     let fleet = Fleet::new(&dir, 1);
     let running = fleet.command(&build("there")).spawn();

@@ -32,7 +32,7 @@ fn refused(embedding: &EmbeddingConfig, text: &str) -> String {
 }
 
 #[test]
-fn overrides_stand_over_defaults_in_schema_order() {
+fn overrides_replace_defaults_in_schema_order() {
     let overrides = overrides("[history]\nrows = 7\npooling = \"attention\"\n[city]\nids = \"hashed\"");
     let tables = resolve_tables(&embedding(), &overrides, &schema(), &KnownIds::default()).unwrap();
     let table = |feature: &str, rows, pooling, ids| FeatureConfig {

@@ -397,7 +397,7 @@ mod tests {
     dispatched! { fn width() -> usize = wide width_with }
 
     #[test]
-    fn each_copy_is_run() {
+    fn every_instruction_set_is_run() {
         let mut widths = Vec::new();
         each_copy(|| widths.push(width()));
         #[cfg(target_arch = "x86_64")]

@@ -64,7 +64,7 @@ fn three_steps_on_device(
 proptest! {
     #![proptest_config(onefold_property::cases(96))]
     #[test]
-    fn ranks_on_devices_see_and_learn_what_those_in_memory_do(
+    fn lookups_and_updates_of_ranks_on_devices_equal_those_in_memory(
         (shards, plain) in jobs(), form in 0_usize..3,
         kind in prop::sample::select(vec![
             TableOptimizer::Sgd, TableOptimizer::Adagrad, TableOptimizer::Adam,

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn places_lie_between_1_and_256() {
+    fn hashed_ids_are_spread_between_1_and_256() {
         let places: Vec<f32> = (-50_000..50_000).map(place).collect();
         assert!(places.iter().all(|place| (1.0..256.0).contains(place)));
         // The octaves have equal shares.

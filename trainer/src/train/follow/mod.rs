@@ -294,7 +294,7 @@ pub(super) fn check_rows(
             own.feature, own.rows, needed.rows
         ),
         text![
-            "go on in another directory, where tables grow: ",
+            "continue in another directory, where tables grow: ",
             option("warm_start"),
             " with this run, ",
             option("warm_start_checkpoint").set_to("latest"),

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_work_on_ids_shrinks() {
+    fn the_bound_reduces_only_work_on_ids() {
         let stages = [("lookup", 30), ("attention", 40), ("mlps", 20)]
             .map(|(name, time)| (name.to_owned(), Duration::from_millis(time)));
         let (off, window) = (Work { pooled: 100, attended: 80 }, Work { pooled: 50, attended: 20 });

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn agreement_is_of_busiest_ranks_and_common_tasks() {
+    fn agreement_compares_the_busiest_ranks_on_common_tasks() {
         let measured = [
             plan_of("a", "one", &[(1.0, 2.0, 0.5), (3.0, 4.0, 0.0)]),
             plan_of("b", "one", &[(4.0, 6.0, 1.0), (1.0, 1.0, 0.0)]),

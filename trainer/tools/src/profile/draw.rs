@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_as_many_as_the_table_says() {
+    fn the_number_of_lists_is_that_of_the_table() {
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         for (pooling_factor, list_dedupe_factor) in [(20.0, 2.0), (0.5, 8.0)] {
             let table = Table {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn spreading_loses_no_row() {
+    fn spreading_is_a_permutation_of_rows() {
         let mut seen: Vec<u64> = (0..1000).map(|row| spread(row, 1000)).collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..1000).collect::<Vec<_>>());

@@ -301,7 +301,7 @@ mod tests {
 
     /// Rank 0 leaves, and removes the sockets, before rank 1 can tell rank 2 that it failed.
     #[test]
-    fn sockets_that_are_gone_let_nobody_wait() {
+    fn removed_sockets_end_the_wait_of_other_ranks() {
         let mut ranks: Vec<Turns> = std::thread::scope(|scope| {
             let of_rank = |inner| scope.spawn(move || Turns::new(Arc::new(inner), 1).unwrap());
             let ranks: Vec<_> = threads(3, Duration::from_secs(300)).into_iter().map(of_rank).collect();
