@@ -249,8 +249,9 @@ class Dataset:
                 f"this is no position of a dataset: {error}\n  hint: give what `state_dict()` returned"
             ) from None
         before = self._streams
-        if self._options["streams"] is None and isinstance(state["position"], dict):
-            self._streams = state["position"].get("streams")
+        given = state["position"].get("streams") if isinstance(state["position"], Mapping) else None
+        if self._options["streams"] is None and type(given) is int and given >= 0:
+            self._streams = given
         try:
             self._reader.check(position)
         except BaseException:
