@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ._arguments import names
 from ._batch import Batch, Feature, Group
 from ._errors import OptionsError
 from ._optional import optional
@@ -49,7 +50,7 @@ def _chosen(batch: Batch[_Tensor], features: Iterable[str] | None) -> _Pairs:
     pairs = [(group, feature) for group in batch.groups.values() for feature in group.features.values()]
     if features is None:
         return pairs
-    wanted, known = set(features), {feature.name for _, feature in pairs}
+    wanted, known = set(names("features", features)), {feature.name for _, feature in pairs}
     if not wanted <= known:
         missing = ", ".join(f"`{name}`" for name in sorted(wanted - known))
         raise OptionsError(f"the batch has no feature {missing}\n  hint: it has {', '.join(sorted(known))}")
@@ -127,11 +128,12 @@ class TrainBatch(_Pipelineable):
 
     def to(self, device: _torch.device, non_blocking: bool = False) -> TrainBatch:
         """Returns the batch on a device."""
-        return TrainBatch(*(None if part is None else part.to(device, non_blocking=non_blocking) for part in self._parts))
+        moved = (part if part is None else part.to(device, non_blocking=non_blocking) for part in self._parts)
+        return TrainBatch(*moved)
 
     def pin_memory(self) -> TrainBatch:
         """Returns the batch in pinned memory."""
-        return TrainBatch(*(None if part is None else part.pin_memory() for part in self._parts))
+        return TrainBatch(*(part if part is None else part.pin_memory() for part in self._parts))
 
     def record_stream(self, stream: _torch.Stream) -> None:
         """Keeps the memory of all tensors until the work on a stream that was queued so far is done."""

@@ -45,6 +45,8 @@ def test_a_kjt_has_the_samples(dataset, torchrec, dedupe):
     assert sorted(some.keys()) == ["item_01", "user_02"]
     with pytest.raises(onefold.OptionsError, match="no feature `none`"):
         to_kjt(batch, features=["none"])
+    with pytest.raises(onefold.OptionsError, match="`features` is the text `item_01`"):
+        to_kjt(batch, features="item_01")
 
 
 @pytest.mark.parametrize("dedupe", ["exact", "window", "off"])
@@ -177,8 +179,11 @@ def test_a_training_pipeline_takes_batches(dataset, torchrec, process_group):
         bags = torchrec.EmbeddingBagCollection(
             tables=[
                 torchrec.EmbeddingBagConfig(
-                    name=f"t_{name}", num_embeddings=200_000, embedding_dim=4, feature_names=[name],
-                    init_fn=lambda weights: weights.fill_(0.1),
+                    name=f"t_{name}",
+                    num_embeddings=200_000,
+                    embedding_dim=4,
+                    feature_names=[name],
+                    init_fn=lambda weights: torch.nn.init.constant_(weights, 0.1),
                 )
                 for name in names
             ]
