@@ -35,7 +35,8 @@ def main() -> None:
         arguments.dataset, global_batch_size=arguments.global_batch_size, streams=8, shuffle=True, seed=1, tail="drop"
     )
     names = [feature["name"] for group in dataset.schema["groups"] for feature in group["features"]]
-    tables = [EmbeddingBagConfig(arguments.dim, arguments.table_rows, name=f"t_{name}", feature_names=[name]) for name in names]
+    sizes = dict(num_embeddings=arguments.table_rows, embedding_dim=arguments.dim)
+    tables = [EmbeddingBagConfig(name=f"t_{name}", feature_names=[name], **sizes) for name in names]
     bags = EmbeddingBagCollection(tables=tables)
     _apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": rate})
     model = DLRMTrain(DLRM(bags, len(dataset.schema["dense"]), [64, arguments.dim], [64, 1]))
