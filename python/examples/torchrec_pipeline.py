@@ -51,7 +51,7 @@ def main() -> None:
     pipeline = TrainPipelineSparseDist(model, CombinedOptimizer([model.fused_optimizer, optimizer]), device)
     batches = map(to_train_batch, dataset)
     for step in range(1, len(dataset) + 1):
-        _, (loss, _, _) = pipeline.progress(batches)
+        loss, _, _ = pipeline.progress(batches)
         torch.distributed.all_reduce(loss)
         if dataset.rank == 0:
             print(f"step {step}: loss {loss / dataset.world_size:.6f}")

@@ -195,7 +195,7 @@ def test_a_training_pipeline_takes_batches(dataset, torchrec, process_group):
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         reader.set_epoch(0)
         batches = (to_train_batch(batch, deduplicated=deduplicated) for batch in reader)
-        found = [pipeline.progress(batches)[1][0].item() for _ in range(len(reader))]
+        found = [pipeline.progress(batches)[0].item() for _ in range(len(reader))]
         assert len(pipeline._pipelined_modules) == 1, "the lookups are not pipelined"
         return found
 
