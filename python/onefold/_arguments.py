@@ -2,7 +2,7 @@
 
 In Python, a bool is an integer, and almost every value is true or false. But `shuffle=False` must not become the seed
 0, nor `streams=True` one stream. So every integer and every switch of this package is checked by `integer` or
-`switch`. `text` and `names` check texts, because the compiled module would not say which argument is wrong.
+`switch`. `text`, `path` and `names` check texts, because the compiled module would not say which argument is wrong.
 """
 
 import difflib
@@ -50,6 +50,25 @@ def text(keyword: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"'{keyword}' takes a text, not {type(value).__name__}")
     return value
+
+
+def path(keyword: str, value: Any) -> str:
+    """Returns the value of an argument that is a path or a URL as a text. Raises a TypeError for other types."""
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise TypeError(f"'{keyword}' takes a path or a URL, not {type(value).__name__}") from None
+
+
+def absolute(keyword: str, value: Any) -> str:
+    """Does the same as `path`, but a relative path becomes an absolute one.
+
+    A file that is opened again later is then the same one, even if the working directory has changed.
+    """
+    given = path(keyword, value)
+    # The compiled module says that nothing expands `~`.
+    is_relative = given and not ("://" in given or given.startswith("~") or os.path.isabs(given))
+    return os.path.join(os.getcwd(), given) if is_relative else given
 
 
 def names(keyword: str, value: Any) -> list[str]:

@@ -315,7 +315,9 @@ class Batch(Generic[Array]):
 
 def _unpickled(data: Any, spec: dict[str, Any], position: str | None) -> Batch[Any]:
     if isinstance(data, numpy.ndarray):
-        # The array is read-only, as in other batches. Whether pickle restores that depends on its protocol.
+        # The array is read-only, as in other batches. Whether pickle restores that depends on its protocol. The array
+        # of a shallow copy belongs to another batch, too.
+        data = data.view()
         data.flags.writeable = False
     return Batch(None, data, spec, position)
 

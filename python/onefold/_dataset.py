@@ -13,7 +13,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal, NoReturn
 
 from . import _onefold, _ranks
-from ._arguments import integer, names, switch, text
+from ._arguments import absolute, integer, names, switch, text
 from ._arrow import ArrowStream
 from ._batch import STATE_VERSION, Batch
 from ._errors import OnefoldError, OptionsError
@@ -48,8 +48,8 @@ class Dataset:
       names, or "session_id". By default there are none.
     - `tail`: "short" delivers every sample, "drop" delivers only complete global batches. As with `drop_last` of a
       `DataLoader`, an epoch of too few samples then has no batch, and `len()` is 0.
-    - `partitions`: a filter such as `"split=train,date>=2024-05-01"`. A value with a comma or an operator is quoted,
-      as in `'city="Paris, TX"'`.
+    - `partitions`: a filter such as `"split=train,date>=2024-05-01"`, or None for all partitions. A value with a comma
+      or an operator is quoted, as in `'city="Paris, TX"'`.
     - `snapshot`: the number of the snapshot, or None for the newest.
     - `verify`: whether the bytes of each column that is read are compared with their checksum.
     - `table_rows`: the number of rows of embedding tables by feature. An id outside of them raises a DataError that
@@ -82,7 +82,7 @@ class Dataset:
         features: Iterable[str] | None = None,
         keep: Iterable[str] | None = None,
         tail: Literal["drop", "short"] = "short",
-        partitions: str = "",
+        partitions: str | None = None,
         snapshot: int | None = None,
         verify: bool = True,
         table_rows: Mapping[str, int] | None = None,
@@ -90,7 +90,7 @@ class Dataset:
         labels_as_of: str | datetime.datetime | None = None,
         pin_memory: bool = False,
     ) -> None:
-        self._location = os.fspath(location)
+        self._location = absolute("location", location)
         self._options: dict[str, Any] = dict(
             global_batch_size=integer("global_batch_size", global_batch_size),
             rank=None if rank is None else integer("rank", rank),
@@ -101,11 +101,11 @@ class Dataset:
             shuffle_row_groups=integer("shuffle_row_groups", shuffle_row_groups),
             shuffle_within=text("shuffle_within", shuffle_within),
             dedupe=text("dedupe", dedupe),
-            preprocess=None if preprocess is None else os.fspath(preprocess),
+            preprocess=None if preprocess is None else absolute("preprocess", preprocess),
             features=None if features is None else names("features", features),
             keep=None if keep is None else names("keep", keep),
             tail=text("tail", tail),
-            partitions=text("partitions", partitions),
+            partitions="" if partitions is None else text("partitions", partitions),
             snapshot=None if snapshot is None else integer("snapshot", snapshot),
             verify=switch("verify", verify),
             table_rows=_rows({} if table_rows is None else table_rows),
@@ -240,12 +240,18 @@ class Dataset:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iterations continue from `state`, until one of them has taken the rest of the epoch."""
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION or "position" not in state:
+        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION or "position" not in state:
             raise OptionsError("this is no state of a dataset\n  hint: give what `state_dict()` returned")
-        position = json.dumps(state["position"])
+        try:
+            position = json.dumps(state["position"])
+        except (TypeError, ValueError) as error:
+            raise OptionsError(
+                f"this is no position of a dataset: {error}\n  hint: give what `state_dict()` returned"
+            ) from None
         before = self._streams
-        if self._options["streams"] is None and isinstance(state["position"], dict):
-            self._streams = state["position"].get("streams")
+        given = state["position"].get("streams") if isinstance(state["position"], Mapping) else None
+        if self._options["streams"] is None and type(given) is int and given >= 0:
+            self._streams = given
         try:
             self._reader.check(position)
         except BaseException:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from . import _onefold
-from ._arguments import integer, text
+from ._arguments import integer, path, text
 from ._errors import OptionsError
 
 
@@ -55,5 +55,6 @@ def files(dataset: str | os.PathLike[str], partitions: str | None = None, at: in
         at: the number of the snapshot; by default the newest
     """
     number = None if at is None else integer("at", at)
-    found = _onefold.list_files(os.fspath(dataset), "" if partitions is None else text("partitions", partitions), number)
+    wanted = "" if partitions is None else text("partitions", partitions)
+    found = _onefold.list_files(path("dataset", dataset), wanted, number)
     return [FileSet(dict(key), samples, dict(columns), dict(names)) for key, samples, columns, names in found]

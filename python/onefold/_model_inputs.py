@@ -111,9 +111,10 @@ def _of_mapping(
     inverse: Mapping[str, Any],
 ) -> tuple[dict[str, _Lists], Any]:
     known = dict.fromkeys([*dense_features, *features])
-    unknown = [name for name in [*inputs, *inverse] if name not in known]
+    unknown = [name for name in inputs if name not in known]
+    unknown += [name for name in inverse if name not in features]
     if unknown:
-        raise OptionsError(f"the model has no feature `{unknown[0]}`\n  hint: it has {', '.join(known)}")
+        raise OptionsError(f"the model has no feature `{unknown[0]}` of this kind\n  hint: it has {', '.join(known)}")
     sparse = {name: value for name, value in inputs.items() if name in features}
     lists = {}
     for name, value in sparse.items():
@@ -127,21 +128,36 @@ def _of_mapping(
             f"the model needs the dense feature `{missing}`, which is not given\n  hint: it has {', '.join(known)}"
         )
     if dense is None and columns:
-        parts = [torch.as_tensor(inputs[name], dtype=torch.float32).reshape(-1) for name in columns]
-        dense = torch.stack(list(torch.broadcast_tensors(*parts)), 1)
+        dense = _columns({name: inputs[name] for name in columns})
     return lists, dense
 
 
-def _tensor(values: Any) -> Tensor:
+def _columns(columns: Mapping[str, Any]) -> Tensor:
+    """Returns dense features as a matrix, float32 [B, D]. A single number counts for all samples."""
+    parts = {name: _tensor(f"dense feature `{name}`", values).float() for name, values in columns.items()}
+    size = next((part.numel() for part in parts.values() if part.numel() != 1), 1)
+    for name, part in parts.items():
+        if part.numel() not in (1, size) or max(part.shape, default=1) != part.numel():
+            raise OptionsError(
+                f"dense feature `{name}` has the shape {list(part.shape)} for {size} samples\n"
+                "  hint: give one number for each, or one for all"
+            )
+    return torch.stack([part.reshape(-1).expand(size) for part in parts.values()], 1)
+
+
+def _tensor(what: str, values: Any) -> Tensor:
     """Returns values as a tensor. numpy arrays are copied, because torch has no read-only tensors."""
-    return torch.tensor(values) if isinstance(values, numpy.ndarray) else torch.as_tensor(values)
+    try:
+        return torch.tensor(values) if isinstance(values, numpy.ndarray) else torch.as_tensor(values)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise OptionsError(f"{what}: {error}\n  hint: give numbers, in lists or in a tensor") from None
 
 
 def _integers(name: str, values: Any) -> Tensor:
     """Returns values as a vector of integers."""
-    if len(values) == 0:
+    tensor = _tensor(f"feature `{name}`", values)
+    if tensor.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
-    tensor = _tensor(values)
     if tensor.dtype.is_floating_point or tensor.dtype == torch.bool or tensor.dim() != 1:
         raise OptionsError(f"feature `{name}`: ids and rows are integers in lists\n  hint: give one list for every row")
     return tensor.long()
@@ -152,7 +168,7 @@ def _ids(name: str, value: Any) -> tuple[Tensor, Tensor]:
     if isinstance(value, tuple) and len(value) == 2 and all(torch.is_tensor(part) for part in value):
         return _integers(name, value[0]), _integers(name, value[1])
     if torch.is_tensor(value) or isinstance(value, numpy.ndarray):
-        matrix = _tensor(value)
+        matrix = _tensor(f"feature `{name}`", value)
         matrix = matrix.unsqueeze(1) if matrix.dim() == 1 else matrix
         lengths = torch.full((len(matrix),), matrix.shape[1], dtype=torch.int64)
         return _integers(name, matrix.reshape(-1)), lengths
@@ -172,7 +188,7 @@ def _dense(dense_features: list[str], dense: Any) -> Tensor:
         raise OptionsError(
             f"the model needs {width} dense features, which are not given\n  hint: give `dense`, [B, {width}]"
         )
-    matrix = _tensor(dense).float()
+    matrix = _tensor("`dense`", dense).float()
     if matrix.dim() != 2 or matrix.shape[1] != width:
         raise OptionsError(
             f"dense features have the shape {list(matrix.shape)}, and the model needs [B, {width}]\n"

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ._errors import DataError, StorageError
+from ._errors import DataError, OnefoldError, StorageError
 from ._optional import optional
 
 _ROW_GROUP_BYTES = 64 << 20
@@ -49,15 +49,37 @@ def _storage_errors() -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def _stream_errors(name: str) -> Iterator[None]:
+    """Converts an error of a stream, which may be any exception, into one of this package."""
+    try:
+        yield
+    except (OnefoldError, MemoryError):
+        raise
+    except Exception as error:
+        kind = StorageError if isinstance(error, OSError) else DataError
+        raise kind(
+            f"the Arrow stream of the source `{name}` cannot be read: {error}\n"
+            "  hint: give a stream whose columns Parquet can store, and one that was not read before"
+        ) from error
+
+
+def _batches(name: str, reader: Any) -> Iterator[Any]:
+    """Yields the batches of a stream. Errors of the caller are not converted."""
+    with _stream_errors(name):
+        yield from reader
+
+
 def _write(name: str, source: Any, path: str) -> None:
     """Writes a stream to a Parquet file, one row group at a time."""
     arrow, parquet = optional("pyarrow", "arrow"), optional("pyarrow.parquet", "arrow")
-    try:
+    with _stream_errors(name):
         reader = arrow.RecordBatchReader.from_stream(source)
         schema = arrow.schema([field.with_type(_plain(arrow, field.type)) for field in reader.schema])
+    try:
         with reader, parquet.ParquetWriter(path, schema, compression="zstd") as writer:
             held, rows, size = [], 0, 0
-            for batch in reader:
+            for batch in _batches(name, reader):
                 held.append(_as_plain(arrow, batch, schema))
                 rows, size = rows + batch.num_rows, size + batch.nbytes
                 if rows >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
@@ -66,8 +88,8 @@ def _write(name: str, source: Any, path: str) -> None:
             writer.write_table(arrow.Table.from_batches(held, schema))
     except arrow.ArrowException as error:
         raise DataError(
-            f"the Arrow stream of the source `{name}` cannot be read: {error}\n"
-            "  hint: give a stream whose columns Parquet can store, and one that was not read before"
+            f"the Arrow stream of the source `{name}` cannot be stored: {error}\n"
+            "  hint: give a stream whose columns Parquet can store"
         ) from error
 
 

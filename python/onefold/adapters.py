@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy
 
 from ._arguments import integer
+from ._arguments import names as named
 from ._batch import Batch, Feature, Group
 from ._errors import DataError, OptionsError
 from ._optional import optional
@@ -84,9 +85,12 @@ class _Requests:
         max_history: int | None,
         max_candidates: int | None,
     ) -> None:
-        contextual = contextual or {}
-        for option, given in (("history", history), ("candidates", candidates)):
-            if not given:
+        contextual = {} if contextual is None else contextual
+        for option, given in (("contextual", contextual), ("history", history), ("candidates", candidates)):
+            if not isinstance(given, Mapping):
+                found = type(given).__name__
+                raise TypeError(f"'{option}' takes a dict from names of the trainer to features, not {found}")
+            if not given and option != "contextual":
                 raise OptionsError(f"`{option}` is empty\n  hint: name at least one feature")
         self._batch = batch = batch.numpy()
         self._order, starts = self._grouped([*contextual.values(), *history.values()], max_candidates)
@@ -335,7 +339,7 @@ def _frame(
     batch: Batch[Any], schema: Mapping[str, Any], sequences: Iterable[str], separator: str, typed: bool
 ) -> DataFrame:
     pandas = optional("pandas", "pandas")
-    batch, lists = batch.numpy(), set(sequences)
+    batch, lists = batch.numpy(), set(named("sequences", sequences))
     for name in lists:
         _group(batch, name)
     columns: list[tuple[str, str, Any]] = []

@@ -17,12 +17,13 @@ order.
 
 from __future__ import annotations
 
-import json
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
+from ._arguments import refuse_unknown
 from ._batch import Batch, Feature
 from ._dataset import BatchIterator
 from ._dataset import Dataset as _Dataset
@@ -68,6 +69,7 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
 
     def __init__(self, location: str | os.PathLike[str], **options: Any) -> None:
         super().__init__()
+        refuse_unknown("Dataset", inspect.signature(_Dataset), options)
         self._dataset = _Dataset(location, **options)
         # The start of `_dataset`, and of the next iteration.
         self._start = self._dataset.epoch, 0
@@ -152,6 +154,9 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
                 f"this is the state of one of {of_worker['of']} workers of a loader\n"
                 "  hint: give what the `state_dict()` of the loader returned"
             )
+
+    def __repr__(self) -> str:
+        return repr(self._dataset).replace("onefold.Dataset", "onefold.torch.Dataset", 1)
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that is being started is a worker of a loader, or opens the file of this process as a fork does.
@@ -238,6 +243,8 @@ def bag_inputs(feature: Feature[_torch.Tensor]) -> tuple[_torch.Tensor, _torch.T
     The feature is one of a batch of torch tensors. Index the result with the group's `inverse` to expand it to samples.
     The ids are copied only if rows share them.
     """
+    if not _torch.is_tensor(feature.sizes):
+        raise TypeError("this is a feature of numpy arrays; take that of `batch.to_torch()`")
     sizes = feature.sizes.long()
     offsets = sizes.cumsum(0) - sizes
     if feature.packed:

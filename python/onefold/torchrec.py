@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ._arguments import names
 from ._batch import Batch, Feature, Group
 from ._errors import OptionsError
 from ._optional import optional
@@ -24,14 +25,24 @@ if TYPE_CHECKING:
     import torchrec as _torchrec
     from torchrec import KeyedJaggedTensor, KeyedTensor
     from torchrec.distributed.types import ShardingPlan
+    from torchrec.streamable import Pipelineable as _Pipelineable
 
     _Tensor: TypeAlias = _torch.Tensor
     _Pairs: TypeAlias = list[tuple[Group[_Tensor], Feature[_Tensor]]]
 else:
     _torch = optional("torch", "torchrec")
     _torchrec = optional("torchrec", "torchrec")
+    _Pipelineable = optional("torchrec.streamable", "torchrec").Pipelineable
 
-__all__ = ["EmbeddingBagCollection", "Sequences", "sharding_plan", "to_kjt", "to_sequences"]
+__all__ = [
+    "EmbeddingBagCollection",
+    "Sequences",
+    "TrainBatch",
+    "sharding_plan",
+    "to_kjt",
+    "to_sequences",
+    "to_train_batch",
+]
 
 
 def _chosen(batch: Batch[_Tensor], features: Iterable[str] | None) -> _Pairs:
@@ -39,7 +50,7 @@ def _chosen(batch: Batch[_Tensor], features: Iterable[str] | None) -> _Pairs:
     pairs = [(group, feature) for group in batch.groups.values() for feature in group.features.values()]
     if features is None:
         return pairs
-    wanted, known = set(features), {feature.name for _, feature in pairs}
+    wanted, known = set(names("features", features)), {feature.name for _, feature in pairs}
     if not wanted <= known:
         missing = ", ".join(f"`{name}`" for name in sorted(wanted - known))
         raise OptionsError(f"the batch has no feature {missing}\n  hint: it has {', '.join(sorted(known))}")
@@ -96,6 +107,53 @@ def _inverse_indices(batch: Batch[_Tensor], pairs: _Pairs) -> _Tensor:
             by_group[group.name] = samples if group.inverse is None else group.inverse.long()
     indices = [by_group[group.name] for group, _ in pairs]
     return _torch.stack(indices) if indices else samples.new_empty((0, len(batch)))
+
+
+@dataclass
+class TrainBatch(_Pipelineable):
+    """A batch for TorchRec's training pipelines, such as `TrainPipelineSparseDist`, and for its `DLRMTrain`.
+
+    A pipeline starts the lookups of the next batch before the model runs on it. For this, the KeyedJaggedTensor must
+    be an attribute of the batch, which `forward` passes on: a call of `to_kjt` in the model prevents it.
+    """
+
+    dense_features: _Tensor
+    """float32 [B, D]."""
+    sparse_features: KeyedJaggedTensor
+    """The sparse features, as `to_kjt` returns them."""
+    labels: _Tensor
+    """float32 [B], or [B, L] if the dataset has several labels."""
+    weights: _Tensor | None = None
+    """Sample weights, float32 [B], or None."""
+
+    def to(self, device: _torch.device, non_blocking: bool = False) -> TrainBatch:
+        """Returns the batch on a device."""
+        moved = (part if part is None else part.to(device, non_blocking=non_blocking) for part in self._parts)
+        return TrainBatch(*moved)
+
+    def pin_memory(self) -> TrainBatch:
+        """Returns the batch in pinned memory."""
+        return TrainBatch(*(part if part is None else part.pin_memory() for part in self._parts))
+
+    def record_stream(self, stream: _torch.Stream) -> None:
+        """Keeps the memory of all tensors until the work on a stream that was queued so far is done."""
+        index = self.sparse_features.inverse_indices_or_none()
+        for part in (*self._parts, None if index is None else index[1]):
+            if part is not None:
+                part.record_stream(stream)
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.dense_features, self.sparse_features, self.labels, self.weights
+
+
+def to_train_batch(
+    batch: Batch[Any], *, features: Iterable[str] | None = None, deduplicated: bool | None = None
+) -> TrainBatch:
+    """Returns a batch for TorchRec's training pipelines. The options are those of `to_kjt`."""
+    batch = batch.to_torch()
+    labels = batch.labels.squeeze(1) if batch.labels.shape[1] == 1 else batch.labels
+    return TrainBatch(batch.dense, to_kjt(batch, features=features, deduplicated=deduplicated), labels, batch.weights)
 
 
 class EmbeddingBagCollection(_torchrec.EmbeddingBagCollection):

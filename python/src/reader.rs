@@ -217,7 +217,7 @@ impl BatchIterator {
             // The thread is also detached while it waits for the lock, because another thread may hold it during its
             // own wait.
             let came = py.detach(|| match &mut *locked(batches) {
-                Some(batches) => batches.wait(SLICE).then(|| batches.next()),
+                Some(batches) => batches.wait_for_next(SLICE).then(|| batches.next()),
                 None => Some(None),
             });
             match came {

@@ -171,6 +171,8 @@ def test_an_hstu_batch_without_actions_and_labels(data):
     ]:
         with pytest.raises(onefold.OptionsError, match=message):
             hstu_batch(batch, max_history=8, max_candidates=9, **given)
+    with pytest.raises(TypeError, match="'history' takes a dict .*, not list"):
+        hstu_batch(batch, history=["items"], candidates={"video": "item_id"}, max_history=8, max_candidates=9)
 
 
 @pytest.mark.parametrize("dedupe", ["exact", "window", "off"])
@@ -302,6 +304,8 @@ def test_frames_refuse_lists_and_equal_names(data):
     assert "`sequences`" in caught.value.hint
     with pytest.raises(onefold.OptionsError, match="no feature `none`"):
         fuxictr_frame(batch, schema, sequences=["none"])
+    with pytest.raises(onefold.OptionsError, match="`sequences` is the text `items`"):
+        fuxictr_frame(batch, schema, sequences="items")
     with pytest.raises(onefold.OptionsError, match="two columns"):
         fuxictr_frame(batch, {**schema, "dense": ["clicked"]}, sequences=SEQUENCES)
 

@@ -1,5 +1,6 @@
 """Batches: views of one allocation, Arrow, copies."""
 
+import copy
 import gc
 import pickle
 import weakref
@@ -48,15 +49,22 @@ def test_views_are_read_only_and_a_copy_may_be_written(batch):
     assert not any(array.flags.writeable for array in arrays_of(batch))
     with pytest.raises(ValueError, match="read-only"):
         batch.dense[0, 0] = 42
-    before, copy = samples_of(batch), batch.writable()
-    assert all(array.flags.writeable for array in arrays_of(copy)) and samples_of(copy) == before
-    copy.dense[0, 0] = 42
-    assert numpy.frombuffer(copy.data, numpy.float32)[copy._spec["dense"] // 4] == 42
+    before, own = samples_of(batch), batch.writable()
+    assert all(array.flags.writeable for array in arrays_of(own)) and samples_of(own) == before
+    own.dense[0, 0] = 42
+    assert numpy.frombuffer(own.data, numpy.float32)[own._spec["dense"] // 4] == 42
     # Later results from the copy contain the change, but the original batch does not.
-    for other in (copy.expand(), copy.expand()):
+    for other in (own.expand(), own.expand()):
         assert other.dense[0, 0] == 42
-    assert samples_of(batch) == before and copy.state_dict() == batch.state_dict()
-    assert not pickle.loads(pickle.dumps(copy, protocol=4)).dense.flags.writeable
+    assert samples_of(batch) == before and own.state_dict() == batch.state_dict()
+    assert not pickle.loads(pickle.dumps(own, protocol=4)).dense.flags.writeable
+
+
+def test_a_shallow_copy_is_read_only_and_its_original_stays_writable(batch):
+    original = batch.writable()
+    shallow = copy.copy(original)
+    original.dense[0, 0] = 42
+    assert not shallow.dense.flags.writeable and shallow.dense[0, 0] == 42
 
 
 def test_memory_that_arrow_has_is_not_written(batch):

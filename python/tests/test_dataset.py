@@ -146,6 +146,22 @@ def test_wrong_texts_are_refused_by_their_name(dataset):
             onefold.files(dataset, partitions=wrong)
 
 
+def test_a_location_is_a_path_or_a_url(dataset, tmp_path, monkeypatch):
+    for wrong in (None, 5, [dataset]):
+        with pytest.raises(TypeError, match="'location' takes a path or a URL, not"):
+            onefold.Dataset(wrong)
+        with pytest.raises(TypeError, match="'dataset' takes a path or a URL, not"):
+            onefold.files(wrong)
+    monkeypatch.chdir(dataset.parent)
+    reader = onefold.Dataset(os.fsencode(dataset.name), global_batch_size=B, partitions=None)
+    expected = all_samples(reader)
+    # What is opened again is the same dataset, although the working directory is another one.
+    monkeypatch.chdir(tmp_path)
+    copy = pickle.loads(pickle.dumps(reader))
+    copy.set_epoch(0)
+    assert all_samples(copy) == expected and copy.location == str(dataset)
+
+
 def test_a_sample_has_no_index(dataset):
     with pytest.raises(TypeError, match="use `onefold.torch.Dataset` and `batch_size=None`"):
         onefold.Dataset(dataset)[0]
@@ -341,8 +357,17 @@ def test_a_state_of_other_options_is_refused(dataset):
     with pytest.raises(onefold.OptionsError, match="shuffle") as refused:
         other.load_state_dict(state)
     assert "resume with" in refused.value.hint
-    with pytest.raises(ValueError, match="no state of a dataset"):
-        other.load_state_dict({})
+    for wrong in ({}, None, [], {"version": 1}):
+        with pytest.raises(ValueError, match="no state of a dataset"):
+            other.load_state_dict(wrong)
+    position = other.state_dict()["position"]
+    with pytest.raises(onefold.OptionsError, match="no position of a dataset"):
+        other.load_state_dict({"version": 1, "position": {**position, "step": numpy.int64(3)}})
+    # The end of an epoch of 12 steps is a position.
+    other.load_state_dict({"version": 1, "position": {**position, "step": 12}})
+    with pytest.raises(onefold.OptionsError, match="at step 13 of an epoch of 12 steps"):
+        other.load_state_dict({"version": 1, "position": {**position, "step": 13}})
+    assert other.state_dict()["position"]["step"] == 12 and list(other) == []
 
 
 def test_the_state_between_epochs_is_that_of_the_next(dataset):

@@ -368,6 +368,24 @@ def test_inputs_that_do_not_fit_are_refused(trained, tmp_path):
         model(lists | {"city": [[1], [2], [3]]}, dense)
     with pytest.raises(onefold.OptionsError, match="ids and rows are integers"):
         model(lists | {"city": [[1.5], [2.0]]}, dense)
+    for wrong in ([["a"], ["b"]], [[None], [1]], [[1], [1 << 64]], [[1, [2]], [3]]):
+        with pytest.raises(onefold.OptionsError, match="^feature `city`: .*\n  hint: give numbers"):
+            model(lists | {"city": wrong}, dense)
+    with pytest.raises(onefold.OptionsError, match="^feature `city`: "):
+        model(lists, dense, inverse={"city": "x"})
+    with pytest.raises(onefold.OptionsError, match="no feature `age` of this kind"):
+        model(lists, dense, inverse={"age": [0, 1]})
+    columns = {"age": [1.0, 2.0], "price": 3, "visits": torch.tensor([[4.0], [5.0]])}
+    expected = model(lists, torch.tensor([[1.0, 3.0, 4.0], [2.0, 3.0, 5.0]]))
+    assert torch.equal(model(lists | columns), expected)
+    for wrong in (None, "x", [1.0, None]):
+        with pytest.raises(onefold.OptionsError, match="^dense feature `price`: "):
+            model(lists | columns | {"price": wrong})
+        with pytest.raises(onefold.OptionsError, match="dense"):
+            model(lists, wrong)
+    for wrong in ([1.0, 2.0, 3.0], [[1.0, 2.0], [3.0, 4.0]], [1.0] * 3):
+        with pytest.raises(onefold.OptionsError, match="^dense feature `(price|visits)` has the shape"):
+            model(lists | columns | {"price": wrong})
     with pytest.raises(onefold.OptionsError, match="a model takes no int"):
         model(3)
     with pytest.raises(onefold.DataError, match="no `export.json`"):

@@ -92,6 +92,31 @@ def test_the_checks_are_those_of_files(logs, tmp_path):
             onefold.build(logs / "dataset.toml", out=tmp_path / "data", sources=wrong)
 
 
+@pytest.mark.parametrize(
+    ("failure", "kind"), [(OSError("the disk is gone"), onefold.StorageError), (ValueError("a bad row"), onefold.DataError)]
+)
+def test_an_error_of_a_stream_is_not_one_of_the_file(tmp_path, failure, kind):
+    from onefold._sources import as_files
+
+    class Failing:
+        def __arrow_c_stream__(self, requested_schema=None):
+            raise failure
+
+    schema = pyarrow.schema([("x", pyarrow.int64())])
+
+    def batches():
+        yield pyarrow.record_batch([pyarrow.array([1])], schema=schema)
+        raise failure
+
+    for source in (Failing(), pyarrow.RecordBatchReader.from_batches(schema, batches())):
+        with pytest.raises(onefold.OnefoldError, match=f"of the source `x` cannot be read: .*{failure}") as caught:
+            with as_files({"x": source}, tmp_path):
+                pass
+        assert "spill_directory" not in str(caught.value)
+        assert isinstance(caught.value, kind) or not isinstance(source, Failing)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_types_that_files_lack_keep_their_values(tmp_path):
     """Tests views and categories, which Polars returns."""
     log = polars.DataFrame(

@@ -85,6 +85,18 @@ def test_pinned_memory_needs_a_gpu_and_says_so(dataset, torch):
             next(batches)
 
 
+def test_what_a_user_of_pytorch_writes_first_is_explained(dataset, torch):
+    import onefold.torch
+
+    with pytest.raises(TypeError, match="no argument 'batch_size'; did you mean 'global_batch_size'?"):
+        onefold.torch.Dataset(dataset, batch_size=B)
+    reader = onefold.torch.Dataset(dataset, **OPTIONS)
+    assert repr(reader).startswith(f"onefold.torch.Dataset('{dataset}', global_batch_size=512")
+    feature = next(iter(reader.dataset)).features["user_01"]
+    with pytest.raises(TypeError, match="take that of `batch.to_torch\\(\\)`"):
+        onefold.torch.bag_inputs(feature)
+
+
 def loader_of(location, torch, workers, **options):
     """Returns PyTorch's loader of a dataset, and the dataset."""
     import onefold.torch

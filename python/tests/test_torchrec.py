@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from samples import full_batch
 
 import onefold
 
@@ -44,6 +45,8 @@ def test_a_kjt_has_the_samples(dataset, torchrec, dedupe):
     assert sorted(some.keys()) == ["item_01", "user_02"]
     with pytest.raises(onefold.OptionsError, match="no feature `none`"):
         to_kjt(batch, features=["none"])
+    with pytest.raises(onefold.OptionsError, match="`features` is the text `item_01`"):
+        to_kjt(batch, features="item_01")
 
 
 @pytest.mark.parametrize("dedupe", ["exact", "window", "off"])
@@ -144,6 +147,83 @@ def test_a_dlrm_learns_the_same_deduplicated_and_plain(dataset, torchrec):
     plain = losses_of(torchrec, dataset, deduplicated=False)
     assert len(folded) == 100 and folded[0] != folded[-1]
     assert max(abs(a - b) for a, b in zip(folded, plain, strict=True)) < 1e-5
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    """Makes this process the only one of a job."""
+    import torch
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_training_pipeline_takes_batches(dataset, torchrec, process_group):
+    """Checks that TorchRec starts the lookups of the next batch early, and learns the same as without deduplication."""
+    import torch
+    from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.models.dlrm import DLRM, DLRMTrain
+
+    from onefold.torchrec import to_train_batch
+
+    names = ["user_01", "item_01", "sequence_00"]
+    reader = onefold.Dataset(dataset, global_batch_size=1024, tail="drop", features=names)
+    whole = {f"t_{name}": ParameterConstraints(sharding_types=["table_wise"]) for name in names}
+
+    def losses(deduplicated):
+        torch.manual_seed(1)
+        bags = torchrec.EmbeddingBagCollection(
+            tables=[
+                torchrec.EmbeddingBagConfig(
+                    name=f"t_{name}",
+                    num_embeddings=200_000,
+                    embedding_dim=4,
+                    feature_names=[name],
+                    init_fn=lambda weights: torch.nn.init.constant_(weights, 0.1),
+                )
+                for name in names
+            ]
+        )
+        model, sharders = DLRMTrain(DLRM(bags, 13, [8, 4], [8, 1])), [EmbeddingBagCollectionSharder()]
+        plan = EmbeddingShardingPlanner(Topology(1, "cpu"), constraints=whole).plan(model, sharders)
+        model = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        reader.set_epoch(0)
+        batches = (to_train_batch(batch, deduplicated=deduplicated) for batch in reader)
+        found = [pipeline.progress(batches)[0].item() for _ in range(len(reader))]
+        assert len(pipeline._pipelined_modules) == 1, "the lookups are not pipelined"
+        return found
+
+    folded = losses(True)
+    assert len(folded) == 5 and folded[-1] < folded[0]
+    assert max(abs(a - b) for a, b in zip(folded, losses(False), strict=True)) < 1e-5
+
+
+def test_a_batch_for_training_moves_as_a_whole(torchrec):
+    import torch
+    from torchrec.streamable import Pipelineable
+
+    from onefold.torchrec import to_train_batch
+
+    batch = to_train_batch(full_batch(1))
+    assert isinstance(batch, Pipelineable) and batch.labels.shape == (2,)
+    moved = batch.to(torch.device("meta"), non_blocking=True)
+    kjt = moved.sparse_features
+    parts = [moved.dense_features, moved.labels, moved.weights, kjt.values(), kjt.lengths(), kjt.inverse_indices()[1]]
+    assert {part.device.type for part in parts} == {"meta"}
+    # All tensors are kept for the stream, also the indices, which TorchRec's own method leaves out.
+    recorded = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.Tensor, "record_stream", lambda tensor, _: recorded.append(tensor.data_ptr()))
+        batch.record_stream(None)
+    kjt = batch.sparse_features
+    parts = [batch.dense_features, batch.labels, batch.weights, kjt.values(), kjt.lengths(), kjt.inverse_indices()[1]]
+    assert {part.data_ptr() for part in parts} <= set(recorded)
 
 
 def test_a_plan_becomes_a_sharding_plan(torchrec, run, tmp_path):

@@ -77,7 +77,7 @@ use self::order::{Item, Part, StreamOrder};
 use self::output::{Output, Packing};
 use self::pipeline::{Scheduler, Turns};
 use self::plan::{Counts, sampled_counts, stream_parts};
-use self::position::{POSITION_VERSION, wrong_position};
+use self::position::POSITION_VERSION;
 use self::recipe::{Epoch, Recipe};
 use self::remote::{Remote, block_steps, row_groups_by_step};
 use self::selection::{kept_columns, project};
@@ -319,11 +319,7 @@ impl Reader {
 
     /// Starts reading at `position`, and returns every `every`-th batch.
     fn start<T: Output>(&self, position: &Position, horizon: Horizon, every: u64) -> Result<Batches<T>> {
-        self.check(position)?;
-        let steps = self.steps(position.epoch)?;
-        if position.step > steps {
-            return Err(wrong_position("step", &position.step, &steps));
-        }
+        let steps = self.checked_steps(position)?;
         let orders = self.orders(position.epoch, self.own_streams())?;
         let each: Vec<u64> = self.own_streams().map(|stream| self.samples_of_step(stream)).collect();
         let widths = (self.schema().dense.len(), self.schema().labels.len());
@@ -384,9 +380,18 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the position is for another dataset, partitions or order.
+    /// [`Error::Fault`] if the position is for another dataset, partitions or order, or behind the end of its epoch;
+    /// otherwise see [`steps`](Self::steps).
     pub fn check(&self, position: &Position) -> Result<()> {
-        position.check(&self.position(position.epoch))
+        self.checked_steps(position).map(drop)
+    }
+
+    /// Checks a position, and returns the number of steps of its epoch.
+    fn checked_steps(&self, position: &Position) -> Result<u64> {
+        position.check(&self.position(position.epoch))?;
+        let steps = self.steps(position.epoch)?;
+        position.check_step(steps)?;
+        Ok(steps)
     }
 
     /// Returns the position before the first step of an epoch.

@@ -161,13 +161,18 @@ impl<T: Send + 'static> Batches<T> {
 }
 
 impl<T> Batches<T> {
-    /// Waits for the next step, at most for `limit`. Returns whether [`next`](Iterator::next) will return without
-    /// waiting, because the step is there or there is an error, or because no step is left. In the last case `next`
-    /// still waits for the thread of the epoch to end, which with a service reports the end to the master first, for at
-    /// most a second.
+    /// Waits for the next step, at most for `limit`. Returns whether the step has arrived, or an error, or whether no
+    /// step is left. In the last case [`next`](Iterator::next) still waits for the thread of the epoch to end, which
+    /// with a service reports the end to the master first. So all ranks stop waiting after the same step.
     pub fn wait(&mut self, limit: Duration) -> bool {
+        self.position.step >= self.steps || self.wait_for_next(limit)
+    }
+
+    /// Waits for the next step or for the end of the epoch's thread, at most for `limit`. Returns whether
+    /// [`next`](Iterator::next) will return without waiting.
+    pub fn wait_for_next(&mut self, limit: Duration) -> bool {
         let started = Instant::now();
-        let arrived = self.position.step >= self.steps || self.arrives_within(limit);
+        let arrived = self.arrives_within(limit);
         self.waited.add(started.elapsed());
         arrived
     }

@@ -147,16 +147,29 @@ impl Position {
         same("global batch size", &self.global_batch_size, &expected.global_batch_size)?;
         same("tail", &self.tail, &expected.tail)
     }
+
+    /// Returns an error for a position behind the end of its epoch, which has `steps` steps.
+    pub(super) fn check_step(&self, steps: u64) -> Result<()> {
+        match self.step <= steps {
+            true => Ok(()),
+            false => {
+                Err(wrong(format!("the position is at step {} of an epoch of {steps} steps", self.step)))
+            }
+        }
+    }
 }
 
+/// Returns an error for a position with `found` if the reader expects something else.
 fn same<T: Debug + PartialEq>(what: &str, found: &T, expected: &T) -> Result<()> {
-    if found == expected { Ok(()) } else { Err(wrong_position(what, found, expected)) }
+    match found == expected {
+        true => Ok(()),
+        false => Err(wrong(format!("the position is of {what} {found:?}, this reader's is {expected:?}"))),
+    }
 }
 
-/// Returns the error for a position with `found` if this reader expects `expected`.
-pub(super) fn wrong_position(what: &str, found: &dyn Debug, expected: &dyn Debug) -> Error {
+fn wrong(message: String) -> Error {
     Error::options(
-        format!("the position is of {what} {found:?}, this reader's is {expected:?}"),
+        message,
         "resume with the dataset and the options that the position was taken with, or start an epoch anew",
     )
 }

@@ -68,6 +68,13 @@ fn ended_early(stream: &Stream) -> Fault {
     Fault::new(Kind::Storage, format!("the worker `{worker}` ended before its batches did"))
 }
 
+/// Waits until the caller is gone.
+async fn until_gone(is_gone: &IsGone<'_>) {
+    while !is_gone() {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
 /// The progress of a client, which it reports to the master.
 struct ProgressReport {
     service: Arc<Service>,
@@ -168,19 +175,25 @@ impl Fetch {
         let progress = Arc::clone(&self.progress);
         let mut reporting = JoinSet::new();
         reporting.spawn(Arc::clone(&progress).report());
-        let gone = async {
-            while !is_gone() {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
         let ended = tokio::select! {
             ended = progress.waiting.watch(self.fetch_all(deliver)) => ended,
-            () = gone => Ok(()),
+            () = until_gone(is_gone) => Ok(()),
         };
         drop(reporting);
-        // Reports the end, which the master would otherwise notice only some seconds later.
+        // Reports the end, which the master would otherwise notice only some seconds later. A caller that is gone, for
+        // example after Ctrl-C, does not wait for a master that does not answer.
         let state = ClientState { ended: true, ..progress.now() };
-        let _ = tokio::time::timeout(REPORT, progress.service.ask_master(&state)).await;
+        let reported = tokio::spawn(async move {
+            let _ = tokio::time::timeout(REPORT, progress.service.ask_master(&state)).await;
+        });
+        let given_up = async {
+            until_gone(is_gone).await;
+            tokio::time::sleep(LOOK).await;
+        };
+        tokio::select! {
+            _ = reported => {}
+            () = given_up => {}
+        }
         ended
     }
 

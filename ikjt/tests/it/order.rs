@@ -276,8 +276,10 @@ fn positions_of_other_options_and_datasets_are_refused() {
     LOG.write_buckets(directory.path(), Layout::Rows, 2);
     let position = open(directory.path(), shuffled(1, 2)).unwrap().position(0);
     let refused = |options: ReaderOptions, position: &Position| {
-        let error = open(directory.path(), options).unwrap().resume(position).unwrap_err().to_string();
+        let reader = open(directory.path(), options).unwrap();
+        let error = reader.resume(position).unwrap_err().to_string();
         assert!(error.contains("hint: "), "{error}");
+        assert_eq!(reader.check(position).unwrap_err().to_string(), error);
         error
     };
     assert!(refused(shuffled(2, 2), &position).contains("shuffle"));
@@ -300,5 +302,5 @@ fn positions_of_other_options_and_datasets_are_refused() {
     let newer = Position { format_version: position.format_version + 1, ..position.clone() };
     assert!(refused(shuffled(1, 2), &newer).contains("format version"));
     let beyond = Position { step: 1 << 40, ..position };
-    assert!(refused(shuffled(1, 2), &beyond).contains("step 1099511627776"));
+    assert!(refused(shuffled(1, 2), &beyond).contains("at step 1099511627776 of an epoch of"));
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ struct Elsewhere {
     batches: Gives,
     /// How often samples were counted.
     counted: AtomicUsize,
+    /// Whether epochs do not end after their last batch.
+    lingers: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -85,12 +87,16 @@ impl Source for Elsewhere {
                 break;
             }
         }
+        while self.lingers.load(Relaxed) && !is_gone() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Ok(())
     }
 }
 
 fn elsewhere(directory: &Path, batches: Gives) -> Arc<Elsewhere> {
-    Arc::new(Elsewhere { directory: directory.to_owned(), batches, counted: AtomicUsize::new(0) })
+    let (directory, counted) = (directory.to_owned(), AtomicUsize::new(0));
+    Arc::new(Elsewhere { directory, batches, counted, lingers: AtomicBool::new(false) })
 }
 
 fn open_source(source: &Arc<Elsewhere>, request: impl Into<ReadRequest>) -> Reader {
@@ -184,4 +190,23 @@ fn dropping_the_batches_of_a_silent_source_does_not_wait() {
     LOG.write(directory.path(), Layout::Rows);
     let reader = open_elsewhere(directory.path(), Gives::Nothing, ReaderOptions::new(16).into());
     drop(reader.batches().unwrap());
+}
+
+/// Checks that a caller can wait for the end of an epoch in slices, and that ranks, which wait together, do not wait
+/// for it.
+#[test]
+fn the_end_of_a_source_is_waited_for_in_slices() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write(directory.path(), Layout::Rows);
+    let source = elsewhere(directory.path(), Gives::Batches);
+    source.lingers.store(true, Relaxed);
+    let mut batches = open_source(&source, ReaderOptions::new(16)).batches().unwrap();
+    for _ in 0..batches.steps() {
+        batches.next().unwrap().unwrap();
+    }
+    assert!(!batches.wait_for_next(Duration::from_millis(1)));
+    assert!(batches.wait(Duration::ZERO));
+    source.lingers.store(false, Relaxed);
+    while !batches.wait_for_next(Duration::from_millis(1)) {}
+    assert!(batches.next().is_none() && batches.wait_for_next(Duration::ZERO));
 }
