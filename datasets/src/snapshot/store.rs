@@ -75,8 +75,22 @@ impl NamedFiles<'_> {
 }
 
 /// Reads the snapshots after number `after`, in order, without their partitions.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if some of them were removed: what they changed is then unknown, and a commit could use one of
+/// their numbers again, below that of the newest snapshot. Otherwise the errors of [`head_at`].
 pub(crate) fn heads_after(storage: &Storage, after: u64) -> Result<Vec<Snapshot>> {
-    numbers(storage, Some(after))?.into_iter().map(|number| head_at(storage, number)).collect()
+    let numbers = numbers(storage, Some(after))?;
+    let heads = numbers.iter().filter_map(|number| read(storage, *number).transpose());
+    let heads = heads.collect::<Result<Vec<_>>>()?;
+    if heads.iter().map(|head| head.snapshot).eq((after + 1..).take(numbers.len())) {
+        return Ok(heads);
+    }
+    let message =
+        "nothing was committed, because snapshots that other writers committed meanwhile were removed";
+    let fault = Fault::of_file(Kind::Failed, storage.location(), message);
+    Err(fault.hint("run this again; it then starts from the newest snapshot").into())
 }
 
 fn read(storage: &Storage, number: u64) -> Result<Option<Snapshot>> {
