@@ -138,6 +138,7 @@ fn features_are_dropped_and_renamed_without_writing_files() {
     };
     let before = data();
     fails(&dir, &["drop-features", "dataset", "shops"], &["no feature `shops`", "did you mean `shop`?"]);
+    fails(&dir, &["drop-features", "dataset", "clicked"], &["column `clicked`", "is no feature"]);
     works(&dir, &["rename-feature", "dataset", "shop", "store"]);
     let altered = works(&dir, &["drop-features", "dataset", "price"]);
     assert_eq!(altered["snapshot"], 3);
