@@ -105,9 +105,9 @@ fn check_opening(dir: &Dir, server: &S3Server) {
         dir.command("onefold-ingest compact s3://data/ds --partition part=00200").with_s3(server).json();
     assert_eq!((opened["changed"].as_bool(), opened["snapshot"].as_u64()), (Some(false), Some(snapshot)));
     let Counters { gets, lists: listings, bytes_sent, .. } = server.counters();
-    // The snapshot is read three times, and found twice: by its hint and a listing. On a slow machine, one request may
+    // The snapshot is read twice, and found three times: by its hint and a listing. On a slow machine, one request may
     // be repeated.
-    assert!(gets <= manifests.len() as u64 + 6 && listings <= 3, "{gets} and {listings} requests");
+    assert!(gets <= manifests.len() as u64 + 6 && listings <= 4, "{gets} and {listings} requests");
     assert!(
         bytes_sent < lists + 3 * head + 10_000,
         "{bytes_sent} bytes, {lists} of lists and {head} of the snapshot"
