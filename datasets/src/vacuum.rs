@@ -176,7 +176,7 @@ pub(crate) fn purge(storage: &Storage, snapshots: &[u64]) -> Result<Purged> {
     let mut files_of = NamedFiles::new(storage);
     let mut named: HashSet<String> = HashSet::new();
     for number in snapshots {
-        named.extend(files_of.of(*number)?);
+        named.extend(files_of.of_existing(*number)?.into_iter().flatten());
     }
     storage.delete(snapshots.iter().map(|number| snapshot_path(*number)).collect())?;
     // Snapshots that were committed in the meantime may list files of the removed ones.
