@@ -11,6 +11,7 @@ use onefold_storage::Storage;
 use serde::Serialize;
 
 use crate::rewrite::{RewriteOptions, Rewriter, check_samples, files_of, start};
+use crate::snapshot::unless_removed;
 use crate::{Commit, FileSet, PartitionFilter, PartitionKey, Result, Snapshot};
 
 /// The result of [`compact()`].
@@ -100,7 +101,7 @@ pub fn compact(
     reporter.begin("compacting", Some(samples), "samples");
     let rewritten = gaining.iter().try_for_each(|(key, sets)| compacted.rewrite(&mut rewriter, key, sets));
     reporter.end();
-    rewritten?;
+    unless_removed(storage, snapshot.snapshot, rewritten)?;
     if compacted.ranges_rewritten > 0 {
         compacted.changed = true;
         compacted.snapshot = rewriter.writer.finish()?.snapshot.snapshot;

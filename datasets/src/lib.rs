@@ -86,7 +86,8 @@ pub use schema::{
 pub use snapshot::{
     ColumnChanges, Commit, DataFile, FeatureStatistics, FileSet, Layout, MISSING_DENSE, ManifestEntry,
     Operation, Order, Partition, RowGroup, SampleStatistics, Sessions, Snapshot, SnapshotEntry, Statistics,
-    TableVersion, WrittenBucket, drop_features, history, missing_column, rename_feature, with_name,
+    TableVersion, WrittenBucket, drop_features, history, missing_column, rename_feature, unless_removed,
+    with_name,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,

@@ -16,7 +16,7 @@ use onefold_storage::Storage;
 use crate::digest::Digest;
 use crate::scan::OpenFiles;
 use crate::schema::with_sample_keys;
-use crate::snapshot::{latest_head, not_a_dataset};
+use crate::snapshot::{newest_number, not_a_dataset};
 use crate::writer::{SampleWriter, session_ids};
 use crate::{
     Commit, DatasetWriter, FileSet, Order, PartitionKey, Result, RowGroup, Snapshot, WriterOptions,
@@ -49,27 +49,40 @@ pub(crate) fn start(
     kind: Commit,
     how: &RewriteOptions,
 ) -> Result<(DatasetWriter, Snapshot)> {
+    let newest = || newest_number(storage)?.ok_or_else(|| not_a_dataset(storage));
+    let mut number = newest()?;
     loop {
-        let number = latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?.snapshot;
-        let snapshot = Snapshot::load_from(storage, Some(number))?;
-        let options = WriterOptions {
-            layout: snapshot.layout,
-            commit: kind,
-            sample_keys: snapshot.sample_keys,
-            buckets: snapshot.division(),
-            sessions: snapshot.sessions.clone(),
-            threads: how.threads,
-            column_order: column_order(&snapshot),
-            row_group_bytes: how.row_group_bytes,
-            file_bytes: how.file_bytes,
-            ..WriterOptions::new(snapshot.order)
-        };
-        let writer = DatasetWriter::create_in(storage.clone(), snapshot.schema.clone(), options)?;
-        // Another writer may have committed in the meantime. In this case, try again.
-        if writer.appended_to().is_some_and(|head| head.snapshot == number) {
-            return Ok((writer, snapshot));
+        let started = start_at(storage, number, kind, how);
+        // Another writer may have committed in the meantime, or even purged the snapshot. In this case, try again.
+        match newest()? {
+            now if now == number => return started,
+            now => number = now,
         }
     }
+}
+
+/// Works like [`start`] for snapshot `number`, which must be the newest one.
+fn start_at(
+    storage: &Storage,
+    number: u64,
+    kind: Commit,
+    how: &RewriteOptions,
+) -> Result<(DatasetWriter, Snapshot)> {
+    let snapshot = Snapshot::load_from(storage, Some(number))?;
+    let options = WriterOptions {
+        layout: snapshot.layout,
+        commit: kind,
+        sample_keys: snapshot.sample_keys,
+        buckets: snapshot.division(),
+        sessions: snapshot.sessions.clone(),
+        threads: how.threads,
+        column_order: column_order(&snapshot),
+        row_group_bytes: how.row_group_bytes,
+        file_bytes: how.file_bytes,
+        ..WriterOptions::new(snapshot.order)
+    };
+    let writer = DatasetWriter::create_in(storage.clone(), snapshot.schema.clone(), options)?;
+    Ok((writer, snapshot))
 }
 
 /// Returns the column order of the dataset: the columns of the first file, or nothing if they are in schema

@@ -113,7 +113,8 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     let mut files_of = NamedFiles::new(storage);
     let mut named = HashSet::new();
     for number in &kept {
-        named.extend(files_of.of(*number)?);
+        // Another vacuum, which keeps less, may remove the snapshot in the meantime.
+        named.extend(files_of.of_existing(*number)?.into_iter().flatten());
     }
     let dropped = dropped(&mut files_of, &removed, &superseded)?;
 
@@ -175,12 +176,12 @@ pub(crate) fn purge(storage: &Storage, snapshots: &[u64]) -> Result<Purged> {
     let mut files_of = NamedFiles::new(storage);
     let mut named: HashSet<String> = HashSet::new();
     for number in snapshots {
-        named.extend(files_of.of(*number)?);
+        named.extend(files_of.of_existing(*number)?.into_iter().flatten());
     }
     storage.delete(snapshots.iter().map(|number| snapshot_path(*number)).collect())?;
     // Snapshots that were committed in the meantime may list files of the removed ones.
     for number in numbers(storage, None)? {
-        for path in files_of.of(number)? {
+        for path in files_of.of_existing(number)?.into_iter().flatten() {
             named.remove(&path);
         }
     }

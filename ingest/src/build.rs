@@ -12,8 +12,9 @@ use onefold_base::progress::Reporter;
 use onefold_base::units::count_of;
 use onefold_datasets::{
     Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionFilter, PartitionKey, Schema,
-    Snapshot, TableVersion, WriterOptions, Written,
+    Snapshot, TableVersion, WriterOptions, Written, unless_removed,
 };
+use onefold_storage::Storage;
 use serde::Serialize;
 
 pub use self::parts::{Part, commit_parts, write_part};
@@ -24,10 +25,12 @@ use crate::engine;
 use crate::groups::GroupSummary;
 use crate::merge::{Merge, MergeSummary};
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
+use crate::problems::Problems;
 use crate::profile::staged;
 use crate::reading::Reading;
 use crate::row_counts::RowCounts;
 use crate::samples::SkipCounts;
+use crate::sources::Source;
 use crate::statistics::{self, BuildStatistics};
 use crate::{Config, Error, Result, sources};
 
@@ -184,11 +187,25 @@ impl Pipeline<'_> {
     }
 
     async fn build(&self) -> Result<BuildSummary> {
-        let Self { config, out, options, .. } = *self;
+        let Self { out, options, .. } = *self;
         let target = if options.commit == Commit::Merge { Target::Merge } else { Target::Partitions };
         let found = self.find(target).await?;
         // Check before any work whether a dataset may exist at `out`.
-        let mut old = self.old_snapshot()?;
+        let old = self.old_snapshot()?;
+        let Some(number) = old.as_ref().map(|old| old.snapshot) else {
+            return self.build_with(found, None).await;
+        };
+        let built = self.build_with(found, old).await;
+        unless_removed(&Storage::open(out)?, number, built)
+    }
+
+    /// Builds from the `found` sources. `old` is the head of the newest snapshot of the dataset to append to.
+    async fn build_with(
+        &self,
+        found: (Vec<Source>, Problems),
+        mut old: Option<Snapshot>,
+    ) -> Result<BuildSummary> {
+        let Self { config, out, options, .. } = *self;
         if let Some(old) = &old {
             self.check_keys(old)?;
         }

@@ -17,6 +17,7 @@ use onefold_base::progress::Reporter;
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
     Buckets, Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions, thread_pool,
+    unless_removed,
 };
 use onefold_storage::Storage;
 
@@ -40,8 +41,8 @@ pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter)
     // Kept columns are neither folded nor used for training, so they are not written again.
     snapshot.schema.kept.clear();
     check(location, &snapshot, options)?;
-    let measured =
-        thread_pool(options.threads)?.install(|| measure(&storage, &snapshot, options, reporter))?;
+    let measured = thread_pool(options.threads)?.install(|| measure(&storage, &snapshot, options, reporter));
+    let measured = unless_removed(&storage, snapshot.snapshot, measured)?;
     let path = location.canonicalize().unwrap_or_else(|_| location.to_owned());
     let name =
         path.file_name().map_or_else(|| "dataset".to_owned(), |name| name.to_string_lossy().into_owned());

@@ -29,7 +29,7 @@ use self::sessions::{FoundSessions, Search};
 use crate::rewrite::{
     RewriteOptions, Rewriter, check_samples, choose_whole_runs, files_of, of_chosen, start,
 };
-use crate::snapshot::{head_at, numbers};
+use crate::snapshot::{head_at, numbers, unless_removed};
 use crate::users::Users;
 use crate::vacuum::{Purged, purge};
 use crate::vocabulary::FormerOriginals;
@@ -130,7 +130,7 @@ pub fn forget(
     reporter.begin("forgetting", None, "samples");
     let searched = work.partitions().and_then(|()| work.feature());
     reporter.end();
-    searched?;
+    unless_removed(storage, snapshot.snapshot, searched)?;
     let Work { rewriter, found, has_users, mut forgotten, .. } = work;
     let Forgotten { samples_removed, vocabulary_entries_removed, manifests_with_users, .. } = forgotten;
     let has_some = samples_removed + vocabulary_entries_removed + manifests_with_users > 0;

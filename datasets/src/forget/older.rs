@@ -6,9 +6,9 @@ use onefold_base::progress::Reporter;
 use onefold_storage::Storage;
 
 use super::sessions::Search;
-use crate::snapshot::numbers;
+use crate::snapshot::{numbers, unless_removed};
 use crate::users::{UserKeys, Users};
-use crate::{ManifestEntry, Result, Snapshot};
+use crate::{Error, ManifestEntry, Result, Snapshot};
 
 /// Searches older snapshots. It reads each of their files only once.
 pub(super) struct OlderSnapshots<'a> {
@@ -34,9 +34,13 @@ impl OlderSnapshots<'_> {
         older.retain(|number| *number < newest);
         self.reporter.begin("older files", None, "samples");
         let searched = older.into_iter().try_for_each(|number| -> Result<()> {
-            let snapshot = Snapshot::load_from(self.storage, Some(number))?;
-            with_users.extend(self.has_users(&snapshot)?.then_some(number));
-            Ok(())
+            let snapshot = Snapshot::load_from(self.storage, Some(number));
+            let found = snapshot.and_then(|snapshot| self.has_users(&snapshot));
+            match unless_removed(self.storage, number, found) {
+                // A vacuum removed it in the meantime.
+                Err(Error::NoSnapshot(_)) => Ok(()),
+                found => found.map(|has_users| with_users.extend(has_users.then_some(number))),
+            }
         });
         self.reporter.end();
         searched.map(|()| with_users)

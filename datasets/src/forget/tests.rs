@@ -8,8 +8,8 @@ use onefold_base::progress::Silent;
 
 use super::*;
 use crate::rewrite::tests::{Sample, columns, how, keys, options, schema, write, write_as};
-use crate::verify::{Absence, absent};
-use crate::{Buckets, DatasetWriter, Layout, Order, Sessions, Snapshot, Vocabulary, WriterOptions};
+use crate::verify::{Absence, VerifyOptions, absent, verify};
+use crate::{Buckets, DatasetWriter, Error, Layout, Order, Sessions, Snapshot, Vocabulary, WriterOptions};
 
 /// Returns 20 sessions of the users 1 to 4, with four samples each.
 fn samples() -> Vec<Sample> {
@@ -167,4 +167,46 @@ fn statistics_that_cover_removed_samples_are_rewritten() {
     assert_eq!(removed.snapshots_with_users, Some(vec![1, 2]));
     assert!(look(directory.path(), &keys([1]), None).places.is_empty());
     assert!(!run(directory.path(), &keys([1]), None, false, true).unwrap().changed);
+}
+
+/// Supersedes the first snapshot, and purges it, as soon as a stage begins.
+struct Purging<'a>(&'a Path);
+
+impl Reporter for Purging<'_> {
+    fn begin(&self, _: &str, _: Option<u64>, _: &str) {
+        write(self.0, &WriterOptions { commit: Commit::Overwrite, ..written() }, &samples()[..4]);
+        purge(&Storage::open(self.0).unwrap(), &[1]).unwrap();
+    }
+
+    fn advance(&self, _: u64) {}
+
+    fn note(&self, _: &str) {}
+
+    fn end(&self) {}
+}
+
+#[test]
+fn work_with_a_snapshot_that_is_purged_does_not_call_the_dataset_damaged() {
+    let works: [fn(&Path) -> Option<Error>; 3] = [
+        |root| verify(root, &VerifyOptions::new(1), &Purging(root)).err(),
+        |root| {
+            let options = ForgetOptions { column: None, how: how(1000), dry_run: false, purge: false };
+            forget(&Storage::open(root).unwrap(), &keys([2]), &options, &Purging(root)).err()
+        },
+        |root| {
+            let options = WriterOptions { commit: Commit::Replace, ..written() };
+            let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
+            let key = PartitionKey::parse("country=NO/date=2024-05-01").unwrap();
+            writer.write(&key, &columns(&samples()[..4])).unwrap();
+            Purging(root).begin("", None, "");
+            writer.finish().err()
+        },
+    ];
+    for (number, work) in works.into_iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path(), &written(), &samples());
+        let error = work(directory.path()).unwrap();
+        assert!(matches!(error, Error::NoSnapshot(_)), "{number}: {error}");
+        assert!(error.to_string().contains("removed snapshot 1 while it was used"), "{number}: {error}");
+    }
 }

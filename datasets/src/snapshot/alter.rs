@@ -63,7 +63,14 @@ fn columns_of_feature(snapshot: &Snapshot, name: &str) -> Result<Vec<String>> {
     }
     let Some((group, feature)) = schema.grouped_features().find(|(_, feature)| feature.name == name) else {
         let hint = suggest(name, schema.feature_names());
-        return Err(Error::schema(format!("the dataset has no feature `{name}`"), hint));
+        let is_other = schema.to_arrow().field_with_name(name).is_ok();
+        let message = match is_other {
+            true => format!(
+                "the column `{name}` of the dataset is no feature, so it can be neither dropped nor renamed"
+            ),
+            false => format!("the dataset has no feature `{name}`"),
+        };
+        return Err(Error::schema(message, hint));
     };
     if snapshot.layout == Layout::Folded && group.folds_to_window(feature) {
         columns.push(feature.length_column());

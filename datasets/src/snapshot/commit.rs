@@ -115,6 +115,13 @@ fn commit_manifests(
 ) -> Result<Snapshot> {
     let mut base = base.cloned();
     loop {
+        // Even if the next number is free, other writers may have committed: a purge may have removed the snapshot
+        // with this number.
+        let since = heads_after(storage, base.as_ref().map_or(0, |base| base.snapshot))?;
+        if let Some(other) = since.iter().find_map(|other| conflict(storage, base.as_ref(), changes, other)) {
+            return Err(other);
+        }
+        base = since.into_iter().last().or(base);
         let next = apply(storage, base.as_ref(), changes, written)?;
         if create(storage, &next)? {
             return Ok(next);
@@ -124,11 +131,6 @@ fn commit_manifests(
         let known: HashSet<&str> = known.map(|entry| entry.path.as_str()).collect();
         let paths = next.manifests.into_iter().map(|entry| entry.path);
         storage.clean_up(paths.filter(|path| !known.contains(path.as_str())).collect());
-        let since = heads_after(storage, base.as_ref().map_or(0, |base| base.snapshot))?;
-        if let Some(other) = since.iter().find_map(|other| conflict(storage, base.as_ref(), changes, other)) {
-            return Err(other);
-        }
-        base = since.into_iter().last().or(base);
     }
 }
 

@@ -46,8 +46,10 @@ pub use self::manifests::ManifestEntry;
 pub(crate) use self::manifests::{NamedFiles, RowStatistics, rows_of_sets};
 pub(crate) use self::statistics::RowGroupStatistics;
 pub use self::statistics::{FeatureStatistics, SampleStatistics, Statistics};
-pub use self::store::{SnapshotEntry, history};
-pub(crate) use self::store::{head_at, heads_after, latest_head, not_a_dataset, numbers};
+pub use self::store::{SnapshotEntry, history, unless_removed};
+pub(crate) use self::store::{
+    check_exists, head_at, heads_after, latest_head, newest_number, not_a_dataset, numbers,
+};
 use crate::names::snapshot_path;
 use crate::partition_column::{described, misfit};
 use crate::partition_filter::filter_of;
@@ -282,11 +284,15 @@ impl Snapshot {
     ///
     /// Returns the errors of [`load_at`](Self::load_at).
     pub fn load_from(storage: &Storage, at: Option<u64>) -> Result<Self> {
-        let head = match at {
-            Some(number) => head_at(storage, number)?,
-            None => latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?,
-        };
-        head.with_partitions(storage)
+        if let Some(number) = at {
+            return head_at(storage, number)?.with_partitions(storage);
+        }
+        let head = latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?;
+        match head.with_partitions(storage) {
+            // A purge that followed the next commit removed it.
+            Err(Error::NoSnapshot(_)) => Self::load_from(storage, None),
+            loaded => loaded,
+        }
     }
 
     /// Loads the newest snapshot without its partitions, but with all other fields, including statistics.
@@ -302,8 +308,8 @@ impl Snapshot {
 
     /// Adds the partitions from the manifests.
     fn with_partitions(mut self, storage: &Storage) -> Result<Self> {
-        self.partitions =
-            manifests::partitions(storage, &self.manifests, self.order)?.into_values().collect();
+        let partitions = manifests::partitions(storage, &self.manifests, self.order);
+        self.partitions = unless_removed(storage, self.snapshot, partitions)?.into_values().collect();
         self.check_partitions()
             .map_err(|message| Error::snapshot(storage.shown(&snapshot_path(self.snapshot)), message))?;
         Ok(self)

@@ -72,11 +72,62 @@ impl NamedFiles<'_> {
         }
         Ok(named)
     }
+
+    /// Works like [`of`](Self::of), but returns `None` if the snapshot was removed in the meantime.
+    pub(crate) fn of_existing(&mut self, number: u64) -> Result<Option<Vec<String>>> {
+        match unless_removed(self.storage, number, self.of(number)) {
+            Err(Error::NoSnapshot(_)) => Ok(None),
+            named => named.map(Some),
+        }
+    }
 }
 
 /// Reads the snapshots after number `after`, in order, without their partitions.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if some of them were removed: what they changed is then unknown, and a commit could use one of
+/// their numbers again, below that of the newest snapshot. Otherwise the errors of [`head_at`].
 pub(crate) fn heads_after(storage: &Storage, after: u64) -> Result<Vec<Snapshot>> {
-    numbers(storage, Some(after))?.into_iter().map(|number| head_at(storage, number)).collect()
+    let numbers = numbers(storage, Some(after))?;
+    let heads = numbers.iter().filter_map(|number| read(storage, *number).transpose());
+    let heads = heads.collect::<Result<Vec<_>>>()?;
+    if heads.iter().map(|head| head.snapshot).eq((after + 1..).take(numbers.len())) {
+        return Ok(heads);
+    }
+    let message =
+        "nothing was committed, because snapshots that other writers committed meanwhile were removed";
+    let fault = Fault::of_file(Kind::Failed, storage.location(), message);
+    Err(fault.hint("run this again; it then starts from the newest snapshot").into())
+}
+
+/// Checks that snapshot `number`, which was read before, still exists.
+///
+/// # Errors
+///
+/// [`Error::NoSnapshot`] if a vacuum or a purge removed it. Its files may then be missing although nothing is damaged.
+pub(crate) fn check_exists(storage: &Storage, number: u64) -> Result<()> {
+    // If the storage fails, the caller reports its own error.
+    if !storage.head(&snapshot_path(number)).is_ok_and(|found| found.is_none()) {
+        return Ok(());
+    }
+    let message = format!("a vacuum or a purge removed snapshot {number} while it was used");
+    let fault = Fault::of_file(Kind::Failed, storage.location(), message);
+    Err(Error::NoSnapshot(fault.hint("run this again; it then uses the newest snapshot")))
+}
+
+/// Returns the result of work with snapshot `number`. If the work failed and the snapshot [does not
+/// exist](check_exists) any more, the error says so.
+///
+/// # Errors
+///
+/// The error of `result`, or [`Error::NoSnapshot`].
+pub fn unless_removed<T, E: From<Error>>(
+    storage: &Storage,
+    number: u64,
+    result: Result<T, E>,
+) -> Result<T, E> {
+    result.or_else(|error| check_exists(storage, number).map_err(E::from).and(Err(error)))
 }
 
 fn read(storage: &Storage, number: u64) -> Result<Option<Snapshot>> {

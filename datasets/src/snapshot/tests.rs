@@ -220,6 +220,21 @@ fn a_vacuum_keeps_what_kept_snapshots_name() {
 }
 
 #[test]
+fn a_snapshot_that_is_removed_while_it_is_read_is_not_called_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, Commit::Create, "day=1", 3);
+    let head = Snapshot::load_head(root).unwrap();
+    write(root, Commit::Overwrite, "day=1", 4);
+    let storage = Storage::open(root).unwrap();
+    let options = VacuumOptions { keep: 1, older_than: std::time::Duration::ZERO, dry_run: false };
+    vacuum(&storage, &options).unwrap();
+    let error = head.with_partitions(&storage).unwrap_err();
+    assert!(matches!(error, Error::NoSnapshot(_)), "{error}");
+    assert!(error.to_string().contains("removed snapshot 1 while it was used"), "{error}");
+}
+
+#[test]
 fn many_small_manifests_are_merged() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();

@@ -20,7 +20,7 @@ use super::files::unnamed_files;
 use crate::forget::sessions::Search;
 use crate::names::snapshot_path;
 use crate::scan::OpenFiles;
-use crate::snapshot::numbers;
+use crate::snapshot::{numbers, unless_removed};
 use crate::users::{Told, UserKeys, Users, text_of};
 use crate::{FileSet, Partition, Problem, Result, Snapshot, SparseFeature};
 
@@ -73,8 +73,11 @@ pub fn absent(
     reporter.begin("looking", None, "samples");
     let looked = older
         .into_iter()
-        .try_for_each(|number| work.older(number, &mut absence))
-        .and_then(|()| work.look(&newest, &Users::new(&newest, keys, column)?, &mut absence));
+        .try_for_each(|number| unless_removed(storage, number, work.older(number, &mut absence)))
+        .and_then(|()| {
+            let users = Users::new(&newest, keys, column)?;
+            unless_removed(storage, newest.snapshot, work.look(&newest, &users, &mut absence))
+        });
     reporter.end();
     looked?;
     absence.wall_seconds = started.elapsed().as_secs_f64();

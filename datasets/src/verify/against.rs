@@ -1,6 +1,7 @@
 //! Compares samples from another source, such as the raw logs, with a dataset: the number and digest of the
-//! samples of each partition. Features that the files of a partition lack are not compared. Only the snapshot
-//! and manifests of the dataset are read; [`verify`](super::verify()) compares their digests with the files.
+//! samples of each partition. Features that the files of a partition lack are not compared. The digests of the
+//! dataset come from its manifests; [`verify`](super::verify()) compares them with the files. Files whose
+//! features were dropped or renamed since are read, because their digests cover other columns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use super::partition_path;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::with_values;
+use crate::scan::OpenFiles;
 use crate::writer::Counter;
 use crate::{Partition, PartitionFilter, PartitionKey, Problem, Result, Snapshot, thread_pool};
 
@@ -120,11 +122,13 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) under the conditions of [`Snapshot::matching`].
+    /// [`Error::Fault`](crate::Error::Fault) under the conditions of [`Snapshot::matching`];
+    /// [`Error::Damaged`](crate::Error::Damaged) and [`Error::Storage`](crate::Error::Storage) if a file whose
+    /// features were dropped or renamed cannot be read.
     pub fn problems(&self, filter: &PartitionFilter) -> Result<Vec<Problem>> {
         let mut problems = Vec::new();
         for partition in self.snapshot.matching(filter)? {
-            let message = self.difference(partition);
+            let message = self.difference(partition)?;
             problems.extend(message.map(|message| Problem::new(partition_path(partition), message)));
         }
         for (key, (samples, _)) in &self.partitions {
@@ -136,23 +140,42 @@ impl<'a> ExpectedSamples<'a> {
         Ok(problems)
     }
 
-    fn difference(&self, partition: &Partition) -> Option<String> {
-        let (of_dataset, written) = (partition.samples, partition.digest);
-        let is_digested = partition.files.iter().all(|set| set.changes.are_digested());
-        match self.partitions.get(&partition.key) {
-            None => Some(format!("the dataset has {of_dataset} samples of it, the sources have none")),
-            Some((samples, _)) if *samples != of_dataset => {
-                Some(format!("the sources have {samples} samples, the dataset has {of_dataset}"))
-            }
-            Some(_) if !is_digested => Some(format!(
-                "its {of_dataset} samples cannot be compared: they were digested with features that were dropped or \
-                 renamed since; append the partition again"
-            )),
-            Some((_, digest)) if *digest != written => Some(format!(
-                "its {of_dataset} samples are not those of the sources: their digests are {written} and {digest}"
-            )),
-            Some(_) => None,
+    fn difference(&self, partition: &Partition) -> Result<Option<String>> {
+        let of_dataset = partition.samples;
+        let Some((samples, digest)) = self.partitions.get(&partition.key) else {
+            return Ok(Some(format!("the dataset has {of_dataset} samples of it, the sources have none")));
+        };
+        if *samples != of_dataset {
+            return Ok(Some(format!("the sources have {samples} samples, the dataset has {of_dataset}")));
         }
+        let written = self.written(partition)?;
+        Ok((*digest != written).then(|| {
+            format!(
+                "its {of_dataset} samples are not those of the sources: their digests are {written} and {digest}"
+            )
+        }))
+    }
+
+    /// Returns the digest of a partition of the dataset, over the columns that its files have.
+    fn written(&self, partition: &Partition) -> Result<Digest> {
+        let Self { storage, snapshot, columns, threads, .. } = self;
+        let mut digest = Digest::default();
+        for set in &partition.files {
+            if set.changes.are_digested() {
+                set.row_groups.iter().for_each(|row_group| digest.merge(row_group.digest));
+                continue;
+            }
+            let files = OpenFiles::open(storage, snapshot, set)?;
+            files.check_columns(&snapshot.columns_of(set))?;
+            let counter = Counter::new(&snapshot.schema, &set.changes.lacks);
+            let how = (&snapshot.schema, snapshot.layout, snapshot.sample_keys);
+            for row_group in 0..files.row_groups() {
+                let samples = threads.install(|| files.samples(row_group, how, None))?;
+                let samples = conform(&samples, columns)?;
+                digest.merge(threads.install(|| counter.count(std::slice::from_ref(&samples))).digest);
+            }
+        }
+        Ok(digest)
     }
 }
 

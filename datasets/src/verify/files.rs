@@ -40,7 +40,7 @@ pub(super) fn unnamed_files(storage: &Storage, snapshot: &Snapshot) -> Result<Ve
     let mut named: HashSet<String> = snapshot.file_paths().map(str::to_owned).collect();
     named.extend(snapshot.manifests.iter().map(|entry| entry.path.clone()));
     for number in numbers(storage, None)?.into_iter().filter(|number| *number != snapshot.snapshot) {
-        named.extend(files.of(number)?);
+        named.extend(files.of_existing(number)?.into_iter().flatten());
     }
     let mut unnamed = BTreeSet::new();
     for folder in [DATA, VOCABULARIES, MANIFESTS] {

@@ -43,7 +43,7 @@ use self::totals::{Expected, snapshot_problems};
 use crate::digest::Digest;
 use crate::names::DATA;
 use crate::scan::OpenFiles;
-use crate::snapshot::RowGroupStatistics;
+use crate::snapshot::{RowGroupStatistics, check_exists, unless_removed};
 use crate::{
     Buckets, Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot, thread_pool,
 };
@@ -128,22 +128,38 @@ impl Verification {
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no valid snapshot, [`Error::Storage`] if a file
-/// cannot be read or is replaced by another one meanwhile, [`Error::Io`] if threads cannot be started,
-/// [`Error::Fault`] if a row group, the sessions of a bucket or a vocabulary do not fit into the memory limit.
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no valid snapshot, [`Error::NoSnapshot`] if the snapshot
+/// does not exist or was removed meanwhile, [`Error::Storage`] if a file cannot be read or is replaced by another one
+/// meanwhile, [`Error::Io`] if threads cannot be started, [`Error::Fault`] if a row group, the sessions of a bucket or a
+/// vocabulary do not fit into the memory limit.
 pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter) -> Result<Verification> {
-    let started = Instant::now();
     let storage = Storage::open(location)?;
     let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
+    let verification =
+        unless_removed(&storage, snapshot.snapshot, check(&storage, &snapshot, options, reporter))?;
+    if !verification.is_sound() {
+        check_exists(&storage, snapshot.snapshot)?;
+    }
+    Ok(verification)
+}
+
+/// Verifies a snapshot whose files nobody removes.
+fn check(
+    storage: &Storage,
+    snapshot: &Snapshot,
+    options: &VerifyOptions,
+    reporter: &dyn Reporter,
+) -> Result<Verification> {
+    let started = Instant::now();
     let pool = thread_pool(options.threads)?;
     let memory_limit = options.memory_limit;
     let mut found = Found::default();
-    let mut expected = Expected::new(&storage, &snapshot)?;
-    let work = Work { storage: &storage, snapshot: &snapshot, pool: &pool, memory_limit, reporter };
+    let mut expected = Expected::new(storage, snapshot)?;
+    let work = Work { storage, snapshot, pool: &pool, memory_limit, reporter };
     work.check_partitions(&mut expected, &mut found)?;
-    found.add(snapshot_problems(&snapshot, expected.features()));
-    found.add(vocabulary_problems(&storage, &snapshot, memory_limit)?);
-    let mut warnings = unnamed_files(&storage, &snapshot)?;
+    found.add(snapshot_problems(snapshot, expected.features()));
+    found.add(vocabulary_problems(storage, snapshot, memory_limit)?);
+    let mut warnings = unnamed_files(storage, snapshot)?;
     warnings.truncate(MOST_PROBLEMS);
     let sets = || snapshot.partitions.iter().flat_map(|partition| &partition.files);
     Ok(Verification {

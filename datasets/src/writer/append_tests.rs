@@ -269,6 +269,26 @@ fn writers_of_different_partitions_both_succeed() {
 }
 
 #[test]
+fn a_commit_never_takes_the_number_of_a_removed_snapshot() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, Commit::Create, &[("day=1", samples(5, 10))]);
+    let slow = writer(root, Commit::Append, &[("day=2", samples(7, 20))]);
+    write(root, Commit::Append, &[("day=2", samples(9, 30))]);
+    let newest = write(root, Commit::Append, &[("day=3", samples(11, 40))]);
+    // A purge removes older snapshots, of any age.
+    fs_err::remove_file(root.join(crate::names::snapshot_path(2))).unwrap();
+    let error = slow.finish().unwrap_err();
+    assert!(
+        error.to_string().contains("snapshots that other writers committed meanwhile were removed"),
+        "{error}"
+    );
+    assert_eq!(error.fault().kind, Kind::Failed);
+    assert_eq!(Snapshot::load(root).unwrap(), newest);
+    assert!(!root.join(crate::names::snapshot_path(2)).exists());
+}
+
+#[test]
 fn of_two_writers_of_a_new_dataset_one_succeeds() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();

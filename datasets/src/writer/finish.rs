@@ -6,7 +6,7 @@ use onefold_base::fault::{Fault, Kind, option, text};
 
 use super::DatasetWriter;
 use crate::digest::Digest;
-use crate::snapshot::{Changes, Commit, Partition, Snapshot, commit};
+use crate::snapshot::{Changes, Commit, Partition, Snapshot, commit, unless_removed};
 use crate::{Error, FileSet, PartitionKey, Result, VocabularyFile};
 
 /// The result of a commit.
@@ -39,7 +39,10 @@ impl DatasetWriter {
         let kept = base.as_ref().filter(|_| self.options.commit.keeps_others());
         let keys: BTreeSet<PartitionKey> = self.written.keys().cloned().collect();
         let old = match kept {
-            Some(kept) => kept.partitions_of(&self.writers.storage, &keys)?,
+            Some(kept) => {
+                let storage = &self.writers.storage;
+                unless_removed(storage, kept.snapshot, kept.partitions_of(storage, &keys))?
+            }
             None => BTreeMap::new(),
         };
         let mut changes = Changes {

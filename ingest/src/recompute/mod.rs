@@ -26,8 +26,10 @@ use onefold_base::progress::Reporter;
 use onefold_base::units::count_of;
 use onefold_datasets::{
     Commit, DatasetWriter, PartitionFilter, Schema, Snapshot, Vocabulary, WriterOptions, Written,
+    unless_removed,
 };
 use onefold_sql::Query as _;
+use onefold_storage::Storage;
 use serde::Serialize;
 
 pub use self::changes::LabelChanges;
@@ -151,7 +153,8 @@ impl Recomputing<'_> {
             peak_rss_bytes: None,
         };
         if summary.samples > 0 {
-            writer = self.fill(&snapshot, &plan, writer, &mut summary).await?;
+            let filled = self.fill(&snapshot, &plan, writer, &mut summary).await;
+            writer = unless_removed(&Storage::open(self.out)?, base, filled)?;
             let Written { snapshot, changed, partitions } = writer.finish()?;
             summary.snapshot = snapshot.snapshot;
             summary.changed = changed;

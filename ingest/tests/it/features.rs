@@ -138,6 +138,7 @@ fn features_are_dropped_and_renamed_without_writing_files() {
     };
     let before = data();
     fails(&dir, &["drop-features", "dataset", "shops"], &["no feature `shops`", "did you mean `shop`?"]);
+    fails(&dir, &["drop-features", "dataset", "clicked"], &["column `clicked`", "is no feature"]);
     works(&dir, &["rename-feature", "dataset", "shop", "store"]);
     let altered = works(&dir, &["drop-features", "dataset", "price"]);
     assert_eq!(altered["snapshot"], 3);
@@ -152,7 +153,8 @@ fn features_are_dropped_and_renamed_without_writing_files() {
         &["append", "more.toml", "--out", "dataset"],
         &["features `store`", "drop-features DATASET store"],
     );
-    fails(&dir, &["verify", "dataset", "--against", "now.toml"], &["has 2 problems"]);
+    // The digests in the manifest cover the dropped feature and the former name, so the files are read.
+    works(&dir, &["verify", "dataset", "--against", "now.toml"]);
     // After the append, the files have the current schema, and the old files are not needed.
     works(&dir, &["append", "now.toml", "--out", "dataset"]);
     works(&dir, &["verify", "dataset", "--against", "now.toml"]);

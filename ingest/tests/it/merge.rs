@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, StringArray, TimestampMicrosecondArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float32Type, Int64Type, TimestampMicrosecondType};
-use onefold_base::progress::Silent;
+use onefold_base::progress::{Reporter, Silent};
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::verify::{VerifyOptions, verify};
 use onefold_datasets::{
@@ -216,10 +216,20 @@ impl Setup {
         commit: Commit,
         partitions: &str,
     ) -> onefold_ingest::Result<BuildSummary> {
+        self.run_with(dir, (name, out), (commit, partitions), &Silent)
+    }
+
+    fn run_with(
+        &self,
+        dir: &Dir,
+        (name, out): (&str, &str),
+        (commit, partitions): (Commit, &str),
+        reporter: &dyn Reporter,
+    ) -> onefold_ingest::Result<BuildSummary> {
         let config = Config::load(&dir.path(format!("{name}.toml"))).unwrap();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        runtime.block_on(build(&config, &dir.path(out), &self.options(commit, partitions), &Silent))
+        runtime.block_on(build(&config, &dir.path(out), &self.options(commit, partitions), reporter))
     }
 
     pub(crate) fn works(&self, dir: &Dir, name: &str, out: &str, commit: Commit) -> BuildSummary {
@@ -576,6 +586,35 @@ fn merging_creates_missing_datasets_and_partitions() {
     for (place, before) in files_before {
         assert_eq!(files(&dir.path("dataset"))[&place], before);
     }
+}
+
+/// Removes the snapshots and the data files of a dataset when a stage begins, as a purge after another commit does.
+struct Purging<'a>(&'a Path);
+
+impl Reporter for Purging<'_> {
+    fn begin(&self, _: &str, _: Option<u64>, _: &str) {
+        for folder in ["snapshots", "data"] {
+            let _ = fs_err::remove_dir_all(self.0.join(folder));
+        }
+    }
+
+    fn advance(&self, _: u64) {}
+
+    fn note(&self, _: &str) {}
+
+    fn end(&self) {}
+}
+
+#[test]
+fn a_merge_into_a_snapshot_that_is_purged_does_not_call_the_dataset_damaged() {
+    let dir = Dir::new();
+    SETUP.write(&dir, "first", &[row(0, 1, 100)]);
+    SETUP.works(&dir, "first", "dataset", Commit::Merge);
+    SETUP.write(&dir, "late", &[row(1, 1, 110)]);
+    let dataset = dir.path("dataset");
+    let merged = SETUP.run_with(&dir, ("late", "dataset"), (Commit::Merge, ""), &Purging(&dataset));
+    let error = merged.unwrap_err().to_string();
+    assert!(error.contains("removed snapshot 1 while it was used"), "{error}");
 }
 
 #[test]

@@ -89,4 +89,27 @@ fn a_commit_costs_as_much_after_many_commits_as_after_few() {
     }
     let verified = dir.command("onefold-ingest verify s3://data/ds --at 200").with_s3(&server).json();
     assert_eq!(verified["samples"].as_u64(), Some(600));
+    check_opening(&dir, &server);
+}
+
+/// Opening a dataset reads the newest snapshot and the lists of row groups in its manifests, but no statistics and no
+/// data files, however many partitions there are. A command that opens the dataset twice, and finds nothing to do,
+/// shows this.
+fn check_opening(dir: &Dir, server: &S3Server) {
+    let folder = server.file(BUCKET, "ds");
+    let Snapshot { snapshot, manifests, .. } = Snapshot::load_head(&folder).unwrap();
+    let lists: u64 = manifests.iter().map(|entry| entry.bytes - entry.statistics_bytes).sum();
+    let head = fs_err::metadata(folder.join(format!("snapshots/{snapshot:08}.json"))).unwrap().len();
+    server.reset_counters();
+    let opened =
+        dir.command("onefold-ingest compact s3://data/ds --partition part=00200").with_s3(server).json();
+    assert_eq!((opened["changed"].as_bool(), opened["snapshot"].as_u64()), (Some(false), Some(snapshot)));
+    let Counters { gets, lists: listings, bytes_sent, .. } = server.counters();
+    // The snapshot is read twice, and found three times: by its hint and a listing. On a slow machine, one request may
+    // be repeated.
+    assert!(gets <= manifests.len() as u64 + 6 && listings <= 4, "{gets} and {listings} requests");
+    assert!(
+        bytes_sent < lists + 3 * head + 10_000,
+        "{bytes_sent} bytes, {lists} of lists and {head} of the snapshot"
+    );
 }

@@ -144,7 +144,7 @@ const WIDE: i64 = 200_000;
 const WIDE_FEATURES: i64 = 42;
 
 /// Returns the size of all column chunks of some columns of a dataset, according to the footers.
-fn chunk_bytes(dataset: &Path, is_wanted: impl Fn(&str) -> bool) -> u64 {
+pub(crate) fn chunk_bytes(dataset: &Path, is_wanted: impl Fn(&str) -> bool) -> u64 {
     let bytes_of = |path: &str| -> u64 {
         let file = fs_err::File::open(dataset.join(path)).unwrap().into_file();
         let metadata = Arc::clone(ParquetRecordBatchReaderBuilder::try_new(file).unwrap().metadata());
