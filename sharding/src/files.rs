@@ -9,11 +9,14 @@ use onefold_storage::commit;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::ser::{Formatter, PrettyFormatter};
+use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
 /// A kind of file.
 pub(crate) struct FileKind {
+    /// The kind as messages name it, such as `a plan`.
+    pub(crate) name: &'static str,
     /// The only supported format version.
     pub(crate) version: u32,
     /// The hint that says how to get a file of this kind.
@@ -40,8 +43,33 @@ pub(crate) fn read(path: &Path, hint: &str) -> Result<Vec<u8>> {
 ///
 /// The errors of [`read`]; [`Error::Fault`] if the file is not JSON, is of another version or lacks a field.
 pub(crate) fn load<T: DeserializeOwned>(path: &Path, kind: &FileKind) -> Result<T> {
-    parse_json(&read(path, kind.hint)?, kind.version).map_err(|message| Error::file(path, message, kind.hint))
+    let bytes = read(path, kind.hint)?;
+    let wrong = |message| Error::file(path, of_another_kind(&bytes, kind.name).unwrap_or(message), kind.hint);
+    parse_json(&bytes, kind.version).map_err(wrong)
 }
+
+/// Returns the message for a JSON file that is of another kind than `expected`, or `None` if its kind is not known.
+pub(crate) fn of_another_kind(bytes: &[u8], expected: &str) -> Option<String> {
+    let fields: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+    // A field that files of a kind have, and no file of a kind after it.
+    let kinds = [
+        ("search", PLAN),
+        ("ranks_per_node", TOPOLOGY),
+        ("kernel_version", MODEL),
+        ("world_size", "a plan for TorchRec"),
+        ("format_version", TABLES),
+        ("tables", TORCHREC_TABLES),
+    ];
+    let (_, found) = kinds.into_iter().find(|(field, _)| fields.contains_key(*field))?;
+    let is_known = found != TABLES || fields.contains_key("tables");
+    (is_known && found != expected).then(|| format!("this is {found}, not {expected}"))
+}
+
+pub(crate) const PLAN: &str = "a plan";
+pub(crate) const TOPOLOGY: &str = "a topology";
+pub(crate) const MODEL: &str = "a cost model";
+pub(crate) const TABLES: &str = "a file of tables";
+pub(crate) const TORCHREC_TABLES: &str = "a file of tables with TorchRec's fields";
 
 /// Replaces the file at `path` atomically with `value` as indented JSON.
 ///
@@ -113,7 +141,7 @@ pub fn claim_output(path: &Path, overwrite: bool) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -129,5 +157,20 @@ mod tests {
             "{\n  \"a\": [1.5, 2.0, []],\n  \"b\": {\n    \"c\": [{\n      \"d\": 1\n    }, {}],\n    \"e\": {}\n  },\n  \"f\": \"g\"\n}\n"
         );
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_named() {
+        let topology = br#"{"format_version": 1, "ranks": 2, "ranks_per_node": 2}"#;
+        let named = |expected| of_another_kind(topology, expected);
+        assert_eq!(named(TABLES).unwrap(), "this is a topology, not a file of tables");
+        assert_eq!(named(TOPOLOGY), None);
+        let of_torchrec = br#"{"global_batch_size": 8, "tables": []}"#;
+        assert_eq!(
+            of_another_kind(of_torchrec, TABLES).unwrap(),
+            "this is a file of tables with TorchRec's fields, not a file of tables"
+        );
+        let unknown: [&[u8]; 3] = [b"[]", b"{", br#"{"format_version": 2, "size": 3}"#];
+        assert!(unknown.into_iter().all(|bytes| of_another_kind(bytes, PLAN).is_none()));
     }
 }

@@ -11,6 +11,7 @@ use crate::table::{has_rows_for, row_blocks};
 use crate::{Error, Result, Table, Topology};
 
 pub(crate) const KIND: FileKind = FileKind {
+    name: files::PLAN,
     version: 2,
     hint: "make the plan again with `onefold-shard plan --tables FILE --topology FILE --out FILE`",
 };

@@ -12,6 +12,7 @@ use crate::lookups::{FeatureLookups, Lookups};
 use crate::{DataType, Error, Result, TableOptimizer};
 
 const KIND: FileKind = FileKind {
+    name: files::TABLES,
     version: 2,
     hint: "write a new one with `onefold-shard tables train.toml --data DATASET --out FILE`, or correct it",
 };

@@ -11,6 +11,7 @@ use crate::files::{self, FileKind};
 use crate::{Error, Result};
 
 const KIND: FileKind = FileKind {
+    name: files::TOPOLOGY,
     version: 1,
     hint: "write a new one with `onefold-shard topology --ranks N --memory SIZE --out FILE`, or correct it",
 };

@@ -73,8 +73,11 @@ fn fp32() -> String {
 pub fn load_tables(path: &Path) -> Result<TableFile> {
     let shape = "write {\"global_batch_size\": N, \"tables\": [{\"name\", \"num_embeddings\", \"embedding_dim\", \"feature_names\", …}]}, \
                  the fields of `EmbeddingBagConfig`";
-    let model: Model = serde_json::from_slice(&files::read(path, shape)?)
-        .map_err(|error| Error::file(path, error.to_string(), shape))?;
+    let bytes = files::read(path, shape)?;
+    let model: Model = serde_json::from_slice(&bytes).map_err(|error| {
+        let other = files::of_another_kind(&bytes, files::TORCHREC_TABLES);
+        Error::file(path, other.unwrap_or_else(|| error.to_string()), shape)
+    })?;
     let tables = model.tables.into_iter().map(|config| table(config, model.optimizer));
     let tables = tables.collect::<Result<Vec<_>>>().map_err(|error| error.in_file(path))?;
     TableFile::new(model.global_batch_size, tables).map_err(|error| error.in_file(path))

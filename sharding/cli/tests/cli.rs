@@ -219,12 +219,17 @@ fn out_must_be_a_file_in_a_directory_that_is_there() {
 }
 
 #[test]
-fn a_missing_table_file_says_how_to_write_one() {
+fn a_missing_or_another_file_in_place_of_tables_says_how_to_write_one() {
     let dir = Dir::with_inputs();
     assert_eq!(
         dir.run("plan --tables nowhere.json --topology topology.json --out plan.json").failed(),
         "error: `nowhere.json`: there is no such file\n  hint: write a new one with `onefold-shard tables train.toml \
          --data DATASET --out FILE`, or correct it"
+    );
+    let error = dir.run("plan --tables topology.json --topology tables.json --out plan.json").failed();
+    assert!(
+        error.starts_with("error: `topology.json`: this is a topology, not a file of tables\n"),
+        "{error}"
     );
     assert!(!dir.path("plan.json").exists());
 }

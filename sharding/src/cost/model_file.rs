@@ -11,8 +11,11 @@ use crate::cost::network::Network;
 use crate::files::{self, FileKind};
 use crate::{Error, Result};
 
-pub(crate) const KIND: FileKind =
-    FileKind { version: 8, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
+pub(crate) const KIND: FileKind = FileKind {
+    name: files::MODEL,
+    version: 8,
+    hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`",
+};
 
 /// The models that are part of the program, by [name](ModelFile::SHIPPED).
 pub(crate) const MODELS: [(&str, &str); 1] = [("cpu", include_str!("../../models/cpu.json"))];

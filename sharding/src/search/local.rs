@@ -17,7 +17,7 @@ const GAIN: f64 = 1e-9;
 /// The number of the busiest rank's tables that are tried in another form, the most expensive ones first.
 const TABLES: usize = 8;
 /// The largest number of changes of a table's form.
-const FORMS: usize = 8;
+const FORMS: usize = 32;
 
 /// A change of the placement. `usize` numbers are indices of units, `u32` numbers are places.
 #[derive(Debug, Clone, Copy)]
