@@ -6,8 +6,8 @@ use std::sync::Arc;
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use onefold_storage::Storage;
 
-use crate::reader::{Location, Source};
-use crate::{ReadRequest, Reader, Result, Workers};
+use crate::error::Result;
+use crate::reader::{Location, ReadRequest, Reader, Source, Workers};
 
 impl Reader {
     /// Opens the dataset at `location`: a local path, the URL of an object store, or the URL of a preprocessing
@@ -99,7 +99,7 @@ fn connect(location: &Path) -> Result<Option<Arc<dyn Source>>> {
     let text = location.to_string_lossy();
     match text.starts_with("grpc://") || text.starts_with("grpcs://") {
         false => Ok(None),
-        true => Err(crate::Error::options(
+        true => Err(crate::error::Error::options(
             format!("`{text}` is a dataset of a preprocessing service, which this program cannot read"),
             "give the location where the dataset is stored",
         )),

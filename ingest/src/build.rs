@@ -20,8 +20,9 @@ use serde::Serialize;
 pub use self::parts::{Part, commit_parts, write_part};
 
 use crate::cluster::{Clustering, Lacks, WriteSpec, WrittenSamples};
+use crate::config::Config;
 use crate::decide::{OutputPlan, extended, keeps_features};
-use crate::engine;
+use crate::error::{Error, Result};
 use crate::groups::GroupSummary;
 use crate::merge::{Merge, MergeSummary};
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
@@ -32,7 +33,7 @@ use crate::row_counts::RowCounts;
 use crate::samples::SkipCounts;
 use crate::sources::Source;
 use crate::statistics::{self, BuildStatistics};
-use crate::{Config, Error, Result, sources};
+use crate::{engine, sources};
 
 /// The result of a build.
 #[derive(Debug, Clone, Serialize)]

@@ -8,10 +8,12 @@ use onefold_base::progress::Reporter;
 use onefold_datasets::Commit;
 use serde::Serialize;
 
+use crate::config::Config;
+use crate::engine::EngineOptions;
+use crate::error::{Error, Result};
 use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::row_counts::RowCounts;
 use crate::samples::SkipCounts;
-use crate::{Config, EngineOptions, Error, Result};
 
 /// The result of [`check`].
 #[derive(Debug, Clone, Serialize)]

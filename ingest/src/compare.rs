@@ -14,11 +14,12 @@ use onefold_storage::Storage;
 use serde::Serialize;
 
 use crate::cluster::DecodedSamples;
+use crate::config::Config;
 use crate::decide::has_features;
 use crate::engine::EngineOptions;
+use crate::error::{Error, Result};
 use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::samples::SkipCounts;
-use crate::{Config, Error, Result};
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Serialize)]

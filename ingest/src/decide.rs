@@ -19,11 +19,13 @@ use onefold_sql::Query as _;
 use onefold_storage::Storage;
 
 use crate::cluster::{ListColumn, SampleStatistics, list_names, same_hash};
+use crate::config::Config;
+use crate::error::Result;
 use crate::groups::{GroupSummary, ObservedFeature, choose_groups};
 use crate::ids::{IdForm, scalar_ids};
 use crate::reading::Reading;
 use crate::remote::cluster_of;
-use crate::{Config, Result, timeline};
+use crate::timeline;
 
 /// The schema and vocabularies for writing the samples.
 #[derive(Debug)]

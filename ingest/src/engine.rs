@@ -14,6 +14,7 @@ use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
+use crate::error::Result;
 use crate::exchanges::single_input_exchanges;
 use crate::ids::functions;
 use crate::memory::EnginePool;
@@ -21,7 +22,7 @@ use crate::probe_lists::probe_lists;
 use crate::profile::measured;
 use crate::remote::{Cluster, SessionCluster, Stores, run_on_cluster};
 use crate::spilling_join::{SortedJoins, spilling_joins};
-use crate::{Result, session_ids, signed_lengths};
+use crate::{session_ids, signed_lengths};
 
 /// The largest number of rows of a batch of narrow rows (sessions, records).
 const NARROW_BATCH_ROWS: usize = 4096;
@@ -209,7 +210,7 @@ pub(crate) fn sorted_joins(context: &SessionContext) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
+    use crate::error::Error;
     use onefold_sql::Query as _;
 
     fn options(spill_directory: Option<PathBuf>, spill_limit: Option<u64>) -> EngineOptions {

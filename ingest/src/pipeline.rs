@@ -15,12 +15,13 @@ use onefold_base::progress::Reporter;
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter, Snapshot};
 
 use crate::cluster::Clustering;
+use crate::config::Config;
 use crate::decide::{OutputPlan, decide, vocabulary_kinds};
 use crate::engine::EngineOptions;
+use crate::error::Result;
 use crate::problems::Problems;
 use crate::reading::{Reading, ReadingOptions, buckets_of_ranges};
 use crate::sources::{self, Source};
-use crate::{Config, Result};
 
 /// The options of a build.
 #[derive(Debug, Clone)]

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use onefold_datasets::{SESSION_COLUMN, TIME_COLUMN, suggest};
 
-use crate::{Config, Error, Result};
+use crate::config::Config;
+use crate::error::{Error, Result};
 
 /// Returns the columns that the file at `path` names, by descending number of reads, then by name. Each line is
 /// `column,reads`. Empty lines, lines that start with `#`, and a first line without a number are ignored.

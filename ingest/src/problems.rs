@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex};
 use onefold_base::fault::{Explain as _, Fault, Kind};
 use onefold_base::sync::locked;
 
-use crate::error::bug;
-use crate::{Error, Result};
+use crate::error::{Error, Result, bug};
 
 /// The kind of a problem with a value of a column, of which only the first is reported.
 const VALUE: &str = "value";

@@ -10,14 +10,15 @@ use onefold_datasets::{Buckets, CountBudget, KeptColumn, Order, OriginalKind, Pa
 use onefold_sql::Query as _;
 
 use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
+use crate::config::Config;
 use crate::engine::{self, EngineOptions};
+use crate::error::{Error, Result};
 use crate::ids::FeatureIds;
 use crate::problems::Problems;
 use crate::row_counts::{Reason, RowCounts};
 use crate::samples::{self, Samples};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
-use crate::{Config, Error, Result};
 
 /// The samples to read, and their order.
 #[derive(Debug, Clone)]

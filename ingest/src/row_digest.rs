@@ -7,7 +7,7 @@ use arrow::row::{RowConverter, SortField};
 use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
 use rayon::prelude::*;
 
-use crate::Result;
+use crate::error::Result;
 
 /// Digests rows, independent of their order and of their division into batches.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl RowDigester {
         };
         let columns = schema.fields().iter().map(|field| {
             column(field.data_type(), field.name()).map_err(|error: ArrowError| {
-                crate::Error::column(
+                crate::error::Error::column(
                     field.name(),
                     format!("its type cannot be digested: {error}"),
                     "leave the column out of the log",

@@ -13,10 +13,11 @@
 use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
 use onefold_datasets::{Buckets, IDENTITY_SEPARATOR, Order, PartitionColumn, PartitionType, Sessions};
 
-use crate::config::{RESERVED, missing_column};
+use crate::config::{Config, PartitionBy, RESERVED, missing_column};
+use crate::error::{Error, Result};
 use crate::session_ids::SESSION_ID;
 use crate::sql::{first_of_each, is_float, key_hint, numbered, quote};
-use crate::{Config, Error, PartitionBy, Result, timeline, times};
+use crate::{timeline, times};
 
 /// The view with the samples.
 pub(crate) const SAMPLES_VIEW: &str = "__onefold_samples";

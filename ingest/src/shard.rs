@@ -43,10 +43,10 @@ use self::output::Output;
 use self::route::Router;
 pub(crate) use self::segment::ShardOptions;
 use self::segment::{SegmentFile, Segments};
+use crate::error::{Error, Result};
 use crate::problems::Problems;
 use crate::row_digest::RowDigester;
 use crate::sources::{self, Source};
-use crate::{Error, Result};
 
 /// The version of [`SEGMENTS_FILE`](sources::SEGMENTS_FILE) that this program writes.
 const FORMAT_VERSION: u32 = 1;

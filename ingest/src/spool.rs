@@ -21,7 +21,7 @@ use futures::StreamExt;
 use onefold_sql::Query as _;
 use parquet::arrow::ArrowWriter;
 
-use crate::Result;
+use crate::error::Result;
 use crate::remote::{OnCluster, ROW_GROUP_BYTES, WrittenRows, cluster_of, properties, unwritten, write_rows};
 
 /// The spooled tables of one plan. Their files are deleted when this is dropped.

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::statistics::normal_cdf;
-use crate::{Error, Result};
 
 /// The number of bins.
 pub const ACCESS_BINS: usize = 17;

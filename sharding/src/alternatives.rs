@@ -1,7 +1,10 @@
 //! Predicts the cost of a plan in which one table is placed differently.
 
+use crate::cost::CostModel;
+use crate::error::{Error, Result};
+use crate::plan::{Plan, RankPrediction, TablePlan};
 use crate::search::problem::{Placed, Problem, Unit};
-use crate::{CostModel, Error, Plan, RankPrediction, Result, Table, TablePlan};
+use crate::table::Table;
 
 /// A different placement of a table, and the predictions for the plan that contains it.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,12 +88,16 @@ fn placements(problem: &Problem<'_>, table: usize, ranks: &[u32]) -> Vec<TablePl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AnalyticCost, Beam, Search, ShardingType, Topology};
+    use crate::cost::analytic::AnalyticCost;
+    use crate::plan::ShardingType;
+    use crate::search::Search;
+    use crate::search::beam::Beam;
+    use crate::topology::Topology;
 
     fn tables() -> Vec<Table> {
         vec![
-            Table { first: crate::Lookups::of(20.0), ..Table::new("large", 50_000, 64) },
-            Table { first: crate::Lookups::of(5.0), ..Table::new("middle", 20_000, 32) },
+            Table { first: crate::lookups::Lookups::of(20.0), ..Table::new("large", 50_000, 64) },
+            Table { first: crate::lookups::Lookups::of(5.0), ..Table::new("middle", 20_000, 32) },
             Table::new("small", 10, 6),
         ]
     }

@@ -1,8 +1,9 @@
 //! The memory that ranks need to exchange ids, vectors and gradients.
 
+use crate::cost::ShardLoad;
 use crate::lookups::{Lookups, shared_lists};
+use crate::plan::ShardingType;
 use crate::table::ACTIVATION_BYTES;
-use crate::{ShardLoad, ShardingType};
 
 /// Bytes of a word in a request.
 pub(crate) const WORD_BYTES: f64 = 4.0;
@@ -113,7 +114,10 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::{Pooling, Shard, Table, Topology};
+    use crate::Pooling;
+    use crate::plan::Shard;
+    use crate::table::Table;
+    use crate::topology::Topology;
 
     #[test]
     fn a_row_shard_is_asked_for_the_lists_that_have_its_rows() {
@@ -133,7 +137,7 @@ mod tests {
         // A batch uses all rows of a table with few rows: one word of bits states them, and three quarters of the
         // vectors are sent to other ranks and back.
         let few = of(
-            &Table { first: crate::Lookups::of(1000.0), ..Table::new("few", 10, 8) },
+            &Table { first: crate::lookups::Lookups::of(1000.0), ..Table::new("few", 10, 8) },
             ShardingType::DataParallel,
             1,
         );
@@ -172,7 +176,7 @@ mod tests {
         let lookups = crate::Lookups {
             dedupe_factor: 1.5,
             list_length_deviation: Some((80.0f64 / 12.0).sqrt()),
-            ..crate::Lookups::of(5.0)
+            ..crate::lookups::Lookups::of(5.0)
         };
         let table = Table { first: lookups, ..Table::new("t", 1_000, 8) };
         let topology = Topology::h100(4, 1 << 30).unwrap();
@@ -205,7 +209,7 @@ mod tests {
     #[test]
     fn what_does_not_vary_needs_no_reserve() {
         let topology = Topology::h100(2, 1 << 30).unwrap();
-        let table = Table { first: crate::Lookups::of(3.0), ..Table::new("t", 1_000, 8) };
+        let table = Table { first: crate::lookups::Lookups::of(3.0), ..Table::new("t", 1_000, 8) };
         let shard = Shard::whole(&table, 0);
         let load = ShardLoad::table_wise(&table, &shard, &topology, 64);
         assert_eq!(load.buffers(), load.reserved_buffers());
@@ -263,7 +267,7 @@ mod tests {
                     pooling,
                     pooling_factor: 12.0,
                     window_factor,
-                    ..crate::Lookups::default()
+                    ..crate::lookups::Lookups::default()
                 },
                 ..Table::new("t", 1000, 8)
             };

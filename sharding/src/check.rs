@@ -7,11 +7,12 @@ use std::ops::Range;
 use onefold_base::units::{abridged, format_bytes};
 use onefold_train_config::check_size;
 
-use crate::plan::{KIND, no_such_rank};
+use crate::TableConfig;
+use crate::error::{Error, Result};
+use crate::plan::{KIND, Plan, RankPrediction, Shard, ShardingType, TablePlan, no_such_rank};
 use crate::prediction::{buffer_bytes, loads_by_rank, memory_bytes};
-use crate::{
-    Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TableConfig, TablePlan, Topology,
-};
+use crate::table::Table;
+use crate::topology::Topology;
 
 /// The tolerance for costs, whose sums may be added in a different order after reading.
 const COST_TOLERANCE: f64 = 1e-9;
@@ -289,7 +290,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Greedy, Search};
+    use crate::cost::analytic::AnalyticCost;
+    use crate::search::Search;
+    use crate::search::greedy::Greedy;
 
     fn tables() -> Vec<Table> {
         vec![Table::new("user", 40, 8), Table::new("item", 30, 8), Table::new("city", 20, 8)]

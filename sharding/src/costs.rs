@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_arrow::schema::{SchemaLike, TracingOptions};
 
 use crate::cost::features::{AskedFeatures, ShardFeatures};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 const VERSION: &str = "4";
 const VERSION_KEY: &str = "onefold.costs.version";
@@ -242,7 +242,7 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::AccessBins;
+    use crate::access::AccessBins;
 
     fn costs() -> Costs {
         let shard = |rows| ShardFeatures {

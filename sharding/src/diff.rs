@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::{Plan, TablePlan};
+use crate::plan::{Plan, TablePlan};
 
 /// A table that two plans place differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,10 @@ pub(crate) fn moved(before: Option<&TablePlan>, after: &TablePlan) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AnalyticCost, Shard, ShardingType, Table, Topology};
+    use crate::cost::analytic::AnalyticCost;
+    use crate::plan::{Shard, ShardingType};
+    use crate::table::Table;
+    use crate::topology::Topology;
 
     fn plan(place: impl Fn(&Table) -> TablePlan, names: &[&str]) -> Plan {
         let tables: Vec<Table> = names.iter().map(|name| Table::new(*name, 10, 8)).collect();

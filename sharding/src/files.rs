@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::ser::{Formatter, PrettyFormatter};
 use serde_json::{Map, Value};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// A kind of file.
 pub(crate) struct FileKind {

@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Pooling;
 use crate::access::{ACCESS_BATCH, AccessBins};
-use crate::{Error, LookupShares, Pooling, Result};
+use crate::error::{Error, Result};
+use crate::shares::LookupShares;
 
 /// An upper limit for the mean number of ids per sample. It is far above any real value, and keeps predicted costs
 /// finite.

@@ -6,9 +6,10 @@ use std::path::Path;
 use onefold_base::units::abridged;
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::files::{self, FileKind};
-use crate::table::{has_rows_for, row_blocks};
-use crate::{Error, Result, Table, Topology};
+use crate::table::{Table, has_rows_for, row_blocks};
+use crate::topology::Topology;
 
 pub(crate) const KIND: FileKind = FileKind {
     name: files::PLAN,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The largest number of points that describe a distribution.
 const MOST_POINTS: usize = 64;
@@ -147,10 +147,13 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::table::row_blocks;
-    use crate::{
-        AnalyticCost, Beam, Plan, Search, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology,
-    };
+    use crate::cost::ShardLoad;
+    use crate::cost::analytic::AnalyticCost;
+    use crate::plan::{Plan, Shard, ShardingType, TablePlan};
+    use crate::search::Search;
+    use crate::search::beam::Beam;
+    use crate::table::{Table, row_blocks};
+    use crate::topology::Topology;
 
     const ROWS: u64 = 100_000;
 
@@ -214,7 +217,7 @@ mod tests {
         let refused = |points: &[(u64, f64)]| {
             let lookup_shares = Some(LookupShares(points.to_vec()));
             let table = Table {
-                first: crate::Lookups { lookup_shares, ..crate::Lookups::default() },
+                first: crate::Lookups { lookup_shares, ..crate::lookups::Lookups::default() },
                 ..Table::new("t", 10, 4)
             };
             table.validate().unwrap_err().to_string()
@@ -245,7 +248,11 @@ mod tests {
     fn table(lookups: &[u32]) -> Table {
         let lookup_shares = LookupShares::from_lookups(lookups, ROWS);
         Table {
-            first: crate::Lookups { lookup_shares, pooling_factor: 20.0, ..crate::Lookups::default() },
+            first: crate::Lookups {
+                lookup_shares,
+                pooling_factor: 20.0,
+                ..crate::lookups::Lookups::default()
+            },
             ..Table::new("t", ROWS, 64)
         }
     }

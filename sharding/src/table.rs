@@ -7,9 +7,10 @@ use std::path::Path;
 use onefold_train_config::check_size;
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::files::{self, FileKind};
 use crate::lookups::{FeatureLookups, Lookups};
-use crate::{DataType, Error, Result, TableOptimizer};
+use crate::{DataType, TableOptimizer};
 
 const KIND: FileKind = FileKind {
     name: files::TABLES,
@@ -279,7 +280,12 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AccessBins, BufferBytes, Pooling, Shard, ShardLoad, Topology};
+    use crate::Pooling;
+    use crate::access::AccessBins;
+    use crate::buffers::BufferBytes;
+    use crate::cost::ShardLoad;
+    use crate::plan::Shard;
+    use crate::topology::Topology;
 
     #[test]
     fn optimizer_state_is_counted_as_torchrec_does() {

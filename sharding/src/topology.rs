@@ -7,8 +7,8 @@ use onefold_base::units;
 use serde::de::{self, Deserializer, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::files::{self, FileKind};
-use crate::{Error, Result};
 
 const KIND: FileKind = FileKind {
     name: files::TOPOLOGY,

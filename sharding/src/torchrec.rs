@@ -19,13 +19,13 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::files;
+use crate::access::AccessBins;
+use crate::error::{Error, Result};
+use crate::lookups::{FeatureLookups, Lookups};
+use crate::plan::{Plan, Shard, ShardingType, TablePlan};
 use crate::search::problem::COLUMN_STEP;
-use crate::table::row_blocks;
-use crate::{
-    AccessBins, DataType, Error, FeatureLookups, Lookups, Plan, Pooling, Result, Shard, ShardingType, Table,
-    TableFile, TableOptimizer, TablePlan,
-};
+use crate::table::{Table, TableFile, row_blocks};
+use crate::{DataType, Pooling, TableOptimizer, files};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -321,7 +321,8 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::{AnalyticCost, Topology};
+    use crate::cost::analytic::AnalyticCost;
+    use crate::topology::Topology;
 
     fn load(text: &str) -> Result<TableFile> {
         let directory = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use arrow::array::{ArrayRef, Int64Array, StringArray};
 use arrow::buffer::ScalarBuffer;
 use proptest::prelude::*;
 
-use crate::{Batch, BatchParts, Feature, Group, KeptValues};
+use crate::batch::{Batch, BatchParts, Feature, Group, KeptValues};
 
 /// The ids of one sample for one feature.
 pub(crate) type List = Vec<i64>;

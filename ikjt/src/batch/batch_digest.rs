@@ -4,7 +4,7 @@ use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
 use onefold_datasets::{SESSION_COLUMN, Schema, TIME_COLUMN};
 
 use crate::batch::record_batch::WEIGHTS;
-use crate::{Batch, Group};
+use crate::batch::{Batch, Group};
 
 /// Returns the digest of a batch's samples. It does not depend on how the samples are deduplicated. `schema` is the
 /// schema of the batch and supplies the column names.
@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
     use crate::batch::arbitrary::{batches, samples};
-    use crate::{BatchParts, Feature, deduplicate, fold_windows};
+    use crate::batch::{BatchParts, Feature, deduplicate, fold_windows};
 
     fn schema(batch: &Batch) -> Schema {
         let names = |prefix: &str, count: usize| (0..count).map(|i| format!("{prefix}{i}")).collect();

@@ -4,8 +4,9 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::batch::Feature;
 use crate::batch::operations::{UsedRows, UsedValues, listed};
-use crate::{Error, Feature, Result};
+use crate::error::{Error, Result};
 
 /// The buffers of a feature under construction: values, and rows that are slices of the values.
 ///

@@ -7,7 +7,8 @@
 //! that use it, and rows that share ids keep sharing them.
 
 use crate::batch::operations::UsedRows;
-use crate::{Feature, Group, Result};
+use crate::batch::{Feature, Group};
+use crate::error::Result;
 
 /// Returns the same samples with every distinct row stored once, in the order in which the rows first occur.
 ///

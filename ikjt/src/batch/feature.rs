@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::buffer::ScalarBuffer;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The lists of one sparse feature, one per row of its group.
 ///

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use arrow::buffer::ScalarBuffer;
 
-use crate::{Error, Feature, Result};
+use crate::batch::Feature;
+use crate::error::{Error, Result};
 
 /// Sparse features that are deduplicated together: an IKJT, or a plain KJT if there is no inverse index.
 ///

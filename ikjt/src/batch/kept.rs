@@ -6,7 +6,7 @@ use arrow::array::{Array, ArrayRef, AsArray, UInt32Array};
 use arrow::compute::{concat, take};
 use arrow::datatypes::{DataType, Int64Type};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// One column that a batch carries besides its features: a [kept column](onefold_datasets::Schema::kept) of the
 /// dataset, or its `session_id`.

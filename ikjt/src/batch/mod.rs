@@ -30,7 +30,7 @@ pub use self::packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Plac
 pub use self::record_batch::{GROUP_KEY, KEPT_KEY};
 pub use self::statistics::{Figures, GroupStatistics, Statistics};
 pub use self::window::fold_windows;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The parts of a [`Batch`].
 #[derive(Debug, Clone, PartialEq)]

@@ -19,7 +19,8 @@ use arrow::buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer, OffsetBuff
 use arrow::datatypes::{ArrowNativeType, Int64Type};
 use serde::{Deserialize, Serialize};
 
-use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
+use crate::batch::{Batch, BatchParts, Feature, Group, KeptValues};
+use crate::error::{Error, Result};
 
 /// The alignment of sections in bytes: enough for every type used here, and a cache line. Arrow uses the same
 /// alignment.

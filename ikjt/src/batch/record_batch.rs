@@ -23,7 +23,8 @@ use arrow::array::{
 use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Schema};
 
-use crate::{Batch, Error, Feature, Group, Result};
+use crate::batch::{Batch, Feature, Group};
+use crate::error::{Error, Result};
 
 /// The metadata key of a feature's field. Its value is the name of the feature's group.
 pub const GROUP_KEY: &str = "onefold.group";
@@ -137,7 +138,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::BatchParts;
+    use crate::batch::BatchParts;
     use crate::batch::arbitrary::batches;
 
     fn to_rows(batch: &Batch) -> RecordBatch {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 
-use crate::{Batch, Feature, Group};
+use crate::batch::{Batch, Feature, Group};
 
 /// Counts of one or several batches, by group and by feature.
 ///
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
     use crate::batch::arbitrary::{List, batches, lists};
-    use crate::{BatchParts, deduplicate, fold_windows};
+    use crate::batch::{BatchParts, deduplicate, fold_windows};
 
     fn statistics(batch: &Batch) -> Statistics {
         let mut statistics = Statistics::default();

@@ -12,7 +12,7 @@
 
 use onefold_datasets::{overlap, position_of};
 
-use crate::{Feature, Group};
+use crate::batch::{Feature, Group};
 
 /// Returns the group with rows that share overlapping values: turns an IKJT into a partial IKJT.
 ///
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
     use crate::batch::arbitrary::{groups, lists};
-    use crate::deduplicate;
+    use crate::batch::deduplicate;
 
     /// Generates lists of a window over a random walk: items are appended at the end and dropped at the start.
     fn sliding() -> impl Strategy<Value = Vec<Vec<i64>>> {

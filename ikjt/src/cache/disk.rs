@@ -17,7 +17,7 @@ use onefold_storage::commit::DirectoryLock;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::Item;
-use crate::Result;
+use crate::error::Result;
 
 /// The maximal number of items in the write queue. If the disk is too slow, further items are not written, which
 /// costs only time.

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use self::disk::Disk;
 pub use self::interest::Interest;
-use crate::Result;
+use crate::error::Result;
 
 /// The least expected reads of an item that is worth storing. Unused memory costs nothing, so other columns are not
 /// kept.

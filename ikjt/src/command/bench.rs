@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use crate::{Figures, StageFigures, Statistics, Step};
+use crate::batch::{Figures, Statistics};
+use crate::reader::{StageFigures, Step};
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
 use onefold_base::units::{count_of, format_bytes, format_count};

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::open::load_snapshot;
 use crate::preprocess::PreprocessConfig;
-use crate::{
-    Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Tail, Within, Workers, load_snapshot,
+use crate::reader::{
+    Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Tail, Within, Workers,
 };
 use anyhow::bail;
 use clap::{Parser, Subcommand};

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use crate::digest;
+use crate::batch::digest;
 use onefold_base::progress::Reporter;
 use onefold_base::units::count_of;
 use onefold_datasets::digest::Digest;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::{Batch, Feature, Figures, Position, Statistics, Step};
+use crate::batch::{Batch, Feature, Figures, Statistics};
+use crate::reader::{Position, Step};
 use anyhow::bail;
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_datasets::Schema;

@@ -19,7 +19,7 @@ use super::pairs::{PairOp, cartesian, compute_score};
 use super::per_value::{ValueOp, map_id, positive_modulus, sigrid_hash};
 use super::problem::{Checked, Problem, StepLocation};
 use super::sampling::{Sampling, sampling};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The version of `preprocess.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;

@@ -6,8 +6,7 @@ use serde::Deserialize;
 
 use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
-use crate::Feature;
-use crate::batch::starts;
+use crate::batch::{Feature, starts};
 use crate::hash::mix;
 
 /// The maximal number of ids that an operator may generate for one feature of one batch: 1 GiB of ids. More indicates

@@ -48,7 +48,8 @@ pub(crate) use sampling::Sampler;
 
 use onefold_datasets::Schema;
 
-use crate::{Batch, Error, Result};
+use crate::batch::Batch;
+use crate::error::{Error, Result};
 use layout::SparseAt;
 use plan::{Action, Plan};
 use run::Running;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::arguments::Arguments;
 use super::lists::{check_total, contiguous};
 use super::problem::Checked;
-use crate::Feature;
+use crate::batch::Feature;
 use crate::hash::{SigridHash, mix};
 
 /// An operator on two lists.

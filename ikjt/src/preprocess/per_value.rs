@@ -11,8 +11,7 @@ use arrow::buffer::ScalarBuffer;
 use super::arguments::Arguments;
 use super::lists::Cut;
 use super::problem::{Checked, Problem};
-use crate::Feature;
-use crate::batch::{UsedRows, UsedValues, rebased};
+use crate::batch::{Feature, UsedRows, UsedValues, rebased};
 use crate::hash::{Modulus, SigridHash};
 
 /// The number of ids that a chain takes through all its operators at a time: 8 KiB, a quarter of a small L1 cache.

@@ -15,7 +15,7 @@ use super::pairs::{PairOp, Score};
 use super::per_value::{Chain, ValueOp};
 use super::problem::{Checked, Problem, StepLocation};
 use super::sampling::{Rates, Sampler, Sampling};
-use crate::Result;
+use crate::error::Result;
 use crate::hash::SigridHash;
 
 /// One action on a batch. A new feature becomes the last one of its group.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onefold_base::fault::unexpected;
 
-use crate::Error;
+use crate::error::Error;
 
 /// An error of a step with a hint, but without the location. [`StepLocation::error`] adds the location.
 #[derive(Debug)]

@@ -10,7 +10,8 @@ use super::local_hour::local_hours;
 use super::pairs::{RowPair, distinct_pairs, intersection, product, scores};
 use super::plan::{Action, ListOfPair};
 use super::problem::Checked;
-use crate::{Batch, BatchParts, Feature, Group, Result};
+use crate::batch::{Batch, BatchParts, Feature, Group};
+use crate::error::Result;
 
 /// A batch between two actions.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use onefold_datasets::digest::scramble;
 
 use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
-use crate::{Batch, BatchParts};
+use crate::batch::{Batch, BatchParts};
 
 /// The configuration of a `sampling` step.
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use self::model::{ModelOp, ModelStep, assert_same, samples_of};
 use super::{PreprocessConfig, Preprocessor};
-use crate::{Batch, BatchParts, Feature, Group};
+use crate::batch::{Batch, BatchParts, Feature, Group};
 
 pub(super) fn schema(groups: &[(&str, &[&str])], weight: bool) -> Schema {
     let feature = |name: &&str| SparseFeature::new(*name, SparseKind::Sparse);
@@ -29,7 +29,7 @@ pub(super) fn schema(groups: &[(&str, &[&str])], weight: bool) -> Schema {
 
 const GROUPS: &[(&str, &[&str])] = &[("user", &["u1", "u2"]), ("history", &["h"]), ("item", &["i"])];
 
-pub(super) fn preprocessor(steps: &str, schema: &Schema) -> crate::Result<Preprocessor> {
+pub(super) fn preprocessor(steps: &str, schema: &Schema) -> crate::error::Result<Preprocessor> {
     let text = format!("format_version = 1\n{steps}");
     Preprocessor::try_new(&PreprocessConfig::parse(Path::new("preprocess.toml"), &text)?, schema)
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use onefold_base::sync::locked;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// A limit in bytes for all memory that the epochs of some readers hold together.
 #[derive(Debug)]

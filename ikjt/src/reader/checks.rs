@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 
 use onefold_datasets::{Schema, suggest};
 
-use crate::error::Origin;
-use crate::{Batch, Error, Result};
+use crate::batch::Batch;
+use crate::error::{Error, Origin, Result};
 
 /// Optional checks of a dataset while it is read. They may cause errors, but do not change batches.
 ///

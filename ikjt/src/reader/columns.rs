@@ -16,7 +16,7 @@ use super::file::OpenFile;
 use super::row_group::RowGroup;
 use super::stages::Stages;
 use crate::cache::{Cache, Chunk, Claim, Found, Interest, Waiter};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The cache that a reader uses, and the reader's interest.
 #[derive(Debug, Clone)]

@@ -11,9 +11,10 @@ use super::decode::{Decoded, Ids};
 use super::options::Dedupe;
 use super::recipe::{Epoch, Recipe};
 use super::stages::Stages;
-use crate::batch::{deduplicate_shared, deduplicate_windows};
-use crate::error::Origin;
-use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result, fold_windows};
+use crate::batch::{
+    Batch, BatchParts, Feature, Group, KeptValues, deduplicate_shared, deduplicate_windows, fold_windows,
+};
+use crate::error::{Origin, Result};
 
 /// Ranges of samples of decoded row groups, in order.
 pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;

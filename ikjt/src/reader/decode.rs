@@ -27,7 +27,8 @@ use super::lists::read_lists;
 use super::recipe::{Epoch, Recipe};
 use super::row_group::RowGroup;
 use super::stages::Stages;
-use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
+use crate::batch::{Batch, BatchParts, Feature, Group, KeptValues};
+use crate::error::{Error, Result};
 
 /// A decoded column and its field.
 type Column = (FieldRef, ArrayRef);

@@ -14,7 +14,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::known::KnownFiles;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The columns to read, and the columns that the files of a row group must have.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use super::known::KnownFiles;
 use super::options::ReaderOptions;
 use super::promise::{Promise, ended, promise, promise_beside};
 use super::workers::Workers;
-use crate::Result;
+use crate::error::Result;
 
 /// A set of files that the reader's options select.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use onefold_datasets::DataFile;
 use onefold_datasets::footer::{self, Footer};
 use onefold_storage::{Object, Storage};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The data files of a dataset. All readers that share their workers share them.
 #[derive(Debug)]

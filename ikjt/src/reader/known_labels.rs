@@ -2,7 +2,7 @@
 
 use onefold_datasets::{NO_DELAY, Schema, delay_label};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Replaces labels that were not final at some time by the values that they had then.
 #[derive(Debug, Clone)]

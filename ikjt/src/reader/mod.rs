@@ -82,9 +82,10 @@ use self::recipe::{Epoch, Recipe};
 use self::remote::{Remote, block_steps, row_groups_by_step};
 use self::selection::{kept_columns, project};
 use self::stream::{Stream, files_by_first_use};
+use crate::batch::{PackedBatch, SentBatch};
 use crate::cache::Interest;
+use crate::error::{Error, Result};
 use crate::preprocess::{Preprocessor, Sampler};
-use crate::{Error, PackedBatch, Result, SentBatch};
 
 pub use checks::Checks;
 pub use options::{Dedupe, ReadRequest, ReaderOptions};

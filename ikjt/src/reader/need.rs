@@ -2,7 +2,7 @@
 
 use super::row_group::RowGroup;
 use super::{Input, Reader};
-use crate::Result;
+use crate::error::Result;
 
 /// The assumed bytes of a value of a kept column, because the snapshot does not record the lengths of texts.
 const KEPT_BYTES: u64 = 32;

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::checks::Checks;
 use super::position::{Rank, Shuffle, Tail};
+use crate::error::{Error, Result};
 use crate::preprocess::PreprocessConfig;
-use crate::{Error, Result};
 
 /// How rows are deduplicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]

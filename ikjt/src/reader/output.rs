@@ -3,7 +3,8 @@
 use super::convert::Pieces;
 use super::recipe::Epoch;
 use super::stages::Stages;
-use crate::{Batch, PackedBatch, Result, SentBatch};
+use crate::batch::{Batch, PackedBatch, SentBatch};
+use crate::error::Result;
 
 /// The options of copying a batch.
 #[derive(Debug, Clone, Copy)]

@@ -29,7 +29,8 @@ use super::row_group::RowGroup;
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
 use super::workers::Workers;
-use crate::{Batch, Error, Result};
+use crate::batch::Batch;
+use crate::error::{Error, Result};
 
 /// A finished batch in the queue, the row groups that it shares buffers with, and its reservation, which counts until
 /// the caller has the batch. The fields are dropped in this order, so that the memory of the row groups is free when

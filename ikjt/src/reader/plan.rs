@@ -10,7 +10,7 @@ use super::files::{Chosen, Files};
 use super::known_labels::KnownLabels;
 use super::order::{Part, buckets_of_stream};
 use super::row_group::RowGroup;
-use crate::Result;
+use crate::error::Result;
 use crate::preprocess::Sampler;
 
 /// The row groups that an epoch reads, for all ranks.

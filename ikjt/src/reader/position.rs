@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Shuffling by sessions: the row groups of a stream are shuffled, and the sessions of neighbouring row groups are
 /// mixed. The samples of a session within a row group stay together, so a shuffled batch deduplicates as well as an

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use onefold_base::fault::Fault;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The receiver of a result that another thread will send.
 pub(super) type Promise<T> = Receiver<Result<T>>;

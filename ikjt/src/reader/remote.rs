@@ -15,7 +15,8 @@ use super::recipe::Recipe;
 use super::source::{Asked, Source, Wanted};
 use super::stages::Stages;
 use super::workers::Workers;
-use crate::{Batch, Error, PackedBatch, Result};
+use crate::batch::{Batch, PackedBatch};
+use crate::error::{Error, Result};
 
 /// The least and the largest number of row groups of a stream that a block covers. At the ends of a block, workers
 /// fetch and decode row groups of which they need only a part: with n row groups in a block, one in n is fetched twice.

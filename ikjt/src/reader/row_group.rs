@@ -9,7 +9,7 @@ use parquet::arrow::ProjectionMask;
 
 use super::file::OpenFiles;
 use super::stages::Stages;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// One row group: the unit of decoding.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 use onefold_base::fault::{option, text};
 use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, suggest};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Returns the kept columns `wanted`, in this order.
 pub(super) fn kept_columns(schema: &Schema, wanted: &[String]) -> Result<Vec<KeptColumn>> {

@@ -11,7 +11,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::options::ReaderOptions;
 use super::position::Rank;
-use crate::{PackedBatch, Result};
+use crate::batch::PackedBatch;
+use crate::error::Result;
 
 /// Other processes that read a dataset and make its batches: a preprocessing service.
 ///

@@ -10,7 +10,7 @@ use super::decode::Decoded;
 use super::file::OpenFiles;
 use super::order::{Item, StreamOrder};
 use super::promise::Promise;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// One stream of an epoch.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use onefold_storage::Storage;
 use super::budget::Budget;
 use super::known::KnownFiles;
 use crate::cache::Cache;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The footers of all files take at most the memory limit divided by this number, and one footer of each dataset.
 const FOOTERS_SHARE: u64 = 16;

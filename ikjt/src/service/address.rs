@@ -4,7 +4,7 @@ use std::path::Path;
 
 use onefold_base::address::Address;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The schemes of services, and whether they use TLS.
 const SCHEMES: [(&str, bool); 2] = [("grpc://", false), ("grpcs://", true)];

@@ -13,7 +13,7 @@ use super::network::{Failure, Network, TLS_HINT};
 use super::protocol::{Define, Job, Lease, Leased, Open, Question, SAME_BYTES, Ticket};
 use super::security::Security;
 use super::waiting::Waiting;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The time for which a client retries if a service does not answer while a dataset is opened.
 pub(super) const OPENING: Duration = Duration::from_secs(15);

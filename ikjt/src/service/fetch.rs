@@ -31,8 +31,9 @@ use super::network::{BLOCK_WINDOW, Failure, malformed};
 use super::pace::Pace;
 use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Notice, SAME_BYTES, Ticket};
 use super::waiting::Waiting;
+use crate::batch::PackedBatch;
+use crate::error::{Error, Result};
 use crate::reader::{Deliver, IsGone, Wanted};
-use crate::{Error, PackedBatch, Result};
 
 /// The maximal number of blocks that one client requests at the same time, and thereby of workers that compute for
 /// it.

@@ -17,7 +17,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::protocol::{MOST_MESSAGE_BYTES, OF_WORKER, Question, Ticket, UNKNOWN_TOKEN};
 use super::security::{Credentials, Security};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The time limit for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(5);

@@ -11,9 +11,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::batch::Places;
 pub use crate::cache::Block;
 use crate::preprocess::PreprocessConfig;
-use crate::{Places, Rank, ReaderOptions};
+use crate::reader::{Rank, ReaderOptions};
 
 /// The version of this program, for display.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -301,7 +302,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Dedupe, Shuffle, Tail, Within};
+    use crate::reader::{Dedupe, Shuffle, Tail, Within};
 
     fn job(path: &str, steps: &str) -> Job {
         let text = format!("format_version = 1\n{steps}");

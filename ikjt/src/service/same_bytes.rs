@@ -8,8 +8,8 @@ use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use sha2::{Digest, Sha256};
 
 use super::protocol::SAME_BYTES;
+use crate::batch::{Batch, BatchParts, Feature, Group, PackedBatch};
 use crate::preprocess::{PreprocessConfig, Preprocessor, operator_names};
-use crate::{Batch, BatchParts, Feature, Group, PackedBatch};
 
 /// The value of [`SAME_BYTES`] for which the outcomes below were stored.
 const STORED: u32 = 4;

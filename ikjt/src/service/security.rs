@@ -11,7 +11,7 @@ use tonic::{Request, Status};
 
 use super::certificate::{not_valid_now, period};
 use super::protocol::{PROTOCOL, PROTOCOL_KEY};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The environment variables with a client's credentials.
 const AUTHORITY: &str = "ONEFOLD_TLS_AUTHORITY";

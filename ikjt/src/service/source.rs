@@ -10,7 +10,7 @@ use super::address::ServiceAddress;
 use super::client::{OPENING, PATIENCE, Service};
 use super::fetch::Fetch;
 use super::protocol::{CountSamples, FindSnapshot, FindStatistics, Job, Question};
-use crate::Result;
+use crate::error::Result;
 use crate::reader::{Asked, Deliver, IsGone, Source, Wanted};
 
 /// Connects to the service at `location`, and waits for an answer of its master. Returns `None` if it is not the

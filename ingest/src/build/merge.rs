@@ -4,11 +4,11 @@ use onefold_datasets::{Commit, DatasetWriter, PartitionChoice, Schema, Snapshot}
 
 use crate::cluster::Clustering;
 use crate::decide::{OutputPlan, decide};
+use crate::error::{Error, Result};
 use crate::merge::{self, Merge, MergeSummary};
 use crate::pipeline::Pipeline;
 use crate::reading::Reading;
 use crate::row_counts::{Reason, RowCounts};
-use crate::{Error, Result};
 
 impl<'a> Pipeline<'a> {
     /// Folds the samples of `reading`, decides on vocabularies, and plans to write the samples together with the

@@ -24,9 +24,11 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::WriteSpec;
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::row_counts::{Reason, RowCounts};
-use crate::{Config, Error, Result, sources};
+use crate::sources;
 
 /// The version of the file format of parts that this program writes and reads.
 const FORMAT_VERSION: u32 = 2;

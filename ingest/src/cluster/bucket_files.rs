@@ -10,7 +10,7 @@ use onefold_datasets::{
 use serde::{Deserialize, Serialize};
 
 use super::unfold::{CutSpec, RowGroups};
-use crate::Result;
+use crate::error::Result;
 
 /// The features that the files of some ranges of buckets lack, by partition and range, in this order.
 pub(crate) type Lacks = Vec<((PartitionKey, u32), Vec<String>)>;
@@ -35,7 +35,7 @@ impl WriteSpec {
     /// # Errors
     ///
     /// [`Error::Dataset`](crate::Error::Dataset) if the filter does not fit the partition columns.
-    pub(super) fn choice(&self) -> crate::Result<PartitionChoice<'_>> {
+    pub(super) fn choice(&self) -> crate::error::Result<PartitionChoice<'_>> {
         Ok(self.filter.choice(&self.partition_columns)?)
     }
 }

@@ -26,13 +26,13 @@ use onefold_datasets::Buckets;
 use onefold_sql::Query as _;
 
 use super::fold::DIGEST;
-use crate::error::bug;
+use crate::config::Config;
+use crate::error::{Result, bug};
 use crate::exchanges::exchange_of;
 use crate::planned::{PlannedExec, PlannedTable};
 use crate::profile::measured;
 use crate::remote::{OnCluster, checked_exchange, value_of_each};
 use crate::sessionize::{self, BUCKET, SampleOrder};
-use crate::{Config, Result};
 
 /// The table of the rows that a query of [`over_partitions`] reads.
 pub(super) const ROWS: &str = "__onefold_exchanged";

@@ -51,13 +51,12 @@ use super::totals::TotalsReader;
 use super::unfold::{CutSpec, RowGroups};
 use super::write::{Outcome, WriteExec};
 use super::written_lists::{SentLists, WrittenLists};
-use crate::error::bug;
+use crate::config::Config;
+use crate::error::{Error, Result, bug};
 use crate::profile::stage;
 use crate::remote::{Cluster, OnCluster, WrittenRows, cluster_of, write_rows};
-use crate::sessionize;
-use crate::sources;
 use crate::spilling_join::once_each;
-use crate::{Config, Error, Result};
+use crate::{sessionize, sources};
 
 /// The name of the table of records.
 pub(super) const RECORDS_TABLE: &str = "__onefold_records";

@@ -5,8 +5,8 @@ use datafusion::arrow::compute::{CastOptions, cast_with_options};
 use datafusion::arrow::datatypes::DataType;
 use onefold_datasets::PartitionKey;
 
+use crate::error::{Error, Result};
 use crate::problems::{Problems, WrongRows};
-use crate::{Error, Result};
 
 /// Returns the column `name` of a batch.
 pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {

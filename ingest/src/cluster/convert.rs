@@ -18,12 +18,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::columns::{cast, check_partition_values, column, required};
 use super::counts::{ColumnCounts, ListCounts, NumberCounts, union};
 use super::kept::KeptArray;
-use crate::error::arrow_bug;
+use crate::config::Config;
+use crate::error::{Error, Result, arrow_bug};
 use crate::ids::{IdForm, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
 use crate::problems::{Problems, WrongRows};
 use crate::sessionize::TIME;
 use crate::times::{TimeLimits, shown};
-use crate::{Config, Error, Result};
 
 /// A batch of samples, column by column.
 #[derive(Debug)]

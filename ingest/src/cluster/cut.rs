@@ -8,7 +8,7 @@ use datafusion::execution::SendableRecordBatchStream;
 use super::decode::{DecodedTotals, ListColumn};
 use super::timelines::{BucketOfPartition, SampleNumbers, Slices};
 use super::unfold::{CutSpec, RowGroups, SortedRecords, Unfolding};
-use crate::Result;
+use crate::error::Result;
 
 /// Cuts records that arrive in the order of the dataset.
 pub(super) struct Cutter {

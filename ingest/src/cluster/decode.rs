@@ -19,8 +19,7 @@ use super::kept::{KeptBuilder, KeptValue};
 use super::origin::Origin;
 use super::record::{ChangedList, RecordReader, Shape, malformed};
 use super::timelines::Slice;
-use crate::Result;
-use crate::error::arrow_bug;
+use crate::error::{Result, arrow_bug};
 
 /// The maximum number of samples, and the approximate maximum number of new ids, of a batch for the writer.
 const BATCH_SAMPLES: usize = 8192;

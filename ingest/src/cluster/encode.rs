@@ -23,8 +23,7 @@ use super::record::{RecordWriter, Shape};
 use super::record_batches::{Pending, RecordBatches};
 use super::reuse::Reuse;
 use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
-use crate::Result;
-use crate::error::arrow_bug;
+use crate::error::{Result, arrow_bug};
 
 /// Marks an unchanged list in [`DeltaEncoder::known`].
 const UNCHANGED: usize = usize::MAX;

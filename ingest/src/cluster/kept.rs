@@ -10,7 +10,8 @@ use onefold_datasets::digest::ColumnSeed;
 use onefold_datasets::{KeptColumn, KeptKind};
 
 use super::columns::cast;
-use crate::{Config, Error, Result};
+use crate::config::Config;
+use crate::error::{Error, Result};
 
 /// Returns the kept columns of `config` with their types in the schema `columns` of the samples. Columns that the
 /// samples do not have are left out, because another check reports them.

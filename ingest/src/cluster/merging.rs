@@ -21,12 +21,12 @@ use super::options::{ClusterOptions, encoder_options, list_names, statistics_opt
 use super::origin::{self, OLD_SESSION, PARTITION, SEQUENCE};
 use super::statistics::StatisticsOptions;
 use super::totals::TotalsReader;
-use crate::error::bug;
+use crate::config::Config;
+use crate::error::{Result, bug};
 use crate::ids::IdForm;
 use crate::remote::{OnCluster, cluster_of};
 use crate::sessionize::{self, TIME};
 use crate::spool::Spool;
-use crate::{Config, Result};
 
 /// Late samples whose records are stored in a table.
 #[derive(Debug)]

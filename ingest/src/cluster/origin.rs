@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::Config;
+use crate::config::Config;
 use crate::sessionize::KEY;
 
 /// The column with the [`Origin`] of a sample of a merge: BIGINT.

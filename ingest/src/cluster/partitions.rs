@@ -10,10 +10,10 @@ use onefold_datasets::PartitionKey;
 use serde::{Deserialize, Serialize};
 
 use super::columns::{cast, column, required};
-use crate::error::arrow_bug;
+use crate::config::{Config, PartitionBy};
+use crate::error::{Error, Result, arrow_bug};
 use crate::problems::Problems;
 use crate::sessionize::{START, period_micros};
-use crate::{Config, Error, PartitionBy, Result};
 
 /// The rules that divide sessions into partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,7 +17,7 @@ use onefold_base::varint::{read_varint, write_varint};
 use onefold_datasets::KeptKind;
 
 use super::kept::KeptValue;
-use crate::Error;
+use crate::error::Error;
 
 /// The bit that marks the last record of a chain, within byte [`ENDS_AT`] of the chain number.
 const ENDS: u8 = 0x80;

@@ -11,8 +11,7 @@ use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
 use super::record::end_chain;
-use crate::Result;
-use crate::error::arrow_bug;
+use crate::error::{Result, arrow_bug};
 
 /// The number of columns of records that are not keys: time, two halves of the digest, record, and the flag of
 /// totals.

@@ -8,9 +8,10 @@ use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::prelude::SessionContext;
 
 use super::options::ClusterOptions;
-use crate::sessionize;
+use crate::config::Config;
+use crate::error::Result;
 use crate::spool::Spool;
-use crate::{Config, Result, timeline};
+use crate::{sessionize, timeline};
 
 /// The table of the samples with the place of each sample and the timeline positions that it needs.
 const PLACED: &str = "__onefold_placed_samples";

@@ -11,7 +11,7 @@ use onefold_datasets::{CountBudget, VocabularyCounter};
 use serde::{Deserialize, Serialize};
 
 use super::counts::{ColumnCounts, IdCounts, ListCounts};
-use crate::Result;
+use crate::error::Result;
 use crate::groups::CoChange;
 
 /// The number of ids of a list that are observed together. Meanwhile the registers of the list's distinct ids stay

@@ -247,24 +247,24 @@ struct Cutting {
 }
 
 impl RowGroups for Cutting {
-    fn wants(&mut self, _: &PartitionKey) -> crate::Result<bool> {
+    fn wants(&mut self, _: &PartitionKey) -> crate::error::Result<bool> {
         Ok(true)
     }
 
-    fn leave_out(&mut self, _: &PartitionKey, _: &[i64]) -> crate::Result<()> {
+    fn leave_out(&mut self, _: &PartitionKey, _: &[i64]) -> crate::error::Result<()> {
         unreachable!("all partitions are wanted")
     }
 
-    fn enter(&mut self, _: &PartitionKey, _: u32) -> crate::Result<()> {
+    fn enter(&mut self, _: &PartitionKey, _: u32) -> crate::error::Result<()> {
         Ok(())
     }
 
-    fn push(&mut self, _: i64, _: i64, _: usize) -> crate::Result<bool> {
+    fn push(&mut self, _: i64, _: i64, _: usize) -> crate::error::Result<bool> {
         self.pushed += 1;
         Ok(self.pushed > 1 && self.pushed % self.samples == 1 % self.samples)
     }
 
-    fn write_row_group(&mut self, decode: Decode) -> crate::Result<()> {
+    fn write_row_group(&mut self, decode: Decode) -> crate::error::Result<()> {
         self.row_groups.push(decode);
         Ok(())
     }
@@ -280,7 +280,7 @@ fn unfold(
 ) -> Vec<(i64, Vec<i64>, Vec<i64>)> {
     let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nkey = [\"session\"]\n\
                 time = \"time\"\n[features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
-    let config = crate::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
+    let config = crate::config::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let lists = vec![list("bag"), list("past"), list("seen")];
     let spec = CutSpec {
@@ -710,7 +710,7 @@ fn counts_that_do_not_fit_name_the_memory_limit_of_their_process() {
         let input = MemorySourceConfig::try_new_exec(&[vec![batch(&samples)]], schema(), None).unwrap();
         let fold = FoldExec::new(spec, CountBudget::new(4000), input).unwrap();
         let error = runtime.block_on(collect(Arc::new(fold), Arc::default())).unwrap_err();
-        let error = crate::Error::from(error).to_string();
+        let error = crate::error::Error::from(error).to_string();
         assert!(error.contains("`ids`") && error.contains(limit), "{error}");
     }
 }
@@ -720,7 +720,7 @@ fn write_specs_are_restored_from_their_serialized_form() {
     let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nuser = \"user\"\n\
                 gap = \"30m\"\ntime = \"time\"\n[partition]\ncolumns = [\"split\"]\nby = \"hour\"\n\
                 [features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
-    let config = crate::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
+    let config = crate::config::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
     let filter = "split=train,hour>=7".parse().unwrap();
     let spec = WriteSpec {
         location: "s3://bucket/dataset".into(),

@@ -14,8 +14,7 @@ use onefold_datasets::PartitionKey;
 use super::columns::column;
 use super::origin::Origin;
 use super::partitions::Partitions;
-use crate::Result;
-use crate::error::arrow_bug;
+use crate::error::{Result, arrow_bug};
 use crate::sessionize::BUCKET;
 use crate::timeline::{FIRST, POSITION};
 

@@ -25,9 +25,8 @@ use super::columns::column;
 use super::encode::SampleTotals;
 use super::fold::{DIGEST, RECORD};
 use super::statistics::StatisticsOptions;
-use crate::error::bug;
+use crate::error::{Error, Result, bug};
 use crate::sessionize::{TIME, TOTALS};
-use crate::{Error, Result};
 
 /// The first byte of a part, which is its kind.
 const SUMMARY: u8 = 0;

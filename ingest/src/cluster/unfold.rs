@@ -28,9 +28,8 @@ use super::origin::{ORIGIN, Origin};
 use super::partitions::Partitions;
 use super::record::{decoded_bytes, malformed};
 use super::timelines::Slice;
-use crate::error::bug;
+use crate::error::{Error, Result, bug};
 use crate::sessionize::{KEY, SESSION, TIME};
-use crate::{Error, Result};
 
 /// Receives the samples of a clustering, partition by partition and bucket by bucket. A row group contains samples
 /// of one range of buckets only.

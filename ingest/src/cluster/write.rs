@@ -197,7 +197,7 @@ fn writers_of_part(
     encoders: Encoders,
     shared: &Mutex<Option<BucketWriters>>,
     parts: usize,
-) -> crate::Result<BucketWriters> {
+) -> crate::error::Result<BucketWriters> {
     let mut shared = locked(shared);
     let writers = match &mut *shared {
         Some(writers) => writers,

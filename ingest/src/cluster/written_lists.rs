@@ -31,7 +31,7 @@ pub(crate) struct SentLists {
 
 impl SentLists {
     /// Writes each distinct map of `columns` to the work folder once.
-    pub(crate) fn write(folder: &Path, columns: &[ListColumn]) -> crate::Result<(Self, WrittenRows)> {
+    pub(crate) fn write(folder: &Path, columns: &[ListColumn]) -> crate::error::Result<(Self, WrittenRows)> {
         let mut files = WrittenRows::none_in(folder)?;
         let mut known: Vec<&Arc<IdMap>> = Vec::new();
         let mut sent = Self { lists: Vec::new(), maps: Vec::new() };

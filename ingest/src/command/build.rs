@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity, profile};
+use crate::build::BuildSummary;
+use crate::config::Config;
+use crate::pipeline::{BuildOptions, Groups};
+use crate::{build, popularity, profile};
 use clap::ValueEnum;
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};

@@ -7,7 +7,9 @@ use onefold_base::units::format_count;
 use onefold_terminal::Printer;
 
 use super::{EngineArguments, run_async};
-use crate::{Checked, Config, check};
+use crate::check;
+use crate::check::Checked;
+use crate::config::Config;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {

@@ -8,7 +8,7 @@ use super::{
     ERRORS, build, check, columns, compact, features, forget, history, init, parts, report, shard, vacuum,
     verify,
 };
-use crate::ColumnsTask;
+use crate::recompute::Task as ColumnsTask;
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]

@@ -7,7 +7,7 @@ use onefold_datasets::PartitionFilter;
 use onefold_terminal::Printer;
 
 use super::{DatasetArguments, EngineArguments, run_async};
-use crate::{ColumnsOptions, ColumnsSummary, ColumnsTask, LabelChanges, compute_columns};
+use crate::recompute::{ColumnsOptions, ColumnsSummary, LabelChanges, Task as ColumnsTask, compute_columns};
 
 /// The arguments of `add-features` and `relabel`.
 #[derive(Debug, clap::Args)]

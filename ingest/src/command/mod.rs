@@ -30,14 +30,18 @@ use onefold_datasets::RewriteOptions;
 use onefold_terminal::Program;
 
 pub use self::build::{AppendArguments, BuildArguments, ConnectCluster, run_append, run_build};
-use crate::{Config, EngineOptions};
+use crate::config::Config;
+use crate::engine::EngineOptions;
 
 /// The program, for callers that run it in their own process.
 pub const PROGRAM: Program = Program::of::<cli::Cli>();
 
 /// The error types that a command can return.
-pub const ERRORS: [Explainer; 3] =
-    [explained::<crate::Error>, explained::<onefold_datasets::Error>, explained::<onefold_storage::Error>];
+pub const ERRORS: [Explainer; 3] = [
+    explained::<crate::error::Error>,
+    explained::<onefold_datasets::Error>,
+    explained::<onefold_storage::Error>,
+];
 
 /// Runs the program with its arguments. The first argument is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -50,7 +54,7 @@ const ASKED_EVERY: Duration = Duration::from_millis(50);
 /// Runs a build or a comparison on a runtime with this number of threads.
 fn run_async<T>(
     threads: usize,
-    work: impl Future<Output = crate::Result<T>>,
+    work: impl Future<Output = crate::error::Result<T>>,
     reporter: &dyn Reporter,
 ) -> anyhow::Result<T> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -83,7 +87,7 @@ struct DatasetArguments {
 
 impl DatasetArguments {
     /// Reads the configuration.
-    fn config(&self) -> crate::Result<Config> {
+    fn config(&self) -> crate::error::Result<Config> {
         let mut config = Config::load(&self.config)?;
         for (name, path) in &self.sources {
             config.set_source(name, path)?;

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::build::HowArguments;
 use super::run_async;
-use crate::{Config, Part, commit_parts, write_part};
+use crate::build::{Part, commit_parts, write_part};
+use crate::config::Config;
 
 /// The arguments of `write`.
 #[derive(Debug, clap::Args)]

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{BuildOptions, Config, EngineOptions, build};
+use crate::build;
+use crate::config::Config;
+use crate::engine::EngineOptions;
+use crate::pipeline::BuildOptions;
 use anyhow::Context;
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;

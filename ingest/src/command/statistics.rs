@@ -1,6 +1,7 @@
 //! Formats the statistics of a build as a table.
 
-use crate::{BuildStatistics, ColumnStatistics, FeatureKind, ValueStatistics};
+use crate::config::FeatureKind;
+use crate::statistics::{BuildStatistics, ColumnStatistics, ValueStatistics};
 use onefold_base::units::format_count;
 
 /// Returns a heading and one line per feature column.

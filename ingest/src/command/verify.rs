@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::{Comparison, Config, compare};
+use crate::compare;
+use crate::compare::Comparison;
+use crate::config::Config;
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::verify::{Absence, Verification, VerifyOptions, absent, verify};

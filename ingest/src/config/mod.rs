@@ -32,8 +32,7 @@ pub(crate) use self::sources::credentials_hint;
 pub use self::sources::{Compression, Format, MissingColumns, ObjectStores, Quote, Ragged, SourceConfig};
 pub use self::timelines::TimelineConfig;
 pub use self::times::{EpochUnit, TimeConfig};
-use crate::error::MessageAndHint;
-use crate::{Error, Result};
+use crate::error::{Error, MessageAndHint, Result};
 
 /// The version of `dataset.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use onefold_datasets::TableVersion;
 
 use super::{Config, DeltaAppend, DeltaVersion, Rows};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 impl Config {
     /// Returns whether a source is a Delta Lake table.

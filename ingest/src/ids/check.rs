@@ -5,7 +5,7 @@ use onefold_datasets::SparseFeature;
 
 use super::IdType;
 use super::values::{OPTIONS, item_type};
-use crate::FeatureKind;
+use crate::config::FeatureKind;
 use crate::error::MessageAndHint;
 
 /// Returns the reason why a column cannot be a feature, a clause that follows the name of the feature, and a hint.

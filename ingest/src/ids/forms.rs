@@ -8,8 +8,9 @@ use datafusion::prelude::SessionContext;
 use onefold_datasets::{CountBudget, IdEncoding, OriginalKind, SparseFeature, TextIds};
 
 use super::{IdForm, IdType, timeline_function};
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::remote::cluster_of;
-use crate::{Config, Error, Result};
 
 /// The forms of the ids of all features, and the texts that are collected while ids are read.
 #[derive(Debug, Clone, Default)]

@@ -18,8 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::values::item_type;
 use super::{IdForm, IdType, list_ids, scalar_ids};
-use crate::Error;
-use crate::error::external;
+use crate::error::{Error, external};
 use crate::sql::function_methods;
 
 /// Registers the functions with `context`.

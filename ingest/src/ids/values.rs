@@ -12,8 +12,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Int64Type, UInt64Type};
 use onefold_datasets::{CountBudget, TextIds, hash_id};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::error::arrow_bug;
-use crate::{Error, Result};
+use crate::error::{Error, Result, arrow_bug};
 
 /// The conversion of the ids of a feature.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

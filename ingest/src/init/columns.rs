@@ -8,8 +8,7 @@ use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 
-use crate::Result;
-use crate::error::arrow_bug;
+use crate::error::{Result, arrow_bug};
 use crate::ids::item_type;
 
 /// The number of items of a list that are examined.

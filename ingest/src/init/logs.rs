@@ -13,10 +13,12 @@ use onefold_base::fault::{Explain, Fault, Kind};
 
 use super::columns::{Column, LABELS, is_position, is_row_label, says, tokens};
 use crate::config::{DeltaVersion, Format, MissingColumns, Quote, SourceConfig};
+use crate::engine;
+use crate::engine::EngineOptions;
+use crate::error::{Error, Result};
 use crate::problems::Problems;
 use crate::sources::{self, Source};
 use crate::sql::quote;
-use crate::{EngineOptions, Error, Result, engine};
 
 /// The number of rows of a log whose values are examined.
 pub(super) const ROWS: usize = 1000;

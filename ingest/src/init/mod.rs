@@ -25,8 +25,9 @@ use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_storage::commit::{check_output, write_atomically};
 use serde::Serialize;
 
-use crate::error::bug;
-use crate::{Config, EngineOptions, Result};
+use crate::config::Config;
+use crate::engine::EngineOptions;
+use crate::error::{Result, bug};
 
 /// The result of [`init`].
 #[derive(Debug, Clone, Serialize)]

@@ -7,8 +7,7 @@ use proptest::prelude::*;
 use super::columns::{Column, Type};
 use super::logs::Log;
 use super::{file, roles};
-use crate::Config;
-use crate::config::{FeatureKind, Format, SourceConfig};
+use crate::config::{Config, FeatureKind, Format, SourceConfig};
 
 fn column(name: &str, kind: Type, values: &[&str]) -> Column {
     Column {

@@ -43,13 +43,14 @@ use crate::cluster::{
     ClusterOptions, Clustering, Lacks, LateSamples, ListColumn, MergedQueries, PARTITION, Partitions,
     SentLists, WrittenLists, fold_old_samples, same_hash,
 };
+use crate::config::Config;
 use crate::decide::{OutputPlan, list_columns};
+use crate::error::{Error, Result};
 use crate::planned::PlannedTable;
 use crate::reading::Reading;
 use crate::remote::{Cluster, WorkFile, WorkRowsSpec, WrittenRows, cluster_of};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
 use crate::spool::{Spool, counts};
-use crate::{Config, Error, Result};
 
 /// The result of a merge.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]

@@ -15,8 +15,9 @@ use crate::cluster::{
     OLD_SESSION, PARTITION, SEQUENCE, WrittenLists, float_column, kept_column, list_column, list_names,
     partition_column,
 };
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::sessionize::{self, KEY, TIME};
-use crate::{Config, Error, Result};
 
 /// The dataset into which late samples are merged.
 #[derive(Debug)]

@@ -33,9 +33,8 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use crate::cluster::WrittenLists;
-use crate::error::{arrow_bug, bug, external};
+use crate::error::{Error, Result, arrow_bug, bug, external};
 use crate::operator::{operator_methods, plan_properties, shown_as};
-use crate::{Error, Result};
 
 /// The number of batches that are read ahead.
 const WAITING: usize = 2;

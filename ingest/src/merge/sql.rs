@@ -8,9 +8,9 @@
 
 use onefold_datasets::Sessions;
 
-use crate::Config;
 use crate::cluster::Origin::{Known, Late, Old};
 use crate::cluster::{DIGEST, OLD_SESSION, ORIGIN, PARTITION, RECORD, SEQUENCE, partition_column};
+use crate::config::Config;
 use crate::session_ids::SESSION_ID;
 use crate::sessionize::{
     self, KEY, SESSION, START, SampleOrder, TIME, TOTALS, bucket, identity, quoted, same_session,

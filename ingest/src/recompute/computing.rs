@@ -13,11 +13,11 @@ use onefold_datasets::{SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 
 use super::plan::Plan;
 use super::sql::{COMPUTED, HIGH, LOW_BITS, computed_column};
-use crate::error::{arrow_bug, bug};
+use crate::config::Config;
+use crate::error::{Result, arrow_bug, bug};
 use crate::remote::ROW_GROUP_BYTES;
 use crate::sessionize::{EVENT_TIME, KEY, TIME};
 use crate::spool::SpooledRows;
-use crate::{Config, Result};
 
 /// Writes the computed columns of the samples of a clustering.
 pub(super) struct Computing {

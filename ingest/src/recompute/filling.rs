@@ -14,8 +14,8 @@ use super::changes::LabelChanges;
 use super::computing::column_type;
 use super::sql::computed_column;
 use crate::cluster::SEQUENCE;
-use crate::error::{arrow_bug, bug};
-use crate::{Config, Error, Result};
+use crate::config::Config;
+use crate::error::{Error, Result, arrow_bug, bug};
 
 /// Divides sorted rows into row groups.
 pub(super) struct Filling {

@@ -38,13 +38,16 @@ use self::filling::Filling;
 use self::plan::{Plan, only, with_features};
 use self::sql::Sql;
 use crate::cluster::DecodedSamples;
+use crate::config::Config;
+use crate::engine;
+use crate::engine::EngineOptions;
+use crate::error::{Error, Result};
 use crate::merge::OldDataset;
 use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::planned::PlannedTable;
 use crate::reading::Reading;
 use crate::spool::{Spool, counts};
 use crate::times::shown;
-use crate::{Config, EngineOptions, Error, Result, engine};
 
 /// Options for computing columns.
 #[derive(Debug, Clone)]

@@ -5,9 +5,10 @@ use std::collections::{BTreeSet, HashSet};
 use onefold_datasets::{FeatureGroup, FileSet, PartitionFilter, PartitionKey, Schema, Snapshot};
 
 use super::Task;
+use crate::config::Config;
 use crate::decide::{extended, keeps_features};
+use crate::error::Result;
 use crate::sessionize::EVENT_TIME;
-use crate::{Config, Result};
 
 /// The columns that are computed, and the row groups that get them.
 #[derive(Debug)]

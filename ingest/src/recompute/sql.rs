@@ -3,8 +3,8 @@
 use onefold_datasets::MISSING_DENSE;
 
 use super::Task;
-use crate::Config;
 use crate::cluster::{OLD_SESSION, PARTITION, SEQUENCE, float_column};
+use crate::config::Config;
 use crate::sessionize::{EVENT_TIME, KEY, TIME};
 
 /// The table of the logs' samples: [`KEY`], [`TIME`], [`HIGH`] and the computed columns.

@@ -56,7 +56,7 @@ const ADDED: usize = 4;
 const TRIED: usize = 64;
 
 /// Returns for each partition an integer that the engine's hash assigns to it.
-pub(crate) fn value_of_each(partitions: usize) -> crate::Result<Vec<i64>> {
+pub(crate) fn value_of_each(partitions: usize) -> crate::error::Result<Vec<i64>> {
     let schema = Arc::new(ArrowSchema::new(vec![Field::new(RECEIVER, DataType::Int64, false)]));
     let key: Arc<dyn PhysicalExpr> = Arc::new(Column::new(RECEIVER, 0));
     let tried = Int64Array::from_iter_values(0..(TRIED * partitions) as i64);
@@ -370,7 +370,7 @@ impl Receiver {
     fn finish(&self) -> Result<()> {
         let wrong = |message: String| {
             let hint = "run it again; if it fails again, check the disks of the executors' `--work-dir`";
-            Err(external(crate::Error::engine(message, hint)))
+            Err(external(crate::error::Error::engine(message, hint)))
         };
         for (partition, Received { came, stated, .. }) in &self.senders {
             let sent = stated.unwrap_or_default();

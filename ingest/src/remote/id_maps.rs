@@ -17,8 +17,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::work::{WorkFile, WorkRowsSpec};
-use crate::Error;
-use crate::error::external;
+use crate::error::{Error, external};
 
 /// The number of pairs that are encoded at once.
 const BATCH_PAIRS: usize = 64 << 10;

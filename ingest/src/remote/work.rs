@@ -20,8 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
 use super::{Cluster, OnCluster};
-use crate::Error;
-use crate::error::external;
+use crate::error::{Error, external};
 use crate::operator::{operator_methods, plan_properties, shown_as};
 
 /// The largest number of rows of a row group of a spooled table, and the approximate total bytes of the row groups that
@@ -52,7 +51,7 @@ pub(crate) struct WrittenRows {
 
 impl WrittenRows {
     /// Makes an empty list of files in the work folder.
-    pub(crate) fn none_in(folder: &Path) -> crate::Result<Self> {
+    pub(crate) fn none_in(folder: &Path) -> crate::error::Result<Self> {
         Ok(Self { storage: Storage::open(folder)?, files: Vec::new() })
     }
 
@@ -67,7 +66,7 @@ impl WrittenRows {
         &self,
         context: &SessionContext,
         schema: &ArrowSchema,
-    ) -> crate::Result<Arc<dyn ExecutionPlan>> {
+    ) -> crate::error::Result<Arc<dyn ExecutionPlan>> {
         Ok(OnCluster::inner(self.rows(context, schema).await?.create_physical_plan().await?))
     }
 
@@ -76,7 +75,7 @@ impl WrittenRows {
         &self,
         context: &SessionContext,
         schema: &ArrowSchema,
-    ) -> crate::Result<DataFrame> {
+    ) -> crate::error::Result<DataFrame> {
         let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
         Ok(context.read_parquet(self.locations(), options.schema(schema)).await?)
     }
@@ -101,7 +100,7 @@ pub(crate) async fn write_rows(
     context: &SessionContext,
     name: &str,
     plan: Arc<dyn ExecutionPlan>,
-) -> crate::Result<WrittenRows> {
+) -> crate::error::Result<WrittenRows> {
     let folder = cluster.work_folder();
     let mut files = WrittenRows::none_in(folder)?;
     let spec = WorkRowsSpec { folder: folder.to_owned(), name: name.to_owned() };

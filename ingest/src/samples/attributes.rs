@@ -3,8 +3,8 @@
 use super::steps::{StepSql, timestamp};
 use super::tables::RowState::{self, ClockChange, Future, NoKey, Past, Usable};
 use super::tables::{CANDIDATES, attributes_table};
-use crate::Result;
 use crate::config::AttributesConfig;
+use crate::error::Result;
 use crate::sql::{have_keys, list, numbered, our_keys, quote, shown_keys, table};
 
 impl StepSql<'_> {

@@ -12,15 +12,15 @@ use onefold_sql::Query as _;
 
 use super::repeatable::why_varies;
 use crate::config::{
-    AttributesConfig, JoinConfig, LabelConfig, RESERVED, SamplingConfig, TimeConfig, TimelineConfig,
+    AttributesConfig, Config, JoinConfig, LabelConfig, RESERVED, SamplingConfig, TimeConfig, TimelineConfig,
     missing_column,
 };
-use crate::error::engine_message;
+use crate::error::{Error, Result, engine_message};
 use crate::ids::wrong_item_type;
 use crate::problems::Problems;
 use crate::sessionize::{EVENT_TIME, check_columns};
 use crate::sql::{key_hint, key_kind, table};
-use crate::{Config, Error, Result, times};
+use crate::times;
 
 /// The columns that the steps of a configuration can use.
 pub(super) struct StepColumns<'a> {

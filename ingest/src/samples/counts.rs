@@ -3,8 +3,7 @@
 use serde::Serialize;
 
 use crate::config::Policy;
-use crate::error::bug;
-use crate::{Error, Result};
+use crate::error::{Error, Result, bug};
 
 /// The numbers of rows that the declared steps left out or filled up, by reason. Counts of steps that are not
 /// declared are 0.

@@ -3,8 +3,8 @@
 use super::steps::StepSql;
 use super::tables::RowState::Usable;
 use super::tables::{EVENTS, ROWS, USABLE};
-use crate::Result;
 use crate::config::{Credit, JoinConfig, LabelConfig};
+use crate::error::Result;
 use crate::sessionize::EVENT_TIME;
 use crate::sql::{enclosed, equal, first_of_each, numbered, our_keys, quote, shown_keys};
 

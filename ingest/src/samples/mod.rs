@@ -42,13 +42,13 @@ use self::tables::{
     BASE, CANDIDATES, Dropped, EVENTS, LABELS, LogRows, REPEATED, ROWS, RowState, attributes_in_time_table,
     attributes_table,
 };
-use crate::config::{AttributesConfig, MissingAttributes, Policy, Rows, TimeConfig};
-use crate::error::{advice, engine_message};
+use crate::config::{AttributesConfig, Config, MissingAttributes, Policy, Rows, TimeConfig};
+use crate::error::{Error, Result, advice, engine_message};
 use crate::problems::Problems;
 use crate::row_counts::{Reason, RowCounts};
 use crate::spool::{Spool, counts, example};
+use crate::timeline;
 use crate::times::{self, TimeLimits, shown};
-use crate::{Config, Error, Result, timeline};
 
 /// The samples of a configuration, planned but not yet read.
 pub(crate) struct Samples {

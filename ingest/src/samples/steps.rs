@@ -10,16 +10,18 @@ use super::tables::{
     BASE, CANDIDATES, Dropped, LABELS, LogRows, REPEATED, ROWS, attributes_in_time_table, attributes_table,
 };
 use crate::config::{
-    JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
+    Config, JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig,
+    TimelineConfig,
 };
+use crate::error::Result;
 use crate::ids::IdType;
 use crate::ids::functions::timeline_function_name;
 use crate::sessionize::{EVENT_TIME, position_columns};
 use crate::sql::{
     all, enclosed, equal, first_of_each, is_sortable, key_kind, list, numbered, quote, same_keys, table,
 };
+use crate::timeline;
 use crate::times::{self, TimeLimits};
-use crate::{Config, Result, timeline};
 
 /// Builds the SQL of one configuration. Methods that return rows, conditions or expressions return their SQL.
 pub(super) struct StepSql<'a> {

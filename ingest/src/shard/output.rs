@@ -10,7 +10,7 @@ use onefold_storage::commit::{StagedDirectory, write_atomically};
 use onefold_storage::{Created, Error, Storage, Upload};
 
 use super::ShardOptions;
-use crate::Result;
+use crate::error::Result;
 use crate::sources::{SEGMENTS_FILE, segment_name, segment_of};
 
 /// The folder of the segments while they are written. Dropping it before [`commit`](Self::commit) removes what was

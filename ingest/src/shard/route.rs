@@ -7,7 +7,7 @@ use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Schema};
 use onefold_datasets::{IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, suggest};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Divides rows among segments by their key, as a dataset divides its sessions among buckets. The number of the segment
 /// is the bucket of the key's [identity](onefold_datasets::bucket_of_identity), which consists of the texts of the key

@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::output::{Output, SegmentWriter};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The target size of a decoded row group in bytes, if the memory suffices.
 const ROW_GROUP_BYTES: u64 = 512 << 20;

@@ -27,8 +27,7 @@ use super::files::{DELTA_LOG, FoundFile, path_of_url};
 use super::stores::{SourceStore, Stores};
 use super::{FILES_AT_A_TIME, FoundFiles, FoundTable, PATH_HINT};
 use crate::config::{DeltaConfig, DeltaVersion, ObjectStores, SourceConfig};
-use crate::error::MessageAndHint;
-use crate::{Error, Result};
+use crate::error::{Error, MessageAndHint, Result};
 
 /// The folder of a table in a store.
 struct Place<'a> {

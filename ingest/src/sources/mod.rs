@@ -64,10 +64,9 @@ use self::stores::{SourceStore, Stores, VersionedStore};
 use self::table::FileTable;
 use self::text::toml_key;
 use self::text_store::{SkippedRows, TextStore};
-use crate::config::{Compression, Format, ObjectStores, SourceConfig};
-use crate::error::MessageAndHint;
+use crate::config::{Compression, Config, Format, ObjectStores, SourceConfig};
+use crate::error::{Error, MessageAndHint, Result};
 use crate::problems::Problems;
-use crate::{Config, Error, Result};
 
 /// The number of files that are inspected at the same time.
 const FILES_AT_A_TIME: usize = 16;

@@ -37,8 +37,7 @@ use super::head::damaged_hint;
 use super::stores::SourceStore;
 use super::text::{self, Text};
 use super::text_store::TextStore;
-use crate::Error;
-use crate::error::external;
+use crate::error::{Error, external};
 
 /// The minimum size in bytes of a piece of a file that a thread reads at once, and the maximum number of pieces per
 /// thread and in total.

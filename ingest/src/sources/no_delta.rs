@@ -5,7 +5,7 @@ use std::path::Path;
 use super::stores::Stores;
 use super::{FoundFiles, FoundTable};
 use crate::config::{DeltaConfig, ObjectStores, SourceConfig};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Refuses a table.
 ///

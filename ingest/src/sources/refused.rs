@@ -43,7 +43,10 @@ pub(super) fn refused_column(fault: Fault, problems: &Problems) -> Expr {
 /// # Errors
 ///
 /// The engine's errors from planning, and the first such column unless problems are collected.
-pub(crate) async fn planned(query: DataFrame, problems: &Problems) -> crate::Result<Arc<dyn ExecutionPlan>> {
+pub(crate) async fn planned(
+    query: DataFrame,
+    problems: &Problems,
+) -> crate::error::Result<Arc<dyn ExecutionPlan>> {
     let mut faults = Vec::new();
     let (state, query) = query.into_parts();
     let query = state.optimize(&query)?;

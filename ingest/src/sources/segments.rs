@@ -11,8 +11,8 @@ use serde::Deserialize;
 use super::Source;
 use super::inspect::SourceFile;
 use super::stores::VersionedStore;
-use crate::config::Rows;
-use crate::{Config, Error, Result};
+use crate::config::{Config, Rows};
+use crate::error::{Error, Result};
 
 /// The file that marks a directory of segments. Its name begins with an underscore, so it is not read as data.
 pub(crate) const SEGMENTS_FILE: &str = "_segments.json";

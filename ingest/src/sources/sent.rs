@@ -110,7 +110,7 @@ impl SentScan {
             return datafusion::common::internal_err!("a scan was sent that does not read files");
         };
         let wrong = |(message, hint): (String, String)| {
-            external(crate::Error::source(&self.source, Path::new(&self.store.url), message, hint))
+            external(crate::error::Error::source(&self.source, Path::new(&self.store.url), message, hint))
         };
         let store = Stores::of_sent(&self.store).map_err(wrong)?;
         for file in &self.files {

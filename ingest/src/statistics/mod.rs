@@ -9,8 +9,8 @@ use onefold_datasets::IdEncoding;
 use serde::Serialize;
 
 use crate::cluster::{ListCounts, NumberCounts, SampleStatistics, list_names};
+use crate::config::{Config, FeatureKind};
 use crate::times::shown;
-use crate::{Config, FeatureKind};
 
 pub(crate) use self::warnings::warnings;
 

@@ -3,7 +3,7 @@
 use onefold_base::units::format_count;
 
 use super::{BuildStatistics, ColumnStatistics, ValueStatistics};
-use crate::{Config, FeatureKind};
+use crate::config::{Config, FeatureKind};
 
 /// Returns warnings about columns without information, and labels without positives. A merge warns only about columns
 /// without any value, because a few late samples may well have equal values.

@@ -10,7 +10,7 @@ use onefold_sql::Query as _;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Config;
+use crate::config::Config;
 use crate::problems::Problems;
 use crate::samples::{SkipCounts, plan};
 
@@ -244,7 +244,7 @@ fn times_at_the_ends_of_the_range_leak_nothing() {
 }
 
 /// Plans samples over events, one of which has no item.
-fn planned(sections: &str) -> crate::Result<SkipCounts> {
+fn planned(sections: &str) -> crate::error::Result<SkipCounts> {
     let window = Window { length: 9, delay: 0, max_age: None, only_clicks: false, with_key: true };
     let mut config = window.config();
     config.checks = (!sections.is_empty()).then(|| crate::config::ChecksConfig {

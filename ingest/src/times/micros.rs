@@ -28,10 +28,9 @@ use datafusion::common::Result as EngineResult;
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Signature, SimpleScalarUDF, Volatility};
 
-use crate::Error;
 use crate::clock::{ClockChange, Instant, Zone, local_instant, local_midnight, parse_with_format};
 use crate::config::{EpochUnit, TimeConfig};
-use crate::error::external;
+use crate::error::{Error, external};
 
 /// The name of the function.
 pub(super) const NAME: &str = "__onefold_micros";

@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use self::micros::{Reading, Unclear};
 pub(crate) use self::micros::{change_function, function};
-use crate::config::{EpochUnit, TimeConfig};
+use crate::config::{Config, EpochUnit, TimeConfig};
+use crate::error::{Error, Result};
 use crate::sql::quote;
-use crate::{Config, Error, Result};
 
 /// 1990-01-01T00:00 UTC. Earlier times are refused unless the configuration allows them.
 pub(crate) const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;

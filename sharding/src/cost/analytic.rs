@@ -1,8 +1,10 @@
 //! An analytic cost model, bytes moved ÷ bandwidth, by TorchRec's published formulas.
 
-use crate::cost::{LinkBytes, RankLoad};
+use crate::cost::{CostModel, LinkBytes, RankLoad, ShardLoad};
+use crate::error::Result;
+use crate::plan::ShardingType;
 use crate::table::ID_BYTES;
-use crate::{CostModel, Result, ShardLoad, ShardingType, Topology};
+use crate::topology::Topology;
 
 /// The cost model `analytic_v2`: bytes moved ÷ bandwidth, with the formulas of TorchRec's planner
 /// (`torchrec/distributed/planner/shard_estimators.py` and `constants.py`, commit a48cef7, October 2025).
@@ -115,8 +117,12 @@ fn block_penalty(columns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::rank_costs;
-    use crate::{FeatureLookups, Pooling, RankCost, Shard, Table, searches};
+    use crate::Pooling;
+    use crate::cost::{RankCost, rank_costs};
+    use crate::lookups::FeatureLookups;
+    use crate::plan::Shard;
+    use crate::search::searches;
+    use crate::table::Table;
 
     /// TorchRec's default topology: 897, 600 and 12.5 GiB per second.
     fn torchrec(ranks: u32) -> Topology {
@@ -162,7 +168,7 @@ mod tests {
     #[test]
     fn torchrec_gets_the_same_cost_for_its_sequence_test() {
         let table = Table {
-            first: crate::Lookups { pooling: Pooling::Attention, ..crate::Lookups::default() },
+            first: crate::Lookups { pooling: Pooling::Attention, ..crate::lookups::Lookups::default() },
             ..Table::new("table_0", 128, 32)
         };
         assert_close(total_ms(cost(&table, &torchrec(2))), 0.001880471390093715);
@@ -170,7 +176,7 @@ mod tests {
 
     #[test]
     fn deduplication_divides_the_whole_cost() {
-        let table = Table { first: crate::Lookups::of(20.0), ..Table::new("t", 1000, 64) };
+        let table = Table { first: crate::lookups::Lookups::of(20.0), ..Table::new("t", 1000, 64) };
         let deduplicated =
             Table { first: crate::Lookups { dedupe_factor: 4.0, ..table.first.clone() }, ..table.clone() };
         let (plain, folded) = (cost(&table, &torchrec(4)), cost(&deduplicated, &torchrec(4)));
@@ -180,7 +186,7 @@ mod tests {
 
     #[test]
     fn attention_sends_a_vector_per_id_and_sums_one_per_list() {
-        let table = Table { first: crate::Lookups::of(50.0), ..Table::new("t", 1000, 64) };
+        let table = Table { first: crate::lookups::Lookups::of(50.0), ..Table::new("t", 1000, 64) };
         let attention = Table {
             first: crate::Lookups { pooling: Pooling::Attention, ..table.first.clone() },
             ..table.clone()
@@ -196,12 +202,16 @@ mod tests {
             first: crate::Lookups {
                 pooling: Pooling::Attention,
                 pooling_factor: 20.0,
-                ..crate::Lookups::default()
+                ..crate::lookups::Lookups::default()
             },
             ..Table::new("history", 1000, 64)
         };
         let item = Table {
-            first: crate::Lookups { pooling_factor: 1.0, dedupe_factor: 2.0, ..crate::Lookups::default() },
+            first: crate::Lookups {
+                pooling_factor: 1.0,
+                dedupe_factor: 2.0,
+                ..crate::lookups::Lookups::default()
+            },
             ..Table::new("item", 1000, 64)
         };
         let mut shared = Table { name: "items".into(), feature: Some("history".into()), ..history.clone() };
@@ -257,7 +267,7 @@ mod tests {
             inter_node_bandwidth_bytes_per_second: 1e8,
             ..Topology::h100(4, 1 << 30).unwrap()
         };
-        let table = Table { first: crate::Lookups::of(3.0), ..Table::new("t", 1000, 64) };
+        let table = Table { first: crate::lookups::Lookups::of(3.0), ..Table::new("t", 1000, 64) };
         let quarter = Shard { rank: 0, rows: 0..250, columns: 0..64 };
         let rows = placed(&table, ShardingType::RowWise, quarter.clone(), &topology);
         let (lists, ids) = (2048.0, 2048.0 * 3.0 / 4.0);

@@ -5,8 +5,10 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
+use crate::cost::ShardLoad;
+use crate::error::{Error, Result};
+use crate::plan::ShardingType;
 use crate::table::ACTIVATION_BYTES;
-use crate::{Error, Result, ShardLoad, ShardingType};
 
 /// A shard and its work in a step, as `onefold-train-tools profile` measures it and a learned model takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -294,12 +296,19 @@ impl ShardFeatures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DataType, Shard, ShardingType, Table, TableOptimizer, Topology};
+    use crate::plan::{Shard, ShardingType};
+    use crate::table::Table;
+    use crate::topology::Topology;
+    use crate::{DataType, TableOptimizer};
 
     #[test]
     fn features_are_named_and_follow_from_the_shard() {
         let table = Table {
-            first: crate::Lookups { pooling_factor: 6.0, dedupe_factor: 4.0, ..crate::Lookups::default() },
+            first: crate::Lookups {
+                pooling_factor: 6.0,
+                dedupe_factor: 4.0,
+                ..crate::lookups::Lookups::default()
+            },
             ..Table::new("t", 1000, 32)
         };
         let topology = Topology::h100(2, 1 << 30).unwrap();

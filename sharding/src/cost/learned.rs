@@ -5,9 +5,11 @@ use crate::cost::analytic::link_ms;
 use crate::cost::features::{AskedFeatures, ShardFeatures};
 use crate::cost::linear::{LinearModel, exchange_features, waiting_ms};
 use crate::cost::model_file::ModelFile;
-use crate::cost::{LinkBytes, RankLoad, Traffic};
+use crate::cost::{LinkBytes, RankLoad, ShardLoad, Traffic};
+use crate::error::Result;
+use crate::plan::ShardingType;
 use crate::table::ACTIVATION_BYTES;
-use crate::{Result, ShardLoad, ShardingType, Topology};
+use crate::topology::Topology;
 
 impl ModelFile {
     /// Returns the name of the model in plans.
@@ -197,12 +199,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::access::AccessBins;
     use crate::cost::model_file::MODELS;
     use crate::cost::rank_costs;
-    use crate::{
-        AccessBins, ComputeSample, Costs, DataType, FeatureLookups, LearnedCosts, Pooling, PretrainOptions,
-        Shard, Table, TableOptimizer, pretrain,
-    };
+    use crate::cost::several::LearnedCosts;
+    use crate::costs::{ComputeSample, Costs};
+    use crate::lookups::FeatureLookups;
+    use crate::plan::Shard;
+    use crate::pretrain::PretrainOptions;
+    use crate::table::Table;
+    use crate::{DataType, Pooling, TableOptimizer, pretrain};
 
     fn model(network: bool) -> ModelFile {
         let sample = |i: usize| {
@@ -264,7 +270,7 @@ mod tests {
             lookups: crate::Lookups {
                 pooling: Pooling::Attention,
                 dedupe_factor: 2.0,
-                ..crate::Lookups::of(8.0 - pooling_factor)
+                ..crate::lookups::Lookups::of(8.0 - pooling_factor)
             },
         };
         let check = |drawn: Vec<(u64, u64, f64)>| {
@@ -272,7 +278,7 @@ mod tests {
                 .into_iter()
                 .map(|(rows, dim, pooling_factor)| Table {
                     further_features: vec![further(pooling_factor); usize::from(rows % 2 == 0)],
-                    first: crate::Lookups::of(pooling_factor),
+                    first: crate::lookups::Lookups::of(pooling_factor),
                     ..Table::new("t", rows, 4 * dim)
                 })
                 .collect();
@@ -314,7 +320,7 @@ mod tests {
             loads.resize(ranks as usize, Vec::new());
             rank_costs(&costs(&file, &topology), &loads, &topology).unwrap()[0]
         };
-        let table = Table { first: crate::Lookups::of(20.0), ..Table::new("t", 100_000, 64) };
+        let table = Table { first: crate::lookups::Lookups::of(20.0), ..Table::new("t", 100_000, 64) };
         let with = |optimizer| Table { optimizer, ..table.clone() };
         let [sgd, adam] = [TableOptimizer::Sgd, TableOptimizer::Adam]
             .map(|optimizer| cost(&with(optimizer), ShardingType::TableWise, 4).compute_ms);
@@ -348,7 +354,7 @@ mod tests {
     fn more_work_than_was_measured_costs_in_proportion() {
         let model = model(true);
         let topology = Topology::h100(2, 1 << 30).unwrap();
-        let table = Table { first: crate::Lookups::of(4.0), ..Table::new("t", 500, 32) };
+        let table = Table { first: crate::lookups::Lookups::of(4.0), ..Table::new("t", 500, 32) };
         let shard = Shard::whole(&table, 0);
         let load = ShardLoad::table_wise(&table, &shard, &topology, 64);
         let cost = |shards: usize| {

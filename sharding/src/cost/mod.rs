@@ -8,9 +8,11 @@ pub(crate) mod model_file;
 pub(crate) mod network;
 pub(crate) mod several;
 
-use crate::lookups::shared_lists;
-use crate::table::ACTIVATION_BYTES;
-use crate::{Lookups, Result, Shard, ShardingType, Table, Topology};
+use crate::error::Result;
+use crate::lookups::{Lookups, shared_lists};
+use crate::plan::{Shard, ShardingType};
+use crate::table::{ACTIVATION_BYTES, Table};
+use crate::topology::Topology;
 
 /// A shard on a rank, with all properties on which its cost depends.
 #[derive(Debug, Clone, Copy)]

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::cost::features::ShardFeatures;
 use crate::cost::linear::{EXCHANGE_FEATURES, LinearModel};
 use crate::cost::network::Network;
+use crate::error::{Error, Result};
 use crate::files::{self, FileKind};
-use crate::{Error, Result};
 
 pub(crate) const KIND: FileKind = FileKind {
     name: files::MODEL,

@@ -3,8 +3,10 @@
 use onefold_base::fault::{option, text};
 
 use crate::cost::learned::traffic;
-use crate::cost::{RankLoad, Traffic};
-use crate::{CostModel, Error, ModelFile, Result, ShardLoad, Topology};
+use crate::cost::model_file::ModelFile;
+use crate::cost::{CostModel, RankLoad, ShardLoad, Traffic};
+use crate::error::{Error, Result};
+use crate::topology::Topology;
 
 /// Learned cost models, one for each kind of hardware of a topology.
 ///
@@ -140,7 +142,10 @@ impl CostModel for LearnedCosts {
 mod tests {
     use super::*;
     use crate::cost::linear::LinearModel;
-    use crate::{Beam, RankGroup, Search, Table};
+    use crate::search::Search;
+    use crate::search::beam::Beam;
+    use crate::table::Table;
+    use crate::topology::RankGroup;
 
     /// Returns the shipped model, and the same model for hardware that takes three times as long.
     fn files() -> [ModelFile; 2] {
@@ -166,7 +171,10 @@ mod tests {
         let topology = topology([Some("slow"), Some(&fast.machine)]);
         let model = LearnedCosts::new(vec![fast.clone(), slow.clone()], &topology, false).unwrap();
         let tables: Vec<Table> = (0..24)
-            .map(|i| Table { first: crate::Lookups::of(5.0), ..Table::new(format!("t{i}"), 200_000, 64) })
+            .map(|i| Table {
+                first: crate::lookups::Lookups::of(5.0),
+                ..Table::new(format!("t{i}"), 200_000, 64)
+            })
             .collect();
         let plan = Beam::Full.plan(&tables, &topology, &model, topology.global_batch_size(4096)).unwrap();
         plan.check(&tables, &topology, plan.global_batch_size).unwrap();

@@ -14,10 +14,10 @@ use crate::cost::linear::{EXCHANGE_WORK, LinearModel, exchange_features, waiting
 use crate::cost::model_file::{Fit, KIND, ModelFile, ModelReport, Repeated};
 use crate::cost::network::Network;
 use crate::costs::{COMPUTE, Costs, Direction, ExchangeRank, ExchangeSample};
+use crate::error::{Error, Result};
 use crate::pretrain::sample::{Sample, boundary, importances};
 use crate::pretrain::training::train_network;
 use crate::statistics::{kendall_deviation, kendall_tau, mean_squared_error, nonnegative_fit};
-use crate::{Error, Result};
 
 /// Options of the training.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +61,7 @@ const LEAST_WORK_MS: f64 = 1e-6;
 /// predicted order of computation could be chance; or if the network does not beat the linear model in two of three
 /// metrics on held-out samples: squared error, Kendall's tau and relative error.
 pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporter) -> Result<ModelFile> {
-    let sample = |measured: &crate::ComputeSample| Sample {
+    let sample = |measured: &crate::costs::ComputeSample| Sample {
         group: measured.set,
         items: measured.shards.iter().map(ShardFeatures::encoded).collect(),
         asked: measured.asked,
@@ -117,10 +117,10 @@ fn exchange_samples((group, measured): (u64, &ExchangeSample)) -> Vec<Sample> {
 /// Compares a second measurement of the same ranks with the first one in `costs`. The result shows the measurement
 /// noise, and no model can be more accurate. Returns `None` if no set of tables is in both.
 pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
-    fn sets(costs: &Costs) -> impl Iterator<Item = &[crate::ComputeSample]> {
+    fn sets(costs: &Costs) -> impl Iterator<Item = &[crate::costs::ComputeSample]> {
         costs.compute.chunk_by(|a, b| a.set == b.set)
     }
-    fn plan(set: &[crate::ComputeSample]) -> impl Iterator<Item = (&[ShardFeatures], AskedFeatures)> {
+    fn plan(set: &[crate::costs::ComputeSample]) -> impl Iterator<Item = (&[ShardFeatures], AskedFeatures)> {
         set.iter().map(|rank| (rank.shards.as_slice(), rank.asked))
     }
     let mut pairs = Vec::new();

@@ -2,6 +2,10 @@
 
 use rayon::prelude::*;
 
+use crate::cost::CostModel;
+use crate::cost::analytic::AnalyticCost;
+use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::search::Search;
 use crate::search::explain::explained;
 use crate::search::greedy::Greedy;
@@ -10,7 +14,8 @@ use crate::search::packing::pack;
 use crate::search::placement::{Placement, Ranks, by_memory, grid_search};
 use crate::search::problem::{Kind, Placed, Problem, Unit, units_of};
 use crate::search::torchrec::TorchrecDefault;
-use crate::{AnalyticCost, CostModel, Error, MAX_RANKS, Plan, Result, Table, Topology};
+use crate::table::Table;
+use crate::topology::{MAX_RANKS, Topology};
 
 /// NeuroShard's K, N and L: the number of states kept, the number of candidates by bytes and by cost, and the number
 /// of consecutive splits.
@@ -347,7 +352,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Pooling, ShardingType, searches};
+    use crate::Pooling;
+    use crate::plan::ShardingType;
+    use crate::search::searches;
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         crate::search::tests::drawn_table(i, &[4, 8, 12, 64, 128, 256])
@@ -373,7 +380,7 @@ mod tests {
             first: crate::Lookups {
                 pooling: Pooling::Attention,
                 pooling_factor: 45.339_589_184_101_655,
-                ..crate::Lookups::default()
+                ..crate::lookups::Lookups::default()
             },
             ..Table::new("table_6", 1, 128)
         };
@@ -481,7 +488,7 @@ mod tests {
         );
         assert!(error.contains("\n  hint: plan for 3 ranks or more, raise"), "{error}");
         // The number of ranks in the hint is sufficient, because each rank then has a smaller part of the batch.
-        let wide = [Table { first: crate::Lookups::of(50.0), ..Table::new("wide", 100_000, 64) }];
+        let wide = [Table { first: crate::lookups::Lookups::of(50.0), ..Table::new("wide", 100_000, 64) }];
         let error =
             Beam::Full.plan(&wide, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 8192).unwrap_err();
         let error = error.to_string();
@@ -510,7 +517,7 @@ mod tests {
     #[test]
     fn many_tables_change_their_form() {
         let table = |name: String, dim: u64, pooling_factor: f64| Table {
-            first: crate::Lookups::of(pooling_factor),
+            first: crate::lookups::Lookups::of(pooling_factor),
             ..Table::new(name, 100_000, dim)
         };
         let narrow = (0..16).map(|i| table(format!("narrow_{i}"), 4, 10.0 + f64::from(i)));
@@ -530,12 +537,12 @@ mod tests {
             inter_node_bandwidth_bytes_per_second: 1e9,
             ..Topology::h100(8, 1 << 30).unwrap()
         };
-        let hot = Table { first: crate::Lookups::of(50.0), ..Table::new("hot", 100, 64) };
+        let hot = Table { first: crate::lookups::Lookups::of(50.0), ..Table::new("hot", 100, 64) };
         let plan =
             Beam::Full.plan(&[hot], &topology, &AnalyticCost, topology.global_batch_size(4096)).unwrap();
         assert_eq!(plan.tables[0].sharding_type, ShardingType::DataParallel);
         // Four columns cannot be split.
-        let large = Table { first: crate::Lookups::of(50.0), ..Table::new("large", 4_000_000, 4) };
+        let large = Table { first: crate::lookups::Lookups::of(50.0), ..Table::new("large", 4_000_000, 4) };
         let plan =
             Beam::Full.plan(&[large], &topology, &AnalyticCost, topology.global_batch_size(4096)).unwrap();
         assert_eq!(plan.tables[0].sharding_type, ShardingType::RowWise);

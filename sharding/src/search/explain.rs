@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use onefold_base::units::format_bytes;
 use rayon::prelude::*;
 
-use crate::Plan;
+use crate::plan::Plan;
 use crate::search::local::cheapest_with;
 use crate::search::placement::Placement;
 use crate::search::problem::{Kind, Placed, Problem, units_of};

@@ -3,8 +3,13 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::cost::CostModel;
+use crate::error::Result;
+use crate::plan::{Plan, TablePlan};
+use crate::search::Search;
 use crate::search::problem::Problem;
-use crate::{CostModel, Plan, Result, Search, Table, TablePlan, Topology};
+use crate::table::Table;
+use crate::topology::Topology;
 
 /// A greedy baseline. It takes the tables in descending order of one property, and places each whole table on the
 /// rank with the smallest sum of the property, among the ranks with enough memory. Ties go to the first table and
@@ -114,7 +119,11 @@ mod tests {
     use std::cmp::Reverse;
 
     use super::*;
-    use crate::{AnalyticCost, BufferBytes, Error, Shard, ShardLoad};
+    use crate::buffers::BufferBytes;
+    use crate::cost::ShardLoad;
+    use crate::cost::analytic::AnalyticCost;
+    use crate::error::Error;
+    use crate::plan::Shard;
 
     fn ranks(plan: &Plan) -> Vec<u32> {
         plan.tables.iter().map(|table| table.shards[0].rank).collect()
@@ -190,7 +199,11 @@ mod tests {
             ..Topology::h100(2, 16_384).unwrap()
         };
         let history = Table {
-            first: crate::Lookups { pooling_factor: 4.0, dedupe_factor: 2.0, ..crate::Lookups::default() },
+            first: crate::Lookups {
+                pooling_factor: 4.0,
+                dedupe_factor: 2.0,
+                ..crate::lookups::Lookups::default()
+            },
             ..Table::new("history", 10, 32)
         };
         let tables = [Table::new("user", 4, 128), history];
@@ -204,7 +217,7 @@ mod tests {
         let dims = prop::sample::select(vec![4u64, 8, 16, 64, 128]);
         (1u64..2000, dims, 0.0..50.0f64, 1.0..20.0f64).prop_map(
             move |(rows, dim, pooling_factor, dedupe_factor)| Table {
-                first: crate::Lookups { pooling_factor, dedupe_factor, ..crate::Lookups::default() },
+                first: crate::Lookups { pooling_factor, dedupe_factor, ..crate::lookups::Lookups::default() },
                 ..Table::new(format!("table_{i}"), rows, dim)
             },
         )

@@ -12,7 +12,14 @@ pub(crate) mod replan;
 mod tests;
 pub(crate) mod torchrec;
 
-use crate::{Beam, CostModel, Greedy, Plan, Result, Table, Topology, TorchrecDefault};
+use crate::cost::CostModel;
+use crate::error::Result;
+use crate::plan::Plan;
+use crate::search::beam::Beam;
+use crate::search::greedy::Greedy;
+use crate::search::torchrec::TorchrecDefault;
+use crate::table::Table;
+use crate::topology::Topology;
 
 /// A search decides on which ranks tables are placed. It does no I/O, and the same input gives the same plan.
 pub trait Search: Send + Sync {

@@ -140,7 +140,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Beam, RankGroup, Search, Table, Topology};
+    use crate::cost::analytic::AnalyticCost;
+    use crate::search::Search;
+    use crate::search::beam::Beam;
+    use crate::table::Table;
+    use crate::topology::{RankGroup, Topology};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         crate::search::tests::drawn_table(i, &[4, 8, 12, 64])

@@ -3,8 +3,9 @@
 use std::cmp::Reverse;
 
 use crate::cost::{RankLoad, Traffic};
+use crate::error::Result;
+use crate::plan::Plan;
 use crate::search::problem::{Capacity, Kind, Placed, Problem, Unit, units_of};
-use crate::{Plan, Result};
 
 /// The state of every rank, updated as units are added and removed.
 #[derive(Clone)]
@@ -301,7 +302,10 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LearnedCosts, ModelFile, Table, Topology};
+    use crate::cost::model_file::ModelFile;
+    use crate::cost::several::LearnedCosts;
+    use crate::table::Table;
+    use crate::topology::Topology;
 
     #[test]
     fn restoring_a_placement_undoes_a_tried_change() {

@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::cost::Traffic;
-use crate::plan::row_shards;
-use crate::table::{has_rows_for, row_blocks, validate_tables};
-use crate::{
-    BufferBytes, CostModel, Error, Result, Shard, ShardLoad, ShardingType, Table, TablePlan, Topology,
-};
+use crate::buffers::BufferBytes;
+use crate::cost::{CostModel, ShardLoad, Traffic};
+use crate::error::{Error, Result};
+use crate::plan::{Shard, ShardingType, TablePlan, row_shards};
+use crate::table::{Table, has_rows_for, row_blocks, validate_tables};
+use crate::topology::Topology;
 
 /// Column shards have a multiple of this number of columns: 16 bytes, as NeuroShard and FBGEMM require.
 pub(crate) const COLUMN_STEP: u64 = 4;

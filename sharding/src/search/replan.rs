@@ -6,13 +6,17 @@ use std::collections::HashMap;
 
 use onefold_base::units::{format_bytes, format_least_bytes};
 
+use crate::cost::CostModel;
 use crate::diff::moved;
-use crate::plan::row_shards;
+use crate::error::{Error, Result};
+use crate::plan::{Plan, ShardingType, TablePlan, row_shards};
+use crate::search::beam::Beam;
 use crate::search::explain::explained;
 use crate::search::local::{Order, cheapest_with, improve_forms};
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Kind, Placed, Problem, Unit, units_of};
-use crate::{Beam, CostModel, Error, Plan, Result, ShardingType, Table, TablePlan, Topology};
+use crate::table::Table;
+use crate::topology::Topology;
 
 /// A plan from scratch must be cheaper by this factor than one that starts at the old plan, because it moves more.
 const WORTH_MOVING: f64 = 0.995;
@@ -175,7 +179,7 @@ impl Replan<'_> {
         let known = |unit: Unit, place| problem.get(&unit).is_some().then_some((unit, place));
         match old.sharding_type {
             ShardingType::TableWise | ShardingType::ColumnWise => {
-                let of = |shard: &crate::Shard| {
+                let of = |shard: &crate::plan::Shard| {
                     let (start, columns) = (shard.columns.start, shard.column_count());
                     known(Unit { start, columns, ..problem.whole(number) }, shard.rank)
                 };
@@ -191,7 +195,7 @@ impl Replan<'_> {
                     let unit = form(kind);
                     (0..problem.places(&unit)).map(move |place| (unit, place))
                 });
-                let ranks = |shards: &[crate::Shard]| {
+                let ranks = |shards: &[crate::plan::Shard]| {
                     let mut ranks: Vec<u32> = shards.iter().map(|shard| shard.rank).collect();
                     ranks.sort_unstable();
                     ranks
@@ -299,18 +303,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Greedy, LearnedCosts, ModelFile, Search};
+    use crate::cost::analytic::AnalyticCost;
+    use crate::cost::model_file::ModelFile;
+    use crate::cost::several::LearnedCosts;
+    use crate::search::Search;
+    use crate::search::greedy::Greedy;
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         let dims = prop::sample::select(vec![4u64, 8, 16, 64]);
         (1u64..2000, dims, 0.1..50.0f64).prop_map(move |(rows, dim, pooling_factor)| Table {
-            first: crate::Lookups::of(pooling_factor),
+            first: crate::lookups::Lookups::of(pooling_factor),
             ..Table::new(format!("table_{i}"), rows, dim)
         })
     }
 
     /// Returns the sharding type and the shards of every table.
-    fn shards(plan: &Plan) -> Vec<(ShardingType, Vec<crate::Shard>)> {
+    fn shards(plan: &Plan) -> Vec<(ShardingType, Vec<crate::plan::Shard>)> {
         plan.tables.iter().map(|table| (table.sharding_type, table.shards.clone())).collect()
     }
 
@@ -350,7 +358,10 @@ mod tests {
 
     fn tables() -> Vec<Table> {
         (0..8)
-            .map(|i| Table { first: crate::Lookups::of(10.0), ..Table::new(format!("t{i}"), 10_000, 64) })
+            .map(|i| Table {
+                first: crate::lookups::Lookups::of(10.0),
+                ..Table::new(format!("t{i}"), 10_000, 64)
+            })
             .collect()
     }
 
@@ -381,7 +392,7 @@ mod tests {
     fn ranks_that_wait_for_others_are_given_tables() {
         let tables: Vec<Table> = (0..40)
             .map(|i| Table {
-                first: crate::Lookups::of(f64::from(1 + i % 7)),
+                first: crate::lookups::Lookups::of(f64::from(1 + i % 7)),
                 ..Table::new(format!("t{i}"), 10_000, 16)
             })
             .collect();
@@ -402,7 +413,7 @@ mod tests {
     /// Column shards that are not in the order of their ranks move one by one.
     #[test]
     fn a_column_shard_that_moves_takes_no_other_with_it() {
-        let table = Table { first: crate::Lookups::of(10.0), ..Table::new("t", 10_000, 64) };
+        let table = Table { first: crate::lookups::Lookups::of(10.0), ..Table::new("t", 10_000, 64) };
         let topology = Topology::h100(5, 1 << 30).unwrap();
         let batch = topology.global_batch_size(512);
         let of = |ranks: [u32; 4]| {
@@ -432,7 +443,8 @@ mod tests {
         let topology = Topology::h100(16, 1 << 30).unwrap();
         let model = LearnedCosts::new(vec![ModelFile::shipped("cpu").unwrap()], &topology, true).unwrap();
         let batch = topology.global_batch_size(4096);
-        let table = |i| Table { first: crate::Lookups::of(5.0), ..Table::new(format!("t{i}"), 50_000, 16) };
+        let table =
+            |i| Table { first: crate::lookups::Lookups::of(5.0), ..Table::new(format!("t{i}"), 50_000, 16) };
         let mut tables: Vec<Table> = (0..32).map(table).collect();
         let before = Beam::Full.plan(&tables, &topology, &model, batch).unwrap();
         tables.extend((32..64).map(table));
@@ -448,7 +460,10 @@ mod tests {
     #[test]
     fn tables_that_do_not_fit_beside_the_others_are_planned_anew() {
         let tables = |rows| {
-            [Table { first: crate::Lookups::of(1.0), ..Table::new("t", rows, 64) }, Table::new("u", 9, 4)]
+            [
+                Table { first: crate::lookups::Lookups::of(1.0), ..Table::new("t", rows, 64) },
+                Table::new("u", 9, 4),
+            ]
         };
         let [before, after] = [10_000, 30_000].map(tables);
         let topology = Topology::h100(2, 6_000_000).unwrap();

@@ -2,17 +2,27 @@
 
 use proptest::prelude::*;
 
-use crate::{
-    AnalyticCost, Beam, Error, Plan, Pooling, RankGroup, Search, ShardingType, Table, Topology, replan,
-    searches,
-};
+use crate::Pooling;
+use crate::cost::analytic::AnalyticCost;
+use crate::error::Error;
+use crate::plan::{Plan, ShardingType};
+use crate::search::beam::Beam;
+use crate::search::replan::replan;
+use crate::search::{Search, searches};
+use crate::table::Table;
+use crate::topology::{RankGroup, Topology};
 
 /// Returns a strategy for a random table, number `i` of a property test, with one of these dimensions.
 pub(super) fn drawn_table(i: usize, dims: &'static [u64]) -> impl Strategy<Value = Table> {
     let pooling = prop::sample::select(&[Pooling::Sum, Pooling::Attention][..]);
     (1u64..4000, prop::sample::select(dims), 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
         move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
-            first: crate::Lookups { pooling_factor, dedupe_factor, pooling, ..crate::Lookups::default() },
+            first: crate::Lookups {
+                pooling_factor,
+                dedupe_factor,
+                pooling,
+                ..crate::lookups::Lookups::default()
+            },
             ..Table::new(format!("table_{i}"), rows, dim)
         },
     )
@@ -114,7 +124,7 @@ fn a_smaller_last_block_has_its_own_price() {
             pooling_factor: 20.0,
             dedupe_factor: 2.0,
             pooling: crate::Pooling::Attention,
-            ..crate::Lookups::default()
+            ..crate::lookups::Lookups::default()
         },
         ..Table::new("table_0", 1237, 4)
     };
@@ -164,7 +174,10 @@ fn fast_and_slow(memory: [u64; 2]) -> Topology {
 #[test]
 fn fast_ranks_get_more_tables() {
     let tables: Vec<Table> = (0..20)
-        .map(|i| Table { first: crate::Lookups::of(10.0), ..Table::new(format!("t{i}"), 100_000, 64) })
+        .map(|i| Table {
+            first: crate::lookups::Lookups::of(10.0),
+            ..Table::new(format!("t{i}"), 100_000, 64)
+        })
         .collect();
     let topology = fast_and_slow([1 << 30, 1 << 30]);
     for search in [Beam::Neuroshard, Beam::Full] {
@@ -199,7 +212,7 @@ fn errors_name_the_rank_with_most_room_and_rows_fit_the_smallest() {
         .to_string();
     assert!(error.contains("rank 1 has the most left with 20.0 MiB of 20.0 MiB"), "{error}");
     let topology = fast_and_slow([1 << 10, 20 << 20]);
-    let small = [Table { first: crate::Lookups::of(20.0), ..Table::new("small", 1_000, 64) }];
+    let small = [Table { first: crate::lookups::Lookups::of(20.0), ..Table::new("small", 1_000, 64) }];
     for search in searches(1) {
         let error = search.plan(&small, &topology, &AnalyticCost, topology.global_batch_size(4096));
         let error = error.unwrap_err().to_string();
@@ -207,7 +220,7 @@ fn errors_name_the_rank_with_most_room_and_rows_fit_the_smallest() {
     }
     let topology = fast_and_slow([1 << 20, 20 << 20]);
     // Equal halves would exceed the memory of the first rank; the second rank has room for the whole table.
-    let tables = [Table { first: crate::Lookups::of(20.0), ..Table::new("large", 60_000, 64) }];
+    let tables = [Table { first: crate::lookups::Lookups::of(20.0), ..Table::new("large", 60_000, 64) }];
     let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(8)).unwrap();
     assert_eq!((plan.tables[0].sharding_type, plan.tables[0].shards[0].rank), (ShardingType::TableWise, 1));
     let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();

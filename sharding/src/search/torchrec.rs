@@ -1,11 +1,14 @@
 //! TorchRec's default planner as a baseline: its published formulas, proposers and greedy partitioner.
 
+use crate::cost::analytic::AnalyticCost;
+use crate::cost::{CostModel, LinkBytes, RankLoad, ShardLoad, Traffic};
+use crate::error::{Error, Result};
+use crate::plan::{Plan, ShardingType};
+use crate::search::Search;
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Kind, Placed, Problem, Unit};
-use crate::{
-    AnalyticCost, CostModel, Error, LinkBytes, Plan, RankLoad, Result, Search, ShardLoad, ShardingType,
-    Table, Topology, Traffic,
-};
+use crate::table::Table;
+use crate::topology::Topology;
 
 /// The default behaviour of TorchRec's `EmbeddingShardingPlanner`, for GPU memory only (as of commit a48cef7, October
 /// 2025):

@@ -1,7 +1,8 @@
 //! Compaction: rows stored contiguously.
 
 use crate::batch::builder::check_values;
-use crate::{Feature, Group, Result};
+use crate::batch::{Feature, Group};
+use crate::error::Result;
 
 impl Feature {
     /// Returns the feature with its rows stored contiguously, without overlaps or gaps. Copies nothing if they

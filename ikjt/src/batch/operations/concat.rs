@@ -11,7 +11,8 @@ use arrow::datatypes::ArrowNativeType;
 
 use super::used::{Renumbering, UsedRows, UsedValues, listed};
 use crate::batch::builder::{FeatureBuilder, check_values, rebased};
-use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result};
+use crate::batch::{Batch, BatchParts, Feature, Group, KeptValues};
+use crate::error::Result;
 
 impl Batch {
     /// Returns the given range of samples. Dense features, labels and, where rows are contiguous, ids share this

@@ -4,7 +4,7 @@ use arrow::array::UInt32Array;
 use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::ArrowNativeType;
 
-use crate::{Batch, BatchParts, Group, KeptValues};
+use crate::batch::{Batch, BatchParts, Group, KeptValues};
 
 impl Batch {
     /// Returns the given samples, in the given order. Each group with an inverse index keeps all its rows, including

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Feature, Group};
+use crate::batch::{Feature, Group};
 
 /// The rows that a range of samples uses, in the order of their first use.
 #[derive(Debug)]

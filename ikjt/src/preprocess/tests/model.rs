@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::sampling::Draws;
-use crate::Batch;
+use crate::batch::Batch;
 use crate::hash::{mix, sigrid_hash};
 
 type List = Vec<i64>;
