@@ -15,70 +15,15 @@ use crate::ids::item_type;
 pub(super) const MOST_ITEMS: usize = 32;
 /// The number of characters of a value that comments show.
 const MOST_SHOWN: usize = 32;
-/// Nouns for things that have ids: `itemid` is the id of an item.
-const NOUNS: [&str; 33] = [
-    "user",
-    "visitor",
-    "item",
-    "product",
-    "article",
-    "news",
-    "session",
-    "request",
-    "transaction",
-    "order",
-    "event",
-    "category",
-    "customer",
-    "device",
-    "track",
-    "song",
-    "artist",
-    "hotel",
-    "city",
-    "query",
-    "search",
-    "impression",
-    "campaign",
-    "page",
-    "video",
-    "movie",
-    "member",
-    "client",
-    "author",
-    "shop",
-    "store",
-    "brand",
-    "country",
-];
+/// Nouns for things that have ids: `itemid` is the id of an item. In this and all other lists of words, blanks separate
+/// the words.
+const NOUNS: &str = "user visitor item product article news session request transaction order event category customer \
+    device track song artist hotel city query search impression campaign page video movie member client \
+    author shop store brand country";
 
 /// Words in the names of labels.
-pub(super) const LABELS: [&str; 24] = [
-    "label",
-    "target",
-    "click",
-    "clicked",
-    "clk",
-    "purchase",
-    "purchased",
-    "buy",
-    "bought",
-    "book",
-    "booked",
-    "booking",
-    "conversion",
-    "converted",
-    "convert",
-    "like",
-    "liked",
-    "ordered",
-    "chosen",
-    "selected",
-    "skipped",
-    "played",
-    "watched",
-    "y",
-];
+pub(super) const LABELS: &str = "label target click clicked clk purchase purchased buy bought book booked booking conversion \
+    converted convert like liked ordered chosen selected skipped played watched y";
 
 /// The types of values, as far as roles depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,8 +174,8 @@ impl Column {
         !self.is_list && !self.is_empty() && bits
     }
 
-    /// Returns whether the name contains one of the words, as [`says`] finds them.
-    pub(super) fn says(&self, words: &[&str]) -> bool {
+    /// Returns whether the name contains one of the `words`, as [`says`] finds them.
+    pub(super) fn says(&self, words: &str) -> bool {
         !self.is_unnamed && says(&self.name, words)
     }
 
@@ -239,7 +184,7 @@ impl Column {
         let is_id = |token: &String| {
             let stem = token.strip_suffix("ids").or_else(|| token.strip_suffix("id"));
             ["id", "ids", "uid", "uuid", "guid"].contains(&token.as_str())
-                || stem.is_some_and(|stem| NOUNS.contains(&stem))
+                || stem.is_some_and(|stem| is_word(stem, NOUNS))
         };
         !self.is_unnamed && tokens(&self.name).iter().any(is_id)
     }
@@ -275,11 +220,16 @@ pub(super) fn is_row_label(name: &str) -> bool {
     name.is_empty() || name.starts_with("__index_level_") || name.starts_with("Unnamed: ")
 }
 
-/// Returns whether a name contains one of the words, alone or in forms such as `itemid` and `items`.
-pub(super) fn says(name: &str, words: &[&str]) -> bool {
+/// Returns whether `word` is one of the `words`, which are separated by blanks.
+pub(super) fn is_word(word: &str, words: &str) -> bool {
+    words.split(' ').any(|known| known == word)
+}
+
+/// Returns whether a name contains one of the `words`, alone or in forms such as `itemid` and `items`.
+pub(super) fn says(name: &str, words: &str) -> bool {
     let is_said = |token: &String| {
         let stems = ["ids", "id", "s"].map(|end| token.strip_suffix(end));
-        words.contains(&token.as_str()) || stems.into_iter().flatten().any(|stem| words.contains(&stem))
+        is_word(token, words) || stems.into_iter().flatten().any(|stem| is_word(stem, words))
     };
     tokens(name).iter().any(is_said)
 }

@@ -398,7 +398,7 @@ fn are_alike(ours: &[String], theirs: &[String]) -> bool {
     };
     let others = [differ(ours, theirs), differ(theirs, ours)].concat();
     let shared = (ours.len() + theirs.len() - others.len()) / 2;
-    others.is_empty() || (shared > 4 * others.len() && !others.iter().any(|name| says(name, &LABELS)))
+    others.is_empty() || (shared > 4 * others.len() && !others.iter().any(|name| says(name, LABELS)))
 }
 
 /// Reads the first rows of a log. `others` are the logs that already have names.

@@ -12,76 +12,16 @@ use crate::config::{Format, MissingColumns, RESERVED};
 use crate::sql::quote;
 
 /// Words in the names of columns with sessions, users and keys of samples.
-const SESSIONS: [&str; 4] = ["session", "visit", "sess", "sessionkey"];
-const USERS: [&str; 14] = [
-    "user", "visitor", "uid", "userid", "customer", "member", "client", "account", "device", "cookie",
-    "person", "player", "reader", "listener",
-];
-const KEYS: [&str; 12] = [
-    "request",
-    "impression",
-    "event",
-    "search",
-    "query",
-    "log",
-    "row",
-    "view",
-    "uuid",
-    "guid",
-    "srch",
-    "record",
-];
+const SESSIONS: &str = "session visit sess sessionkey";
+const USERS: &str =
+    "user visitor uid userid customer member client account device cookie person player reader listener";
+const KEYS: &str = "request impression event search query log row view uuid guid srch record";
 /// Words in the names of integer columns that are quantities, not ids.
-const NUMBERS: [&str; 33] = [
-    "count",
-    "cnt",
-    "num",
-    "number",
-    "price",
-    "amount",
-    "age",
-    "duration",
-    "length",
-    "len",
-    "seconds",
-    "minutes",
-    "ms",
-    "score",
-    "rate",
-    "rank",
-    "position",
-    "pos",
-    "size",
-    "quantity",
-    "qty",
-    "total",
-    "width",
-    "height",
-    "distance",
-    "percent",
-    "percentage",
-    "clicks",
-    "views",
-    "usd",
-    "eur",
-    "cost",
-    "dwell",
-];
+const NUMBERS: &str = "count cnt num number price amount age duration length len seconds minutes ms score rate rank \
+    position pos size quantity qty total width height distance percent percentage clicks views usd eur \
+    cost dwell";
 /// Words in the names of lists with a meaningful order.
-const SEQUENCES: [&str; 12] = [
-    "history",
-    "hist",
-    "seq",
-    "sequence",
-    "past",
-    "recent",
-    "last",
-    "previous",
-    "prev",
-    "behaviors",
-    "timeline",
-    "trail",
-];
+const SEQUENCES: &str = "history hist seq sequence past recent last previous prev behaviors timeline trail";
 
 /// The names of columns that every dataset has.
 const OWN_NAMES: [&str; 3] = [SESSION_COLUMN, TIME_COLUMN, SAMPLE_KEY_COLUMN];
@@ -381,19 +321,16 @@ impl<'a> Roles<'a> {
         };
         // Select columns with an id; `device_type`, for example, is not one.
         let is_identity = |column: &&Column| {
-            let other = [
-                "type", "age", "agent", "name", "country", "city", "category", "location", "count", "time",
-                "score",
-            ];
-            is_key(column) && !column.says(&other) && 2 * column.nulls() <= column.values.len()
+            let other = "type age agent name country city category location count time score";
+            is_key(column) && !column.says(other) && 2 * column.nulls() <= column.values.len()
         };
-        let named = |words: &[&str]| {
+        let named = |words: &str| {
             let mut candidates: Vec<&Column> =
                 self.free.iter().filter(is_identity).filter(|column| column.says(words)).collect();
             candidates.sort_by_key(|column| !(column.is_id() || tokens(&column.name).len() == 1));
             candidates.first().map(|column| (*column).clone())
         };
-        let (session, user) = (named(&SESSIONS), named(&USERS).filter(|user| !user.says(&SESSIONS)));
+        let (session, user) = (named(SESSIONS), named(USERS).filter(|user| !user.says(SESSIONS)));
         let repeats = |column: &&Column| is_key(column) && column.nulls() == 0 && !column.is_unique();
         // Without names, take the first column whose values repeat but are not all equal.
         let unnamed =
@@ -462,7 +399,7 @@ impl<'a> Roles<'a> {
     fn text_lists(&mut self) {
         let delimiter = self.log.source.delimiter;
         for column in &mut self.free {
-            if DecimalComma::of(column, column.says(&NUMBERS) || delimiter == Some(b';')).is_some() {
+            if DecimalComma::of(column, column.says(NUMBERS) || delimiter == Some(b';')).is_some() {
                 continue;
             }
             if let Some(lists) = TextLists::of(column) {
@@ -484,7 +421,7 @@ impl<'a> Roles<'a> {
     /// Chooses the column that identifies a row.
     fn key(&mut self) {
         let is_key = |column: &&Column| {
-            let is_named = column.says(&KEYS) || tokens(&column.name) == ["id"];
+            let is_named = column.says(KEYS) || tokens(&column.name) == ["id"];
             !column.is_list
                 && (column.kind.is_integer() || column.kind == Type::Text)
                 && column.is_unique()
@@ -535,7 +472,7 @@ impl<'a> Roles<'a> {
                 return Err(format!("lists of numbers with fractions, or of times, are no ids: {evidence}"));
             }
             let hash = matches!(column.kind, Type::Text | Type::Unsigned);
-            return Ok(match column.says(&SEQUENCES) {
+            return Ok(match column.says(SEQUENCES) {
                 true => Feature { kind: "sequence", group: Some(format!("{name}_list")), ..sparse(hash) },
                 false => sparse(hash),
             });
@@ -546,7 +483,7 @@ impl<'a> Roles<'a> {
                 self.plan.take(&name);
                 Ok(sparse(false))
             }
-            Type::Integer | Type::Unsigned if column.says(&NUMBERS) && !column.is_id() => {
+            Type::Integer | Type::Unsigned if column.says(NUMBERS) && !column.is_id() => {
                 self.plan.take_as(&name, format!("coalesce({quoted}, 0)"));
                 Ok(dense())
             }
@@ -570,7 +507,7 @@ impl<'a> Roles<'a> {
                 Ok(dense())
             }
             Type::Text => {
-                let is_likely = column.says(&NUMBERS) || self.log.source.delimiter == Some(b';');
+                let is_likely = column.says(NUMBERS) || self.log.source.delimiter == Some(b';');
                 if let Some(numbers) = DecimalComma::of(column, is_likely) {
                     self.plan.take_as(&name, format!("coalesce({}, 0)", numbers.sql(&quoted)));
                     let check =

@@ -4,7 +4,7 @@ use chrono::Utc;
 use chrono::format::StrftimeItems;
 use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
 
-use super::columns::{Column, Type, in_comment, tokens};
+use super::columns::{Column, Type, in_comment, is_word, tokens};
 use crate::clock::{Zone, parse_with_format};
 use crate::config::EpochUnit;
 use crate::times::{FIRST_PLAUSIBLE, shown};
@@ -29,40 +29,14 @@ const FORMATS: [&str; 17] = [
     "%d/%m/%Y",
     "%d.%m.%Y",
 ];
-/// Words in the names of times.
-const TIMES: [&str; 9] = ["timestamp", "time", "ts", "datetime", "when", "at", "utc", "date", "day"];
+/// Words in the names of times, and of days.
+const TIMES: &str = "timestamp time ts datetime when at utc";
+const DAYS: &str = "date day";
 /// Words in the names of times that are not the time of the row.
-const OTHER_TIMES: [&str; 26] = [
-    "birth",
-    "birthday",
-    "end",
-    "expires",
-    "expiry",
-    "updated",
-    "modified",
-    "publish",
-    "published",
-    "release",
-    "released",
-    "checkin",
-    "checkout",
-    "ci",
-    "co",
-    "last",
-    "next",
-    "click",
-    "clicked",
-    "valid",
-    "signup",
-    "registered",
-    "purchased",
-    "bought",
-    "until",
-    "dwell",
-];
+const OTHER_TIMES: &str = "birth birthday end expires expiry updated modified publish published release released checkin \
+    checkout ci co last next click clicked valid signup registered purchased bought until dwell";
 /// Words in the names of times since the beginning of a log. Such a name has no other words.
-const RELATIVE: [&str; 11] =
-    ["timestamp", "time", "ts", "start", "event", "t", "offset", "elapsed", "datetime", "seconds", "date"];
+const RELATIVE: &str = "timestamp time ts start event t offset elapsed datetime seconds date";
 
 /// The way to read a column as a time.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,20 +101,10 @@ fn score(column: &Column, found: &Found) -> i32 {
         Type::Text => 25,
         _ => 20,
     };
-    let says = |words: &[&str]| i32::from(column.says(words));
-    score += 20 * says(&TIMES[..7]) + 10 * says(&TIMES[7..]);
-    score += 5 * says(&[
-        "event",
-        "impression",
-        "request",
-        "search",
-        "log",
-        "shown",
-        "searched",
-        "view",
-        "created",
-    ]);
-    score -= 40 * says(&OTHER_TIMES);
+    let says = |words: &str| i32::from(column.says(words));
+    score += 20 * says(TIMES) + 10 * says(DAYS);
+    score += 5 * says("event impression request search log shown searched view created");
+    score -= 40 * says(OTHER_TIMES);
     if found.doubt.is_some() {
         score -= 30;
     }
@@ -154,7 +118,7 @@ pub(super) fn read(column: &Column) -> Option<Found> {
     if column.is_list || column.is_folder || column.is_empty() {
         return None;
     }
-    let is_named = column.says(&TIMES);
+    let is_named = column.says(TIMES) || column.says(DAYS);
     match column.kind {
         Type::Time => Found::new(&[], all(column, iso)?, "a timestamp"),
         Type::Text => of_texts(column),
@@ -245,7 +209,7 @@ fn by_unit(column: &Column, numbers: &[f64], is_named: bool) -> Option<Found> {
 /// Reads counts since the beginning of the log. Their unit is unknown.
 fn relative(column: &Column, numbers: &[f64]) -> Option<Found> {
     let words = tokens(&column.name);
-    let is_named = !words.is_empty() && words.iter().all(|word| RELATIVE.contains(&word.as_str()));
+    let is_named = !words.is_empty() && words.iter().all(|word| is_word(word, RELATIVE));
     let is_short = numbers.iter().all(|number| (0.0..=1e9).contains(number));
     if column.is_unnamed || !is_named || !is_short || column.nulls() > 0 {
         return None;

@@ -6,10 +6,9 @@ use super::{Choice, Expression, Feature, NUMBERS, Roles, is_of_dataset};
 use crate::sql::quote;
 
 /// Words in the names of event types, and the values that count as a success.
-const EVENTS: [&str; 7] = ["event", "action", "behavior", "behaviour", "type", "kind", "interaction"];
-const SUCCESSES: [&str; 10] =
-    ["click", "cart", "buy", "purchase", "transaction", "order", "like", "convert", "book", "save"];
-const RATINGS: [&str; 4] = ["rating", "stars", "score", "grade"];
+const EVENTS: &str = "event action behavior behaviour type kind interaction";
+const SUCCESSES: &str = "click cart buy purchase transaction order like convert book save";
+const RATINGS: &str = "rating stars score grade";
 
 impl Roles<'_> {
     /// Chooses the labels: columns of 0 and 1, chosen items among shown items, some types of events, or ratings.
@@ -74,7 +73,7 @@ impl Roles<'_> {
 
     /// Makes a sample of each item of a list. Another column with the chosen item or items gives the labels.
     fn chosen(&mut self) -> bool {
-        let labels = self.free.iter().filter(|column| column.says(&LABELS) && !column.is_binary());
+        let labels = self.free.iter().filter(|column| column.says(LABELS) && !column.is_binary());
         let pair =
             labels.filter(|column| column.is_list || column.kind != Type::Boolean).find_map(|chosen| {
                 let mut lists = self.free.iter().filter(|shown| shown.is_list && shown.name != chosen.name);
@@ -119,7 +118,7 @@ impl Roles<'_> {
             let are_numbers = items.clone().all(|item| item.parse::<f64>().is_ok());
             let have_fractions = are_numbers && items.clone().any(|item| item.contains('.'));
             let are_floats =
-                column.kind.is_float() || have_fractions || (are_numbers && column.says(&NUMBERS));
+                column.kind.is_float() || have_fractions || (are_numbers && column.says(NUMBERS));
             let evidence =
                 format!("as long as `{}` in each row: {}", in_comment(&shown.name), column.examples());
             if are_floats {
@@ -135,7 +134,7 @@ impl Roles<'_> {
     }
 
     fn binary(&mut self) -> bool {
-        let is_label = |column: &&Column| column.is_binary() && column.says(&LABELS);
+        let is_label = |column: &&Column| column.is_binary() && column.says(LABELS);
         let labels: Vec<Column> = self.free.iter().filter(is_label).cloned().collect();
         for column in &labels {
             let nulls = column.nulls();
@@ -172,11 +171,11 @@ impl Roles<'_> {
     }
 
     fn events(&mut self) -> bool {
-        let is_success = |value: &&str| SUCCESSES.iter().any(|word| value.to_lowercase().contains(word));
+        let is_success = |value: &&str| SUCCESSES.split(' ').any(|word| value.to_lowercase().contains(word));
         let found = self.free.iter().find_map(|column| {
             if column.is_list
                 || column.kind != Type::Text
-                || !column.says(&EVENTS)
+                || !column.says(EVENTS)
                 || column.distinct().len() > 12
             {
                 return None;
@@ -206,7 +205,7 @@ impl Roles<'_> {
     fn ratings(&mut self) -> bool {
         let is_number = |column: &&Column| column.kind.is_integer() || column.kind.is_float();
         let rating =
-            self.free.iter().filter(is_number).find(|column| !column.is_list && column.says(&RATINGS));
+            self.free.iter().filter(is_number).find(|column| !column.is_list && column.says(RATINGS));
         let Some(column) = rating.cloned() else { return false };
         let most = column
             .numbers()
