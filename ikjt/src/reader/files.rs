@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
 use arrow::datatypes::FieldRef;
-use onefold_datasets::{ColumnChanges, FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
+use onefold_datasets::{
+    ColumnChanges, FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN, unless_removed,
+};
 use onefold_storage::Storage;
 
 use super::budget::Account;
@@ -56,6 +58,8 @@ pub(super) struct Files {
     pub(super) columns: WantedColumns,
     pub(super) verify: bool,
     known: Arc<KnownFiles>,
+    /// The number of the snapshot.
+    snapshot: u64,
 }
 
 impl Files {
@@ -83,6 +87,7 @@ impl Files {
             columns: WantedColumns::new(all, schema, &extra),
             verify,
             known: workers.known_files(&storage, &snapshot.dataset),
+            snapshot: snapshot.snapshot,
             storage,
         }
     }
@@ -90,7 +95,8 @@ impl Files {
     /// Opens the files of a set.
     pub(super) fn open(&self, file: usize) -> Result<Arc<OpenFiles>> {
         let Chosen { set, lacking, .. } = &self.files[file];
-        OpenFiles::open(&self.storage, (set, &lacking[..]), &self.columns, &self.known).map(Arc::new)
+        let files = OpenFiles::open(&self.storage, (set, &lacking[..]), &self.columns, &self.known);
+        unless_removed(&self.storage, self.snapshot, files.map(Arc::new))
     }
 
     /// Returns whether the files of a set can be opened without reading their footers from storage.

@@ -162,6 +162,11 @@ fn truncated_and_empty_files_are_refused() {
     }
     fs_err::remove_file(path).unwrap();
     assert!(first_error(directory.path(), ReaderOptions::new(40)).to_string().contains("it is missing"));
+    // If a purge removed the snapshot in the meantime, the dataset is not damaged.
+    let reader = open(directory.path(), ReaderOptions::new(40)).unwrap();
+    fs_err::remove_file(directory.path().join("snapshots/00000001.json")).unwrap();
+    let error = reader.batches().unwrap().find_map(Result::err).unwrap();
+    assert!(error.to_string().contains("a purge removed snapshot 1 while it was used"), "{error}");
 }
 
 /// A damaged file ends the epoch after all batches that precede it, independent of how far the threads have read
