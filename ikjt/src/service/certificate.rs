@@ -30,7 +30,8 @@ fn not_valid_at([first, last]: [DateTime<Utc>; 2], now: DateTime<Utc>) -> Option
 
 /// Returns the bytes of the first certificate of a PEM file.
 fn der(pem: &[u8]) -> Option<Vec<u8>> {
-    let text = str::from_utf8(pem).ok()?;
+    // Text outside of the certificates may have any encoding.
+    let text = String::from_utf8_lossy(pem);
     let (_, rest) = text.split_once("-----BEGIN CERTIFICATE-----")?;
     let (base64, _) = rest.split_once("-----END CERTIFICATE-----")?;
     BASE64_STANDARD.decode(base64.split_ascii_whitespace().collect::<String>()).ok()
