@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn certificates_have_a_first_and_a_last_second() {
-        let period = period(CERTIFICATE.as_bytes()).unwrap();
+        // The comment before the certificate is not UTF-8.
+        let period = period(&[b"caf\xe9\n".as_slice(), CERTIFICATE.as_bytes()].concat()).unwrap();
         let reason = |time: &str| not_valid_at(period, at(time)).unwrap_or_default();
         assert_eq!(reason("2026-11-30T18:34:04Z"), "is valid only from 2026-11-30 18:34:05 UTC on");
         assert_eq!(reason("2026-11-30T18:34:05Z"), "");
