@@ -66,8 +66,9 @@ def absolute(keyword: str, value: Any) -> str:
     A file that is opened again later is then the same one, even if the working directory has changed.
     """
     given = path(keyword, value)
-    # The compiled module says that nothing expands `~`.
-    is_relative = given and not ("://" in given or given.startswith("~") or os.path.isabs(given))
+    # The compiled module refuses an empty path, a `~`, and `s3:/bucket`, which a `Path` makes of a URL.
+    is_url = given.partition("/")[0].endswith(":")
+    is_relative = given and not (is_url or given.startswith("~") or os.path.isabs(given))
     return os.path.join(os.getcwd(), given) if is_relative else given
 
 

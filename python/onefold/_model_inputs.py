@@ -137,7 +137,7 @@ def _columns(columns: Mapping[str, Any]) -> Tensor:
     parts = {name: _tensor(f"dense feature `{name}`", values).float() for name, values in columns.items()}
     size = next((part.numel() for part in parts.values() if part.numel() != 1), 1)
     for name, part in parts.items():
-        if part.numel() not in (1, size) or max(part.shape, default=1) != part.numel():
+        if part.numel() not in (1, size) or sum(length != 1 for length in part.shape) > 1:
             raise OptionsError(
                 f"dense feature `{name}` has the shape {list(part.shape)} for {size} samples\n"
                 "  hint: give one number for each, or one for all"

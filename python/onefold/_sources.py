@@ -60,7 +60,7 @@ def _stream_errors(name: str) -> Iterator[None]:
         kind = StorageError if isinstance(error, OSError) else DataError
         raise kind(
             f"the Arrow stream of the source `{name}` cannot be read: {error}\n"
-            "  hint: give a stream whose columns Parquet can store, and one that was not read before"
+            "  hint: give a stream that was not read before, and that can be read to its end"
         ) from error
 
 

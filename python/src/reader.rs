@@ -164,7 +164,9 @@ impl Reader {
     /// Raises an error for a position of another dataset or of other options.
     fn check(&self, py: Python<'_>, position: &str) -> PyResult<()> {
         let position = to_position(py, position)?;
-        self.get(py)?.check(&position).map_err(|error| of_library(py, &error))
+        let reader = self.get(py)?;
+        // The number of steps of the position's epoch may have to be counted or requested from a service.
+        py.detach(|| reader.check(&position)).map_err(|error| of_library(py, &error))
     }
 
     /// Returns an iterator over the first batch after a position, and every `every`-th batch after it.

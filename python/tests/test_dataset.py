@@ -15,6 +15,7 @@ import threading
 import time
 import types
 from collections import Counter
+from pathlib import Path
 
 import numpy
 import pytest
@@ -152,6 +153,9 @@ def test_a_location_is_a_path_or_a_url(dataset, tmp_path, monkeypatch):
             onefold.Dataset(wrong)
         with pytest.raises(TypeError, match="'dataset' takes a path or a URL, not"):
             onefold.files(wrong)
+    for wrong, message in (("", "the path is empty"), ("~/data", "expand `~`"), (Path("s3://b/data"), "two slashes")):
+        with pytest.raises(onefold.OptionsError, match=message):
+            onefold.Dataset(wrong)
     monkeypatch.chdir(dataset.parent)
     reader = onefold.Dataset(os.fsencode(dataset.name), global_batch_size=B, partitions=None)
     expected = all_samples(reader)

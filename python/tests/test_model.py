@@ -346,6 +346,7 @@ def test_inputs_that_do_not_fit_are_refused(trained, tmp_path):
     import torch
 
     import onefold.torch
+    from onefold._model_inputs import _columns
 
     own = trained("sum")
     model = onefold.torch.load(own.exported)
@@ -378,6 +379,7 @@ def test_inputs_that_do_not_fit_are_refused(trained, tmp_path):
     columns = {"age": [1.0, 2.0], "price": 3, "visits": torch.tensor([[4.0], [5.0]])}
     expected = model(lists, torch.tensor([[1.0, 3.0, 4.0], [2.0, 3.0, 5.0]]))
     assert torch.equal(model(lists | columns), expected)
+    assert _columns({"age": torch.zeros(0, 1), "price": 3}).shape == (0, 2)
     for wrong in (None, "x", [1.0, None]):
         with pytest.raises(onefold.OptionsError, match="^dense feature `price`: "):
             model(lists | columns | {"price": wrong})

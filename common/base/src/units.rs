@@ -163,5 +163,6 @@ mod tests {
     fn counts_have_singular_and_plural() {
         let counted = [0, 1, 2, 1000].map(|count| count_of(count, "file"));
         assert_eq!(counted, ["0 files", "1 file", "2 files", "1,000 files"]);
+        assert_eq!([1, 2].map(|count| count_of(count, "batch")), ["1 batch", "2 batches"]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use onefold_base::address::Listening;
 use onefold_base::fault::{Fault, Kind};
-use onefold_base::location::is_url;
+use onefold_base::location::{check_local, is_url};
 use onefold_base::sync::locked;
 use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, VERSION};
 use onefold_terminal::Printer;
@@ -128,10 +129,7 @@ impl ServingArguments {
     fn datasets(&self) -> anyhow::Result<BTreeMap<String, String>> {
         let mut datasets = BTreeMap::new();
         for (name, location) in &self.datasets {
-            let location = &match is_url(location.as_ref()) {
-                true => location.clone(),
-                false => std::path::absolute(location)?.display().to_string(),
-            };
+            let location = absolute(location)?;
             if let Some(other) = datasets.insert(name.clone(), location.clone()) {
                 let message = format!("two datasets have the name `{name}`: `{other}` and `{location}`");
                 bail!(Fault::new(Kind::Options, message).hint("give each dataset a name of its own"));
@@ -139,6 +137,18 @@ impl ServingArguments {
         }
         Ok(datasets)
     }
+}
+
+/// Returns a URL as it is, and a local path in its absolute form.
+fn absolute(location: &str) -> anyhow::Result<String> {
+    let path = Path::new(location);
+    if is_url(path) {
+        return Ok(location.to_owned());
+    }
+    if let Err((message, hint)) = check_local(path) {
+        bail!(Fault::new(Kind::Options, format!("`{location}`: {message}")).hint(hint));
+    }
+    Ok(std::path::absolute(path)?.display().to_string())
 }
 
 pub(crate) struct Master {
@@ -332,15 +342,21 @@ mod tests {
 
     #[test]
     fn locations_do_not_depend_on_the_working_directory_of_workers() {
-        let datasets = ["a=s3://bucket/a", "b=data/b", "c=/data/c"].map(|text| parse_dataset(text).unwrap());
-        let arguments = ServingArguments {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            datasets: datasets.to_vec(),
-            only_named: false,
-            security: SecurityArguments::default(),
+        let locations = |datasets: &[&str]| -> anyhow::Result<Vec<String>> {
+            let arguments = ServingArguments {
+                listen: "127.0.0.1:0".parse().unwrap(),
+                datasets: datasets.iter().map(|text| parse_dataset(text).unwrap()).collect(),
+                only_named: false,
+                security: SecurityArguments::default(),
+            };
+            Ok(arguments.datasets()?.into_values().collect())
         };
         let here = std::env::current_dir().unwrap().join("data/b").display().to_string();
-        let locations: Vec<String> = arguments.datasets().unwrap().into_values().collect();
-        assert_eq!(locations, ["s3://bucket/a", here.as_str(), "/data/c"]);
+        let found = locations(&["a=s3://bucket/a", "b=data/b", "c=/data/c"]).unwrap();
+        assert_eq!(found, ["s3://bucket/a", here.as_str(), "/data/c"]);
+        for (wrong, message) in [("a=~/data", "did not expand `~`"), ("a=s3:/bucket/a", "two slashes")] {
+            let error = locations(&[wrong]).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
     }
 }

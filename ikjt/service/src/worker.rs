@@ -102,8 +102,8 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     };
     if is_local(&host) && !is_local(&arguments.master.host) {
         tracing::warn!(
-            "clients on other machines cannot reach this worker at `{address}`, where only its own machine does\n  \
-             hint: name an address that they reach with `--listen`"
+            "clients on other machines cannot reach this worker, because `{address}` is an address of its own machine \
+             only\n  hint: give an address that they can reach with `--listen`, and with `--host` if it has another name"
         );
     }
     let worker = Arc::new(Worker {

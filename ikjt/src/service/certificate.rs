@@ -30,7 +30,8 @@ fn not_valid_at([first, last]: [DateTime<Utc>; 2], now: DateTime<Utc>) -> Option
 
 /// Returns the bytes of the first certificate of a PEM file.
 fn der(pem: &[u8]) -> Option<Vec<u8>> {
-    let text = str::from_utf8(pem).ok()?;
+    // Text outside of the certificates may have any encoding.
+    let text = String::from_utf8_lossy(pem);
     let (_, rest) = text.split_once("-----BEGIN CERTIFICATE-----")?;
     let (base64, _) = rest.split_once("-----END CERTIFICATE-----")?;
     BASE64_STANDARD.decode(base64.split_ascii_whitespace().collect::<String>()).ok()
@@ -106,7 +107,8 @@ mod tests {
 
     #[test]
     fn certificates_have_a_first_and_a_last_second() {
-        let period = period(CERTIFICATE.as_bytes()).unwrap();
+        // The comment before the certificate is not UTF-8.
+        let period = period(&[b"caf\xe9\n".as_slice(), CERTIFICATE.as_bytes()].concat()).unwrap();
         let reason = |time: &str| not_valid_at(period, at(time)).unwrap_or_default();
         assert_eq!(reason("2026-11-30T18:34:04Z"), "is valid only from 2026-11-30 18:34:05 UTC on");
         assert_eq!(reason("2026-11-30T18:34:05Z"), "");

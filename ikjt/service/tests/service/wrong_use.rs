@@ -154,9 +154,9 @@ fn a_worker_reports_a_full_cache_disk() {
     assert_eq!(warnings + lines.iter().filter(is_warning).count(), 1);
 }
 
-/// Checks that the operator of a worker that has too little memory is told, like the client.
+/// Checks that a worker with too little memory reports this to its operator, as it does to the client.
 #[test]
-fn too_little_memory_is_told_by_the_worker() {
+fn a_worker_reports_too_little_memory() {
     let dir = dataset();
     let fleet = Fleet::new(&dir, 0);
     let line = format!("onefold-serve worker --master {} --threads 1 --memory-limit 64KiB", fleet.address());
