@@ -294,8 +294,8 @@ impl RowReader {
                 && !value.starts_with("00")
         });
         let name = column.name();
-        let cast = |to: &str| format!("`TRY_CAST({} AS {to})`", quote(name));
-        let null = |to: &str| format!("; then {} in the query is null for such texts", cast(to));
+        let cast = |to: &str| format!("TRY_CAST({} AS {to})", quote(name));
+        let null = |to: &str| format!("; then `{}` in the query is null for such texts", cast(to));
         let (wider, then) = match column.data_type() {
             integer if integer.is_integer() && is_fraction => ("DOUBLE", String::new()),
             DataType::List(_) | DataType::LargeList(_) => ("VARCHAR[]", String::new()),

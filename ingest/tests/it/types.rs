@@ -7,10 +7,12 @@ use crate::logs::{Dir, statistics_of};
 
 /// Writes a configuration of samples `n` with sessions by `n`, followed by `rest`.
 fn configure(dir: &Dir, source: &str, rest: &str) {
+    // A feature cannot be kept under its own name.
+    let keep = if rest.contains("\nn = ") { "" } else { "keep = [\"n\"]\n" };
     dir.write(
         "dataset.toml",
         format!(
-            "format_version = 1\nkeep = [\"n\"]\n[sources]\nlog = {source}\n[session]\nkey = [\"n\"]\n{rest}\
+            "format_version = 1\n{keep}[sources]\nlog = {source}\n[session]\nkey = [\"n\"]\n{rest}\
              clicked = {{ kind = \"label\" }}\n"
         ),
     );
