@@ -219,7 +219,7 @@ fn features_that_cannot_be_dropped_or_renamed_are_refused() {
     assert!(unknown.contains("the dataset has no feature `tag`"), "{unknown}");
     assert!(unknown.contains("did you mean `tags`?"), "{unknown}");
     let label = rename_feature(&storage, "clicked", "bought").unwrap_err().to_string();
-    assert!(label.contains("the dataset has no feature `clicked`"), "{label}");
+    assert!(label.contains("the column `clicked` of the dataset is no feature"), "{label}");
     for new in ["city", "session_id", "history.length", "", "tags"] {
         let error = rename_feature(&storage, "tags", new).unwrap_err().to_string();
         assert!(error.contains(&format!("`{new}` is ")), "{error}");
