@@ -449,7 +449,7 @@ mod tests {
         let text = "a\tb\n\"Great\t5\n\"Bad\" film\t\"\n";
         assert_eq!(passes(text, none), text);
         let error = check_bytes(b"a\tb\n\xff\t1\n", none).unwrap_err();
-        assert!(error.message.starts_with("line 2: it has a byte"), "{error}");
+        assert!(error.message.starts_with("line 2: it has bytes"), "{error}");
         let escaped = CsvRules { escape: Some(b'\\'), ..RULES };
         let text = "a,b\n1,\"x \\\"y\\\", \\\\\"\n";
         assert_eq!(passes(text, escaped), text);
