@@ -480,7 +480,7 @@ mod tests {
         // Nothing fits into less than a half.
         let small = Topology::h100(2, 3_000_000).unwrap();
         let error = replan(&before, &after, &small, &AnalyticCost, batch, u64::MAX).unwrap_err().to_string();
-        assert!(error.contains("table `t` has no room beside those that stay"), "{error}");
+        assert!(error.contains("table `t` does not fit beside the tables that do not move"), "{error}");
     }
 
     #[test]
@@ -518,6 +518,6 @@ mod tests {
         let error = replan(&before, &tables, &small, &AnalyticCost, small.global_batch_size(512), 1 << 30)
             .unwrap_err()
             .to_string();
-        assert!(error.contains("has no room beside those that stay"), "{error}");
+        assert!(error.contains("does not fit beside the tables that do not move"), "{error}");
     }
 }
