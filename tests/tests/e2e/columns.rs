@@ -14,7 +14,7 @@ const RELABEL: &str = "onefold-ingest relabel logs/dataset.toml --out dataset --
 const COMPACT: &str = "onefold-ingest compact dataset --threads 2";
 const VACUUM: &str = "onefold-ingest vacuum dataset --keep 1 --older-than 0s";
 
-/// Creates a directory with a log of so many samples, and two configurations: `logs/first.toml` lacks two features of
+/// Creates a directory with a log of `samples` samples, and two configurations: `logs/first.toml` lacks two features of
 /// `logs/dataset.toml`, and has other labels.
 fn with_logs(samples: u32) -> Dir {
     Dir::made_once(&samples.to_string(), |dir| {
