@@ -116,8 +116,8 @@ pub(crate) fn check_exists(storage: &Storage, number: u64) -> Result<()> {
     Err(Error::NoSnapshot(fault.hint("run this again; it then uses the newest snapshot")))
 }
 
-/// Returns the result of work with snapshot `number`. If the work failed and the snapshot [does not
-/// exist](check_exists) any more, the error says so.
+/// Returns the result of work with snapshot `number`. If the work failed and the snapshot does not exist any more, the
+/// error says so.
 ///
 /// # Errors
 ///
