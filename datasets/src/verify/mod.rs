@@ -143,7 +143,7 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
     Ok(verification)
 }
 
-/// Verifies a snapshot whose files nobody removes.
+/// Verifies a snapshot. If a vacuum or a purge removes the snapshot in the meantime, missing files look like damage.
 fn check(
     storage: &Storage,
     snapshot: &Snapshot,
